@@ -1,0 +1,117 @@
+"""A cluster profile: how one site wants its jobs. One TOML, shipped or in the user's config folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.experiment import check_tables, close_matches, merge_tables, read_toml
+from hpc_gpt.paths import clusters_dir, config_dir
+
+_CLOSED = {"extra": "forbid"}
+FALLBACK = "generic-slurm"
+
+
+@dataclass(frozen=True)
+class Container:
+    """`[container]`: the image ranks run in. pyxis adds srun flags, apptainer wraps the command."""
+
+    __pydantic_config__ = _CLOSED
+
+    kind: Literal["pyxis", "apptainer"]
+    image: str
+    mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """One site. `None` means the site has no such thing, or needs none.
+
+    `gpu_flag` says how GPUs are asked for: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all.
+    `node_suffix` is put behind a node's short name to reach it. `environment` is exported in the job by value,
+    so it is no place for a secret: a job inherits those from the shell that submits it.
+    """
+
+    __pydantic_config__ = _CLOSED
+
+    name: str
+    description: str = ""
+    scheduler: Literal["slurm", "local"] = "slurm"
+    device: str | None = None
+    gpus_per_node: int = 4
+    cpus_per_node: int | None = None
+    gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
+    gpu_type: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time: str | None = None
+    mem: str | None = None
+    exclusive: bool = False
+    requeue: bool = True
+    signal_lead_s: int = 120
+    modules: tuple[str, ...] = ()
+    venv: str | None = None
+    python: str | None = None
+    container: Container | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    node_suffix: str = ""
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+
+
+def list_profiles() -> dict[str, Path]:
+    """Every profile's file by name, sorted. A user's own stands before a shipped one of the same name."""
+    files: dict[str, Path] = {}
+    for folder in (clusters_dir(), config_dir() / "clusters"):
+        files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
+    return dict(sorted(files.items()))
+
+
+def load_profile(name: str) -> ClusterProfile:
+    """The profile `name`, or the one in a TOML file of that path.
+
+    Raises ConfigError with close matches where there is none, and with all faults of a file at once.
+    """
+    path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
+    if path is None:
+        known = list(list_profiles())
+        hint = close_matches(name, known)
+        raise ConfigError(
+            f"no cluster profile {name!r}; known: {', '.join(known)}",
+            hint or f"write your own as {config_dir() / 'clusters' / (name + '.toml')}",
+        )
+    tables = _with_parent(path, ())
+    tables["name"] = path.stem
+    profile = check_tables(tables, ClusterProfile, str(path))
+    if profile.gpus_per_node < 1:
+        raise ConfigError(f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node")
+    return profile
+
+
+def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The profile's tables over those it extends: a user's own profile may extend the shipped one of its name."""
+    tables = read_toml(path)
+    parent = tables.pop("extends", None)
+    if parent is None:
+        return tables
+    shipped = clusters_dir() / f"{parent}.toml"
+    found = shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
+    if found is None or found.resolve() in (*seen, path.resolve()):
+        raise ConfigError(f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists")
+    return merge_tables(_with_parent(found, (*seen, path.resolve())), tables)
+
+
+def user_default() -> str | None:
+    """The profile named by `cluster = "…"` in the user's `config.toml`, if any."""
+    path = config_dir() / "config.toml"
+    if not path.is_file():
+        return None
+    chosen = read_toml(path).get("cluster")
+    if chosen is not None and not isinstance(chosen, str):
+        raise ConfigError(f"{path}: cluster must be the name of a profile, not {chosen!r}", "for example cluster = \"local\"")
+    return chosen

@@ -1,0 +1,76 @@
+"""What a user can get wrong, as exceptions.
+
+    UserError (ValueError)          one line plus a hint; exit 2
+     +- LayoutError                 a layout or batch that cannot run
+     +- ConfigError                 a fault in an experiment, profile or flag; may carry several
+     +- DataError                   a token file that is missing, truncated or of another vocabulary
+     +- CheckpointError             a checkpoint of another model, or none that is complete
+     +- RenderError                 a template that cannot be rendered
+     +- RunFolderError              a run folder that cannot be written; exit 1
+     +- NoSuchRun                   no run of that name; exit 5
+     +- JobRefused                  sbatch said no; exit 1
+     +- SlurmUnreachable            no sbatch, or slurmctld does not answer; exit 4
+     +- JobFailed                   a job that was waited for failed; exit 3
+"""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake the user can mend. `str(error)` is one or more lines of what is wrong; `hint` says what to do."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class LayoutError(UserError):
+    """A tensor x pipeline x data layout, or a batch, that cannot run."""
+
+
+class ConfigError(UserError):
+    """Faults of an experiment, a cluster profile or an option; one line each."""
+
+
+class DataError(UserError):
+    """A token file that is missing, empty, truncated or of another vocabulary."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint of another model, or none that is complete."""
+
+
+class RenderError(UserError):
+    """A template that is missing, broken or lacks a variable."""
+
+
+class RunFolderError(UserError):
+    """A run folder that cannot be made, read or written."""
+
+    exit_code = 1
+
+
+class NoSuchRun(UserError):
+    """No run goes by that id, prefix, job id or folder."""
+
+    exit_code = 5
+
+
+class JobRefused(UserError):
+    """The scheduler refused the job; the message holds its own words."""
+
+    exit_code = 1
+
+
+class SlurmUnreachable(UserError):
+    """There is no sbatch here, or the controller does not answer."""
+
+    exit_code = 4
+
+
+class JobFailed(UserError):
+    """A job that was waited for ended in failure."""
+
+    exit_code = 3

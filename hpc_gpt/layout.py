@@ -1,0 +1,140 @@
+"""The layout of a run over its GPUs: tensor x pipeline x data parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hpc_gpt.errors import LayoutError
+
+
+class Coordinate(NamedTuple):
+    """Where one rank stands: its index along each axis."""
+
+    tp: int
+    pp: int
+    dp: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`tp` x `pp` x `dp` ranks. tp varies fastest with the rank, then dp, then pp.
+
+    That is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group is always
+    a run of neighbouring ranks and stays inside a node.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+
+    def __post_init__(self) -> None:
+        for axis in ("tp", "pp", "dp"):
+            size = getattr(self, axis)
+            if size < 1:
+                raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
+
+    def __str__(self) -> str:
+        return f"tp{self.tp}-pp{self.pp}-dp{self.dp}"
+
+    @property
+    def gpus(self) -> int:
+        """Number of ranks, one to a GPU."""
+        return self.tp * self.pp * self.dp
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """The coordinate of `rank`, 0 <= rank < gpus; IndexError outside."""
+        if not 0 <= rank < self.gpus:
+            raise IndexError(f"rank {rank} is outside 0..{self.gpus - 1} of {self}")
+        return Coordinate(tp=rank % self.tp, pp=rank // (self.tp * self.dp), dp=rank // self.tp % self.dp)
+
+    def rank(self, at: Coordinate) -> int:
+        """The rank that stands at a coordinate; IndexError outside the layout."""
+        for axis in ("tp", "pp", "dp"):
+            if not 0 <= getattr(at, axis) < getattr(self, axis):
+                raise IndexError(f"{axis} {getattr(at, axis)} is outside 0..{getattr(self, axis) - 1} of {self}")
+        return (at.pp * self.dp + at.dp) * self.tp + at.tp
+
+    def coordinates(self) -> Iterator[Coordinate]:
+        """The coordinates of all ranks, in rank order."""
+        return (self.coordinate(rank) for rank in range(self.gpus))
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """The groups of ranks that differ only along `axis` ("tp", "pp" or "dp"), each in order of that axis."""
+        groups: dict[Coordinate, list[int]] = {}
+        for rank, at in enumerate(self.coordinates()):
+            groups.setdefault(at._replace(**{axis: 0}), []).append(rank)
+        return list(groups.values())
+
+
+def check_gpus(layout: Layout, gpus: int) -> None:
+    """Refuses a layout whose product is not the number of GPUs, with the product in the message."""
+    if layout.gpus != gpus:
+        product = f"{layout.tp} x {layout.pp} x {layout.dp} = {layout.gpus}"
+        raise LayoutError(
+            f"layout {layout} needs {layout.gpus} GPUs ({product}), but there are {gpus}", _nearest(layout, gpus)
+        )
+
+
+def _nearest(layout: Layout, gpus: int) -> str:
+    """A hint: the GPU count that suits the layout, and the dp that suits the GPUs where one does."""
+    hint = f"use --gpus {layout.gpus}"
+    rest = layout.tp * layout.pp
+    if gpus % rest == 0:
+        hint += f", or tp{layout.tp}-pp{layout.pp}-dp{gpus // rest}"
+    return hint
+
+
+def nodes_for(gpus: int, gpus_per_node: int) -> int:
+    """Number of nodes that hold `gpus` ranks: fewer than one node's worth go to one node.
+
+    Raises LayoutError where more than a node is asked for and the last node would be part empty.
+    """
+    if gpus <= gpus_per_node:
+        return 1
+    if gpus % gpus_per_node:
+        whole = gpus // gpus_per_node * gpus_per_node
+        raise LayoutError(
+            f"{gpus} GPUs do not fill whole nodes of {gpus_per_node}: {gpus} = "
+            f"{gpus // gpus_per_node} x {gpus_per_node} + {gpus % gpus_per_node}",
+            f"use --gpus {whole} or --gpus {whole + gpus_per_node}",
+        )
+    return gpus // gpus_per_node
+
+
+def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_nodes: bool = False) -> None:
+    """Refuses a layout that the nodes cannot hold, and tensor parallelism across nodes unless it is allowed.
+
+    A tensor-parallel group all-reduces twice in every layer and pass; between nodes that costs more than it brings.
+    """
+    if layout.gpus > nodes * gpus_per_node:
+        enough = -(-layout.gpus // gpus_per_node)
+        raise LayoutError(
+            f"layout {layout} needs {layout.gpus} GPUs, but {nodes} nodes of {gpus_per_node} GPUs "
+            f"give {nodes * gpus_per_node}",
+            f"use --nodes {enough}" + _smaller(layout, nodes * gpus_per_node),
+        )
+    per_node = min(gpus_per_node, -(-layout.gpus // nodes))
+    if per_node % layout.tp and not allow_tp_across_nodes:
+        raise LayoutError(
+            f"tp {layout.tp} does not divide the {per_node} ranks of a node: "
+            "a tensor-parallel group would span nodes",
+            f"use a tp that divides {per_node}, or --allow-tp-across-nodes if the slow links are meant",
+        )
+
+
+def _smaller(layout: Layout, gpus: int) -> str:
+    """A second hint: the same layout with less dp or pp, where one fits exactly."""
+    for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
+        if gpus % others == 0:
+            sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, axis: gpus // others}
+            return f", or {Layout(**sizes)}"
+    return ""
+
+
+def default_tp(gpus: int, gpus_per_node: int, heads: int, pp: int) -> int:
+    """The tp taken when none is given: the largest divisor of GPUs per node and of heads with tp x pp dividing gpus."""
+    return max(
+        tp for tp in range(1, gpus_per_node + 1) if gpus_per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0
+    )

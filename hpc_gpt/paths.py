@@ -1,0 +1,53 @@
+"""Where the files beside the code lie: templates, cluster profiles, experiments; and the user's own folders.
+
+A wheel carries `templates/` and `experiments/` inside the package; in a checkout or an editable install they
+stand beside it at the top of the tree.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _beside_or_inside(name: str) -> Path:
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def templates_dir() -> Path:
+    """The folder of the Jinja templates."""
+    return _beside_or_inside("templates")
+
+
+def clusters_dir() -> Path:
+    """The folder of the cluster profiles that are shipped."""
+    return templates_dir() / "clusters"
+
+
+def experiments_dir() -> Path:
+    """The folder of the experiments that are shipped."""
+    return _beside_or_inside("experiments")
+
+
+def config_dir() -> Path:
+    """The user's own folder: `$HPC_GPT_CONFIG`, else `hpc-gpt` under `$XDG_CONFIG_HOME` or `~/.config`."""
+    own = os.environ.get("HPC_GPT_CONFIG")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpc-gpt"
+
+
+def data_dir() -> Path:
+    """Where token files are kept: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
+    own = os.environ.get("HPC_GPT_DATA")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpc-gpt" / "data"
+
+
+def logs_dir() -> Path:
+    """Where runs land: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
+    return Path(os.environ.get("HPC_GPT_LOGS") or "logs")

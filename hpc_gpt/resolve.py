@@ -1,0 +1,227 @@
+"""From what the user said to what runs: every value settled, every contradiction refused.
+
+`Resolved` is the one object that rendering, submission, training and reporting share; `resolved.json` in a run
+folder is its text. It holds no run id, time, host or path of the machine that made it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, get_type_hints
+
+from hpc_gpt import __version__
+from hpc_gpt.batch import Batch, solve_batch
+from hpc_gpt.cluster import ClusterProfile, Container
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
+from hpc_gpt.model_shape import ModelShape, check_shape, check_split
+from hpc_gpt.presets import preset
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One run's settings, complete. `job` is the experiment's request laid over the profile's."""
+
+    name: str
+    preset: str | None
+    model: ModelShape
+    data: Data
+    engine: Engine
+    layout: Layout
+    batch: Batch
+    gpus: int
+    nodes: int
+    ranks_per_node: int
+    train: Train
+    job: Job
+    cluster: ClusterProfile
+    version: str = __version__
+    schema: int = SCHEMA
+
+    @property
+    def slug(self) -> str:
+        """The experiment's name as a folder name: what is no letter, digit, dot, dash or underscore becomes `_`."""
+        return re.sub(r"[^A-Za-z0-9._-]", "_", self.name).lstrip(".-") or "experiment"
+
+    def to_json(self) -> str:
+        """The text of resolved.json, the same bytes for the same settings."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Resolved:
+        """The object whose `to_json` this is; ConfigError where it is none, or of another schema."""
+        try:
+            tables = json.loads(text)
+            if tables["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
+                    f"use the version that wrote it: {tables['version']}",
+                )
+            resolved = _from_tables(Resolved, tables)
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            if isinstance(fault, ConfigError):
+                raise
+            raise ConfigError(f"resolved.json cannot be read: {fault!r}", "the run folder is damaged; submit again") from None
+        assert isinstance(resolved, Resolved)
+        return resolved
+
+
+def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for entry in fields(kind):
+        value, hint = tables[entry.name], hints[entry.name]
+        if entry.name == "container" and value is not None:
+            hint = Container
+        if is_dataclass(hint) and value is not None:
+            value = _from_tables(hint, value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[entry.name] = value
+    return kind(**values)
+
+
+def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
+    """Settles everything the experiment and the profile leave open, and refuses what cannot run.
+
+    Raises LayoutError or ConfigError, before anything is written or queued.
+    """
+    shape = resolve_shape(experiment.model)
+    layout, nodes = _resolve_layout(experiment.layout, shape, profile)
+    check_split(shape, layout)
+    asked = experiment.layout
+    batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
+    _check_engine(experiment.engine, layout)
+    _check_train(experiment.train)
+    _check_data(experiment.data)
+    return Resolved(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=experiment.data,
+        engine=experiment.engine,
+        layout=layout,
+        batch=batch,
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=experiment.train,
+        job=_job_over_profile(experiment, profile),
+        cluster=profile,
+    )
+
+
+def resolve_shape(model: Model) -> ModelShape:
+    """The preset's sizes with the given ones laid over; ConfigError where neither settles one."""
+    given = {key: size for key, size in asdict(model).items() if size is not None and key != "preset"}
+    if model.preset is not None:
+        shape = replace(preset(model.preset), **given)
+    else:
+        missing = [name for name in ("hidden", "layers", "heads") if name not in given]
+        if missing:
+            raise ConfigError(
+                f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
+            )
+        shape = ModelShape(**given)
+    check_shape(shape)
+    return shape
+
+
+def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterProfile) -> tuple[Layout, int]:
+    """(layout, nodes) by the rules: pp is 1 unless given, tp the largest that fits a node and the heads, dp the rest."""
+    for name in ("gpus", "nodes", "tp", "pp", "dp"):
+        size = getattr(asked, name)
+        if size is not None and size < 1:
+            raise LayoutError(f"layout.{name} is {size}, but must be at least 1", f"give a positive {name}")
+    per_node = profile.gpus_per_node
+    gpus = asked.gpus
+    pp = asked.pp or 1
+    if gpus is None:
+        if asked.nodes is not None:
+            gpus = asked.nodes * per_node
+        elif asked.tp and asked.dp:
+            gpus = asked.tp * pp * asked.dp
+        else:
+            gpus = per_node
+    tp = asked.tp
+    if tp is None:
+        if gpus % pp:
+            raise LayoutError(
+                f"pp {pp} does not divide {gpus} GPUs: {gpus} / {pp} = {gpus / pp:.2f}",
+                f"use --gpus {-(-gpus // pp) * pp}, or a pp that divides {gpus}",
+            )
+        if asked.dp and gpus % (pp * asked.dp) == 0 and gpus // (pp * asked.dp) <= per_node:
+            tp = gpus // (pp * asked.dp)
+        else:
+            tp = default_tp(gpus, per_node, shape.heads, pp)
+    layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
+    check_gpus(layout, gpus)
+    nodes = asked.nodes or nodes_for(gpus, per_node)
+    if gpus % nodes:
+        raise LayoutError(f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}")
+    check_nodes(layout, nodes, per_node, asked.allow_tp_across_nodes)
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"layout {layout} needs {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return layout, nodes
+
+
+def _check_engine(engine: Engine, layout: Layout) -> None:
+    if engine.zero_stage not in (0, 1, 2, 3):
+        raise ConfigError(f"engine.zero_stage is {engine.zero_stage}, but must be 0, 1, 2 or 3", "use 1")
+    if layout.pp > 1 and engine.zero_stage > 1:
+        raise LayoutError(
+            f"pp {layout.pp} with ZeRO-{engine.zero_stage} cannot run: a pipeline keeps its gradients between "
+            "micro-batches, ZeRO-2 and -3 give them away",
+            "use --zero-stage 1, or --pp 1 on an engine that shards gradients",
+        )
+    if engine.name == "deepspeed-3d" and engine.zero_stage > 1:
+        raise ConfigError(
+            f"engine deepspeed-3d runs ZeRO 0 and 1, not {engine.zero_stage}", "use --zero-stage 1"
+        )
+
+
+def _check_train(train: Train) -> None:
+    faults = []
+    for name in ("steps", "log_every"):
+        if getattr(train, name) < 1:
+            faults.append(f"train.{name} is {getattr(train, name)}, but must be at least 1")
+    for name in ("warmup_steps", "eval_every", "eval_batches", "save_every", "lr", "clip", "weight_decay", "min_lr"):
+        if not getattr(train, name) >= 0:
+            faults.append(f"train.{name} is {getattr(train, name)}, but must not be negative")
+    if train.minutes is not None and not train.minutes > 0:
+        faults.append(f"train.minutes is {train.minutes}, but must be above 0")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(train, name) < 1:
+            faults.append(f"train.{name} is {getattr(train, name)}, but must be in [0, 1)")
+    if faults:
+        raise ConfigError("\n".join(faults), "hpc-gpt help keys lists every key")
+
+
+def _check_data(data: Data) -> None:
+    if data.source == "tokens" and not data.path:
+        raise ConfigError('data.source is "tokens", but data.path names no file', "make one with hpc-gpt data, then set data.path")
+    if not 0 <= data.eval_fraction < 1:
+        raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
+
+
+def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
+    """The experiment's request where it makes one, else the profile's. Extra flags add up, the profile's first."""
+    job = experiment.job
+    settled: dict[str, Any] = {}
+    for entry in fields(Job):
+        value = getattr(job, entry.name)
+        if entry.name in ("sbatch", "srun"):
+            value = (*getattr(profile, entry.name), *value)
+        elif value is None:
+            value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
+        settled[entry.name] = value
+    return Job(**settled)

@@ -1,0 +1,259 @@
+"""A run: one folder that alone reproduces and explains one submission.
+
+Everything in it is written once or appended to; only `record.json` is replaced, whole. `attempts/<n>/` holds each
+start. Paths and the reading and writing of the small files are settled here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import NoSuchRun, RunFolderError
+from hpc_gpt.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run: `attempts/<number>/`."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def log(self) -> Path:
+        """All output of the attempt's ranks."""
+        return self.folder / "log"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line for every optimizer step."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def requeue(self) -> Path:
+        """Left empty by rank 0 when the job must go back to the queue."""
+        return self.folder / "requeue"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.folder / "rendezvous"
+
+    @property
+    def ranks(self) -> Path:
+        return self.folder / "ranks"
+
+    def started(self) -> dict[str, Any]:
+        """attempt.json: `attempt, job_id, restart, node_list, started`; empty where it was not written."""
+        return read_json(self.folder / "attempt.json")
+
+    def ended(self) -> dict[str, Any]:
+        """ended.json: `ended, cause, step, time, requeue`; empty while the attempt runs or was killed."""
+        return read_json(self.folder / "ended.json")
+
+    def write_ended(self, ended: str, cause: str | None, step: int, requeue: bool = False) -> None:
+        """Writes ended.json unless it is there: the first word on how an attempt ended stands."""
+        end = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
+        write_once(self.folder / "ended.json", json.dumps(end) + "\n")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, `logs/<experiment>/<run-id>/`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def job_script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    def resolved(self) -> Resolved:
+        """The run's settings; ConfigError where resolved.json is missing or damaged."""
+        try:
+            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8"))
+        except OSError as fault:
+            raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?") from None
+
+    def attempts(self) -> list[Attempt]:
+        """Every start, first to last."""
+        folder = self.path / "attempts"
+        numbers = sorted(int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdigit())
+        return [Attempt(folder / str(number)) for number in numbers]
+
+    def attempt(self, number: int) -> Attempt:
+        return Attempt(self.path / "attempts" / str(number))
+
+    def new_attempt(self) -> Attempt:
+        """Makes the next free `attempts/<n>/`; two starts at once get two numbers."""
+        attempts = self.attempts()
+        number = attempts[-1].number + 1 if attempts else 1
+        while True:
+            try:
+                (self.path / "attempts" / str(number)).mkdir(parents=True)
+                return self.attempt(number)
+            except FileExistsError:
+                number += 1
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Every line of submissions.jsonl, first to last."""
+        return read_json_lines(self.path / "submissions.jsonl")
+
+    def add_submission(self, submission: Mapping[str, Any]) -> None:
+        append_line(self.path / "submissions.jsonl", json.dumps({"time": time.time(), **submission}))
+
+    def cancelled_mark(self, job_id: str) -> Path:
+        """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
+        return self.path / f"cancelled.{job_id}"
+
+
+def create_run(logs: Path, resolved: Resolved, script: str, experiment_text: str, ds_config: Mapping[str, Any]) -> RunFolder:
+    """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts.
+
+    The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError where the folder
+    cannot be written; what was begun is then taken away again.
+    """
+    run = RunFolder(_claim(logs / resolved.slug))
+    try:
+        write_once(run.path / "experiment.toml", experiment_text)
+        write_once(run.path / "resolved.json", resolved.to_json())
+        write_once(run.path / "ds_config.json", json.dumps(ds_config, indent=1) + "\n")
+        write_once(run.job_script, script)
+    except RunFolderError:
+        for part in ("experiment.toml", "resolved.json", "ds_config.json", "job.sh"):
+            (run.path / part).unlink(missing_ok=True)
+        run.path.rmdir()
+        raise
+    return run
+
+
+def _claim(parent: Path) -> Path:
+    for _ in range(100):
+        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            continue
+        except OSError as fault:
+            raise RunFolderError(f"cannot make run folder {path}: {fault.strerror}", "set HPC_GPT_LOGS to a folder you can write") from None
+    raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
+
+
+def list_runs(logs: Path) -> list[RunFolder]:
+    """Every run under a logs folder, or the folder itself if it is a run; oldest first."""
+    if (logs / "resolved.json").is_file():
+        return [RunFolder(logs.resolve())]
+    found = {path.parent.resolve() for pattern in ("*/resolved.json", "*/*/resolved.json") for path in logs.glob(pattern)}
+    return [RunFolder(path) for path in sorted(found, key=lambda path: (path.name, str(path)))]
+
+
+def find_run(name: str, logs: Path) -> RunFolder:
+    """The run that RUN means: a run folder, a run id, a prefix of just one, or a job id.
+
+    Raises NoSuchRun, with the candidates where a prefix fits several.
+    """
+    if (Path(name) / "resolved.json").is_file():
+        return RunFolder(Path(name).resolve())
+    runs = list_runs(logs)
+    exact = [run for run in runs if run.run_id == name]
+    found = exact or [run for run in runs if run.run_id.startswith(name)] or [run for run in runs if name in job_ids(run)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
+        raise NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", "give more of the id")
+    last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
+    raise NoSuchRun(f"no run {name!r} under {logs}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder")
+
+
+def job_ids(run: RunFolder) -> list[str]:
+    """The ids of the jobs a run has had, first to last, each once."""
+    ids = [str(line["job_id"]) for line in run.submissions() if line.get("job_id")]
+    ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
+    return list(dict.fromkeys(ids))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty where the file is missing, half written or no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, a line each. A line cut off or damaged is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    objects = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            objects.append(found)
+    return objects
+
+
+def write_once(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, and never over another; RunFolderError where the disk refuses."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+    except OSError as fault:
+        aside.unlink(missing_ok=True)
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that a reader sees the old text or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as fault:
+        aside.unlink(missing_ok=True)
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one line in one write; a line before it that was cut off is ended first."""
+    try:
+        with open(path, "ab+") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
+                line = "\n" + line
+            file.write(line.encode() + b"\n")
+    except OSError as fault:
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
