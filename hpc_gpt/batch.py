@@ -9,7 +9,7 @@ from hpc_gpt.errors import LayoutError
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples in one pass (`micro_batch`), passes in one step (`micro_batches`), samples in one step (`global_batch`)."""
+    """Samples in a pass (`micro_batch`), passes in a step (`micro_batches`), samples in a step (`global_batch`)."""
 
     micro_batch: int
     micro_batches: int

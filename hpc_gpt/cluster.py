@@ -89,7 +89,9 @@ def load_profile(name: str) -> ClusterProfile:
     tables["name"] = path.stem
     profile = check_tables(tables, ClusterProfile, str(path))
     if profile.gpus_per_node < 1:
-        raise ConfigError(f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node")
+        raise ConfigError(
+            f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
+        )
     return profile
 
 
@@ -102,7 +104,9 @@ def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     shipped = clusters_dir() / f"{parent}.toml"
     found = shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
     if found is None or found.resolve() in (*seen, path.resolve()):
-        raise ConfigError(f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists")
+        raise ConfigError(
+            f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists"
+        )
     return merge_tables(_with_parent(found, (*seen, path.resolve())), tables)
 
 
@@ -113,5 +117,7 @@ def user_default() -> str | None:
         return None
     chosen = read_toml(path).get("cluster")
     if chosen is not None and not isinstance(chosen, str):
-        raise ConfigError(f"{path}: cluster must be the name of a profile, not {chosen!r}", "for example cluster = \"local\"")
+        raise ConfigError(
+            f"{path}: cluster must be the name of a profile, not {chosen!r}", 'for example cluster = "local"'
+        )
     return chosen

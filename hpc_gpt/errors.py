@@ -1,16 +1,16 @@
 """What a user can get wrong, as exceptions.
 
-    UserError (ValueError)          one line plus a hint; exit 2
-     +- LayoutError                 a layout or batch that cannot run
-     +- ConfigError                 a fault in an experiment, profile or flag; may carry several
-     +- DataError                   a token file that is missing, truncated or of another vocabulary
-     +- CheckpointError             a checkpoint of another model, or none that is complete
-     +- RenderError                 a template that cannot be rendered
-     +- RunFolderError              a run folder that cannot be written; exit 1
-     +- NoSuchRun                   no run of that name; exit 5
-     +- JobRefused                  sbatch said no; exit 1
-     +- SlurmUnreachable            no sbatch, or slurmctld does not answer; exit 4
-     +- JobFailed                   a job that was waited for failed; exit 3
+UserError (ValueError)          one line plus a hint; exit 2
+ +- LayoutError                 a layout or batch that cannot run
+ +- ConfigError                 a fault in an experiment, profile or flag; may carry several
+ +- DataError                   a token file that is missing, truncated or of another vocabulary
+ +- CheckpointError             a checkpoint of another model, or none that is complete
+ +- RenderError                 a template that cannot be rendered
+ +- RunFolderError              a run folder that cannot be written; exit 1
+ +- NoSuchRun                   no run of that name; exit 5
+ +- JobRefused                  sbatch said no; exit 1
+ +- SlurmUnreachable            no sbatch, or slurmctld does not answer; exit 4
+ +- JobFailed                   a job that was waited for failed; exit 3
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if parent is None:
         return tables
     if not isinstance(parent, str):
-        raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", "for example \"base\"")
+        raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
     beside = [path.parent / parent, path.parent / f"{parent}.toml"]
     found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
     inherited = _read_with_parents(found, (*seen, path.resolve()))

@@ -118,8 +118,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
     per_node = min(gpus_per_node, -(-layout.gpus // nodes))
     if per_node % layout.tp and not allow_tp_across_nodes:
         raise LayoutError(
-            f"tp {layout.tp} does not divide the {per_node} ranks of a node: "
-            "a tensor-parallel group would span nodes",
+            f"tp {layout.tp} does not divide the {per_node} ranks of a node: a tensor-parallel group would span nodes",
             f"use a tp that divides {per_node}, or --allow-tp-across-nodes if the slow links are meant",
         )
 
@@ -136,5 +135,7 @@ def _smaller(layout: Layout, gpus: int) -> str:
 def default_tp(gpus: int, gpus_per_node: int, heads: int, pp: int) -> int:
     """The tp taken when none is given: the largest divisor of GPUs per node and of heads with tp x pp dividing gpus."""
     return max(
-        tp for tp in range(1, gpus_per_node + 1) if gpus_per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0
+        tp
+        for tp in range(1, gpus_per_node + 1)
+        if gpus_per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0
     )

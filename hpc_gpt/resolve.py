@@ -67,7 +67,9 @@ class Resolved:
         except (ValueError, KeyError, TypeError, AttributeError) as fault:
             if isinstance(fault, ConfigError):
                 raise
-            raise ConfigError(f"resolved.json cannot be read: {fault!r}", "the run folder is damaged; submit again") from None
+            raise ConfigError(
+                f"resolved.json cannot be read: {fault!r}", "the run folder is damaged; submit again"
+            ) from None
         assert isinstance(resolved, Resolved)
         return resolved
 
@@ -134,7 +136,7 @@ def resolve_shape(model: Model) -> ModelShape:
 
 
 def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterProfile) -> tuple[Layout, int]:
-    """(layout, nodes) by the rules: pp is 1 unless given, tp the largest that fits a node and the heads, dp the rest."""
+    """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest."""
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
         if size is not None and size < 1:
@@ -164,7 +166,9 @@ def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterPro
     check_gpus(layout, gpus)
     nodes = asked.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
-        raise LayoutError(f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}")
+        raise LayoutError(
+            f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
     check_nodes(layout, nodes, per_node, asked.allow_tp_across_nodes)
     if profile.scheduler == "local" and nodes > 1:
         raise LayoutError(
@@ -184,9 +188,7 @@ def _check_engine(engine: Engine, layout: Layout) -> None:
             "use --zero-stage 1, or --pp 1 on an engine that shards gradients",
         )
     if engine.name == "deepspeed-3d" and engine.zero_stage > 1:
-        raise ConfigError(
-            f"engine deepspeed-3d runs ZeRO 0 and 1, not {engine.zero_stage}", "use --zero-stage 1"
-        )
+        raise ConfigError(f"engine deepspeed-3d runs ZeRO 0 and 1, not {engine.zero_stage}", "use --zero-stage 1")
 
 
 def _check_train(train: Train) -> None:
@@ -208,7 +210,9 @@ def _check_train(train: Train) -> None:
 
 def _check_data(data: Data) -> None:
     if data.source == "tokens" and not data.path:
-        raise ConfigError('data.source is "tokens", but data.path names no file', "make one with hpc-gpt data, then set data.path")
+        raise ConfigError(
+            'data.source is "tokens", but data.path names no file', "make one with hpc-gpt data, then set data.path"
+        )
     if not 0 <= data.eval_fraction < 1:
         raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
 

@@ -93,7 +93,9 @@ class RunFolder:
         try:
             return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8"))
         except OSError as fault:
-            raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?") from None
+            raise RunFolderError(
+                f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?"
+            ) from None
 
     def attempts(self) -> list[Attempt]:
         """Every start, first to last."""
@@ -127,7 +129,9 @@ class RunFolder:
         return self.path / f"cancelled.{job_id}"
 
 
-def create_run(logs: Path, resolved: Resolved, script: str, experiment_text: str, ds_config: Mapping[str, Any]) -> RunFolder:
+def create_run(
+    logs: Path, resolved: Resolved, script: str, experiment_text: str, ds_config: Mapping[str, Any]
+) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts.
 
     The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError where the folder
@@ -156,7 +160,9 @@ def _claim(parent: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as fault:
-            raise RunFolderError(f"cannot make run folder {path}: {fault.strerror}", "set HPC_GPT_LOGS to a folder you can write") from None
+            raise RunFolderError(
+                f"cannot make run folder {path}: {fault.strerror}", "set HPC_GPT_LOGS to a folder you can write"
+            ) from None
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
 
 
@@ -164,7 +170,9 @@ def list_runs(logs: Path) -> list[RunFolder]:
     """Every run under a logs folder, or the folder itself if it is a run; oldest first."""
     if (logs / "resolved.json").is_file():
         return [RunFolder(logs.resolve())]
-    found = {path.parent.resolve() for pattern in ("*/resolved.json", "*/*/resolved.json") for path in logs.glob(pattern)}
+    found = {
+        path.parent.resolve() for pattern in ("*/resolved.json", "*/*/resolved.json") for path in logs.glob(pattern)
+    }
     return [RunFolder(path) for path in sorted(found, key=lambda path: (path.name, str(path)))]
 
 
@@ -177,14 +185,18 @@ def find_run(name: str, logs: Path) -> RunFolder:
         return RunFolder(Path(name).resolve())
     runs = list_runs(logs)
     exact = [run for run in runs if run.run_id == name]
-    found = exact or [run for run in runs if run.run_id.startswith(name)] or [run for run in runs if name in job_ids(run)]
+    found = (
+        exact or [run for run in runs if run.run_id.startswith(name)] or [run for run in runs if name in job_ids(run)]
+    )
     if len(found) == 1:
         return found[0]
     if found:
         some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
         raise NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", "give more of the id")
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
-    raise NoSuchRun(f"no run {name!r} under {logs}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder")
+    raise NoSuchRun(
+        f"no run {name!r} under {logs}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
+    )
 
 
 def job_ids(run: RunFolder) -> list[str]:
