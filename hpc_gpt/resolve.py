@@ -161,7 +161,8 @@ def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterPro
         if asked.dp and gpus % (pp * asked.dp) == 0 and gpus // (pp * asked.dp) <= per_node:
             tp = gpus // (pp * asked.dp)
         else:
-            tp = default_tp(gpus, per_node, shape.heads, pp)
+            spread = asked.nodes is not None and gpus % asked.nodes == 0
+            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape.heads, pp)
     layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
     check_gpus(layout, gpus)
     nodes = asked.nodes or nodes_for(gpus, per_node)
