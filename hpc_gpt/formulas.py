@@ -1,0 +1,93 @@
+"""FLOPs of a training step, by the three formulas people print, and utilisation.
+
+A figure is in TFLOP/s (1e12 a second) per GPU, from the seconds of one optimizer step. Each formula counts
+something else, so a figure always goes by the name of its formula. Letters: P parameters (tied embedding once),
+L layers, h hidden, s sequence, B global batch in samples, V vocabulary, n GPUs, t seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Recompute = Literal["none", "selective", "full"]
+
+
+def tflops_seed(
+    *, params: float, seq: int, global_batch: int, gpus: int, step_s: float, recompute: Recompute = "full"
+) -> float:
+    """The seed's own figure: 8 P s B / (t n 1e12) under full recomputation, 6 P s B / (t n 1e12) otherwise.
+
+    A forward pass takes 2 P FLOPs a token, a backward pass 4 P, recomputing the forward pass 2 P more. Attention is
+    left out. Selective recomputation repeats only that, so it counts as none.
+    Source: seed 001, "Metrics": `model_size_in_B * 4 * 2 * seq * global_batch_size / (seconds * gpus * 1e3)`.
+    """
+    _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
+    factor = 8 if recompute == "full" else 6
+    return factor * params * seq * global_batch / (step_s * gpus * 1e12)
+
+
+def tflops_hardware(
+    *,
+    layers: int,
+    hidden: int,
+    seq: int,
+    vocab: int,
+    global_batch: int,
+    gpus: int,
+    step_s: float,
+    recompute: Recompute,
+) -> float:
+    """What the GPUs multiply, recomputation included and attention not halved for causality.
+
+    full:      96 B s L h^2 (1 + s/6h + V/16Lh)
+    none:      72 B s L h^2 (1 + s/6h + V/12Lh); the head is not recomputed, so its 6 B s h V are the same
+    selective: none, plus one attention forward, 4 B s^2 h L
+    Source: Narayanan et al. 2021 (arXiv:2104.04473), eq. 3; selective: Korthikanti et al. 2022 (arXiv:2205.05198).
+    """
+    _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
+    if recompute not in ("none", "selective", "full"):
+        raise ValueError(f"recompute is {recompute!r}, but must be none, selective or full")
+    tokens = global_batch * seq
+    attention = seq / (6 * hidden)
+    if recompute == "full":
+        flops = 96 * tokens * layers * hidden**2 * (1 + attention + vocab / (16 * layers * hidden))
+    else:
+        flops = 72 * tokens * layers * hidden**2 * (1 + attention + vocab / (12 * layers * hidden))
+    if recompute == "selective":
+        flops += 4 * tokens * seq * hidden * layers
+    return flops / (step_s * gpus * 1e12)
+
+
+def tflops_model(
+    *, params: float, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float
+) -> float:
+    """What the model needs, whatever is recomputed: (6 P + 12 L h s) s B / (t n 1e12).
+
+    Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of P,
+    torchtitan the embedding; here P is every parameter, so their figures lie a little lower.
+    """
+    _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
+    return (6 * params + 12 * layers * hidden * seq) * seq * global_batch / (step_s * gpus * 1e12)
+
+
+def mfu(tflops_model: float, peak_tflops: float) -> float:
+    """Model FLOPs utilisation, 0 to 1: `tflops_model` over the device's dense peak for the dtype (PaLM, appendix B)."""
+    return _share(tflops_model, peak_tflops)
+
+
+def hfu(tflops_hardware: float, peak_tflops: float) -> float:
+    """Hardware FLOPs utilisation, 0 to 1: `tflops_hardware` over the device's dense peak for the dtype."""
+    return _share(tflops_hardware, peak_tflops)
+
+
+def _share(tflops: float, peak_tflops: float) -> float:
+    if not peak_tflops > 0:
+        raise ValueError(f"peak_tflops is {peak_tflops}, but must be above 0")
+    return tflops / peak_tflops
+
+
+def _check(**sizes: float) -> None:
+    """ValueError for a size that is not above 0: a figure from it would be infinite or of the wrong sign."""
+    for name, size in sizes.items():
+        if not size > 0:
+            raise ValueError(f"{name} is {size}, but must be above 0")

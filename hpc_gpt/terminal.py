@@ -1,0 +1,41 @@
+"""The terminal: the one module that knows rich, loaded only where something is drawn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def width(stderr: bool = False) -> int | None:
+    """Columns of the terminal behind stdout (or stderr); None where it is a pipe or a file, which has no width."""
+    stream = sys.stderr if stderr else sys.stdout
+    if not stream.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def colour_wanted() -> bool:
+    """False under NO_COLOR or a dumb terminal, as https://no-color.org asks."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def console(stderr: bool = False) -> Console:
+    """rich's console for stdout or stderr. It draws nothing special into a pipe, and no colour under NO_COLOR."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, no_color=not colour_wanted(), highlight=False, soft_wrap=True)
+
+
+def write_heading(line: str) -> None:
+    """One line of stdout in bold on a terminal, plain elsewhere: the weight is never the only sign."""
+    if width() is not None and colour_wanted():
+        from rich.text import Text
+
+        console().print(Text(line, style="bold"))
+    else:
+        sys.stdout.write(line + "\n")
