@@ -1,0 +1,316 @@
+"""Real Slurm clusters of virtual nodes on this machine, as root: `python -m tests.slurm.cluster small|bare|checks`.
+
+One slurmctld, one slurmd for each virtual node, pretend GPUs that are device files made by mknod. What each line
+of the configuration is for was measured; see the comments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.slurm.daemons import (
+    DaemonError,
+    end_processes_of,
+    free_ports,
+    make_folder,
+    start_daemon,
+    stop_daemon,
+    sweep,
+    wait_until,
+)
+from tests.slurm.services import Services, daemon_environment
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`count` virtual nodes `<prefix>1…`, all alike."""
+
+    prefix: str
+    count: int
+    gpus: int = 4
+    cpus: int = 8
+    features: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The node names in order."""
+        return [f"{self.prefix}{number}" for number in range(1, self.count + 1)]
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What a cluster is made of. Without `accounting` it has none, as many small sites."""
+
+    name: str
+    nodes: tuple[Nodes, ...]
+    partitions: tuple[str, ...]
+    accounting: bool = True
+    enforce: bool = False
+    qos: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ("research",)
+    min_job_age_s: int = 300
+
+
+SMALL = ClusterSpec(
+    "small",
+    (Nodes("n", 4),),
+    (
+        "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=25 MaxTime=INFINITE State=UP",
+        "PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",
+    ),
+)
+BARE = ClusterSpec(
+    "bare",
+    (Nodes("b", 2),),
+    ("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",),
+    accounting=False,
+    min_job_age_s=2,
+)
+
+
+class Cluster:
+    """A running cluster. `environment` is what a command needs to talk to it."""
+
+    def __init__(self, spec: ClusterSpec, services: Services) -> None:
+        self.spec = spec
+        self.services = services
+        self.folder = services.folder / spec.name
+        self.folder.mkdir()
+        self.conf = self.folder / "slurm.conf"
+        self.environment = {**daemon_environment(), "SLURM_CONF": str(self.conf)}
+        self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[str, int] = {}
+        self._controller: subprocess.Popen[bytes] | None = None
+
+    def start(self, limit_s: float = 60) -> None:
+        """Brings everything up and waits until every node is idle."""
+        dbd_port = self.services.start_accounting() if self.spec.accounting else None
+        names = [name for nodes in self.spec.nodes for name in nodes.names]
+        with free_ports(1 + len(names)) as ports:
+            self._ports = dict(zip(("slurmctld", *names), ports, strict=True))
+            self._write_conf(dbd_port)
+            if dbd_port is not None:
+                self._add_accounts()
+            self.start_controller()
+            for name in names:
+                self.start_slurmd(name)
+            log = self.folder / "slurmctld.log"
+            wait_until(f"{len(names)} idle nodes", lambda: self._idle() == len(names), log, self._controller, limit_s)
+
+    def start_controller(self) -> None:
+        """Starts slurmctld, again after `stop_controller`."""
+        log = self.folder / "slurmctld.log"
+        self._controller = start_daemon(["slurmctld", "-D", "-i"], log, self.environment)
+        wait_until("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0, log, self._controller)
+
+    def stop_controller(self) -> None:
+        """slurmctld goes away; jobs and nodes stay."""
+        if self._controller is not None:
+            stop_daemon(self._controller)
+
+    def start_slurmd(self, name: str) -> None:
+        """Starts the slurmd of one virtual node, again after `kill_node`."""
+        self.slurmds[name] = start_daemon(
+            ["slurmd", "-D", "-N", name], self.folder / f"slurmd-{name}.log", self.environment
+        )
+
+    def kill_node(self, name: str) -> None:
+        """The node loses its power: its slurmd, its job steps and all that runs in them are killed at once."""
+        slurmd = self.slurmds.pop(name)
+        slurmd.kill()
+        slurmd.wait()
+        steps = [pid for pid in _pids_named("slurmstepd") if self._node_of(pid) == name]
+        doomed = {child for step in steps for child in _tree(step)}
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def run(self, *command: str, check: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs a Slurm command against this cluster; `more` are further environment variables."""
+        done = subprocess.run(
+            command, env={**self.environment, **more}, capture_output=True, text=True, check=False, timeout=120
+        )
+        if check and done.returncode:
+            raise DaemonError(f"{' '.join(command)}: rc {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+    def stop(self) -> None:
+        """Ends jobs, steps and daemons, whatever state they are in."""
+        for daemon in (*self.slurmds.values(), self._controller):
+            if daemon is not None:
+                daemon.kill()
+        for daemon in (*self.slurmds.values(), self._controller):
+            if daemon is not None:
+                daemon.wait()
+        self.slurmds.clear()
+        end_processes_of(self.folder)
+
+    def _idle(self) -> int:
+        states = self.run("sinfo", "-h", "-N", "-p", self._first_partition(), "-o", "%T").stdout.split()
+        return states.count("idle")
+
+    def _first_partition(self) -> str:
+        return self.spec.partitions[0].split()[0].partition("=")[2]
+
+    def _node_of(self, pid: int) -> str | None:
+        """The virtual node a slurmstepd serves: the slurmd that started it left its name in the environment."""
+        for child in _tree(pid):
+            for entry in _environ(child):
+                if entry.startswith(b"SLURMD_NODENAME="):
+                    return entry.partition(b"=")[2].decode()
+        return None
+
+    def _write_conf(self, dbd_port: int | None) -> None:
+        host, folder = socket.gethostname(), self.folder
+        lines = [
+            f"ClusterName={self.spec.name}",
+            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldPort={self._ports['slurmctld']}",
+            "SlurmUser=root",
+            "AuthType=auth/munge",
+            # cred_expire is also how long a requeued job must wait: 120 s by default.
+            f"AuthInfo=socket={self.services.munge_socket},cred_expire=5",
+            "CredType=cred/munge",
+            "MpiDefault=none",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "SwitchType=switch/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            "SlurmdParameters=config_overrides",
+            "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=2,sched_min_interval=0,defer_batch=0",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
+            "ReturnToService=2",
+            "SlurmdTimeout=15",
+            "KillWait=5",
+            "JobRequeue=1",
+            f"MinJobAge={self.spec.min_job_age_s}",
+            "GresTypes=gpu",
+            "JobAcctGatherType=jobacct_gather/linux",
+            f"StateSaveLocation={folder}/state",
+            f"SlurmctldPidFile={folder}/slurmctld.pid",
+            f"SlurmctldLogFile={folder}/slurmctld.log",
+            f"SlurmdSpoolDir={folder}/spool-%n",
+            f"SlurmdPidFile={folder}/slurmd-%n.pid",
+            f"SlurmdLogFile={folder}/slurmd-%n.log",
+        ]
+        if dbd_port is not None:
+            lines += [
+                "AccountingStorageType=accounting_storage/slurmdbd",
+                "AccountingStorageHost=127.0.0.1",
+                f"AccountingStoragePort={dbd_port}",
+                f"AccountingStoragePass={self.services.munge_socket}",
+            ]
+        if self.spec.enforce:
+            lines.append("AccountingStorageEnforce=associations,qos")
+        gres = []
+        for nodes in self.spec.nodes:
+            features = f" Features={','.join(nodes.features)}" if nodes.features else ""
+            for name in nodes.names:
+                lines.append(
+                    f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._ports[name]} "
+                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} State=UNKNOWN"
+                )
+                # A Count without a File drains the node.
+                gres.append(f"NodeName={name} Name=gpu File={folder}/gpu[0-{nodes.gpus - 1}]")
+        lines += self.spec.partitions
+        self.conf.write_text("\n".join(lines) + "\n")
+        (folder / "gres.conf").write_text("\n".join(gres) + "\n")
+        (folder / "state").mkdir()
+        for number in range(max(nodes.gpus for nodes in self.spec.nodes)):
+            os.mknod(folder / f"gpu{number}", 0o600 | 0o020000, os.makedev(1, 3))
+
+    def _add_accounts(self) -> None:
+        """Cluster, accounts, qos and root's share in each, known before the first job."""
+        for qos in self.spec.qos:
+            self.run("sacctmgr", "-i", "add", "qos", qos, check=True)
+        self.run("sacctmgr", "-i", "add", "cluster", self.spec.name, check=True)
+        allowed = ",".join(("normal", *self.spec.qos))
+        for account in self.spec.accounts:
+            self.run("sacctmgr", "-i", "add", "account", account, f"cluster={self.spec.name}", check=True)
+            self.run(
+                "sacctmgr", "-i", "add", "user", "root", f"account={account}", f"cluster={self.spec.name}", check=True
+            )
+            self.run(
+                "sacctmgr", "-i", "modify", "user", "root", "where", f"cluster={self.spec.name}",
+                f"account={account}", "set", f"qos={allowed}", "defaultqos=normal", check=True,
+            )  # fmt: skip
+
+
+def _pids_named(name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "comm").read_text().strip() == name:
+                    found.append(int(entry.name))
+    return found
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += [int(word) for word in (task / "children").read_text().split()]
+    return [pid, *(deeper for child in children for deeper in _tree(child))]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def running_services():
+    """Services in a fresh folder; at the end nothing of them, nor of any cluster on them, is left."""
+    sweep()
+    folder = make_folder()
+    services = None
+    try:
+        services = Services(folder)
+        yield services
+    finally:
+        end_processes_of(folder)
+        if services is not None:
+            services.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Starts a cluster by name, prints how to reach it, and keeps it until Ctrl-C or SIGTERM."""
+    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE}
+    if len(arguments) != 1 or arguments[0] not in specs:
+        print(f"usage: python -m tests.slurm.cluster {'|'.join(specs)}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    began = time.monotonic()
+    with running_services() as services:
+        cluster = Cluster(specs[arguments[0]], services)
+        try:
+            cluster.start()
+            print(f"export SLURM_CONF={cluster.conf}", flush=True)
+            print(f"up after {time.monotonic() - began:.1f} s; Ctrl-C or kill {os.getpid()} ends it", file=sys.stderr)
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            cluster.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

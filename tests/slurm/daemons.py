@@ -1,0 +1,160 @@
+"""Daemons of a test cluster: started in a temporary folder, known by pid, ended without fail.
+
+Every cluster lives in one folder `/tmp/hpc-gpt-slurm-…`, which names the process that owns it. Daemons get a
+death signal from the kernel when their owner dies, so even `kill -9` of a test session leaves none. Job steps
+detach themselves from slurmd; they are found by the SLURM_CONF in their environment, which lies in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+PREFIX = "hpc-gpt-slurm-"
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DaemonError(RuntimeError):
+    """A daemon did not come up; the message holds the end of its log."""
+
+
+def make_folder() -> Path:
+    """A new folder for one cluster, short enough for the sockets in it (108 bytes), owned by this process."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
+    folder.chmod(0o755)  # munged refuses a socket that others cannot reach
+    (folder / "owner").write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
+    return folder
+
+
+def sweep() -> list[Path]:
+    """Ends and removes what killed sessions left behind; gives the folders that were removed."""
+    removed = []
+    for folder in Path("/tmp").glob(PREFIX + "*"):
+        try:
+            pid, started = (int(word) for word in (folder / "owner").read_text().split())
+        except (OSError, ValueError):
+            # A folder without a readable owner is either being made right now or half removed.
+            if time.time() - folder.stat().st_mtime < 60:
+                continue
+            pid, started = -1, -1
+        if start_time(pid) != started or pid < 0:
+            end_processes_of(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def start_time(pid: int) -> int | None:
+    """A process's start in clock ticks since boot, which with its pid names it for good. None: no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Pids of the daemons, job steps and job processes that belong to the cluster in `folder`."""
+    mark = f"SLURM_CONF={folder}/".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            name = (entry / "comm").read_text()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        # A shell that someone pointed at the cluster has SLURM_CONF too, but is neither a daemon nor in a job.
+        ours = mark in environment and (name.startswith(("slurm", "srun")) or b"SLURM_JOB_ID=" in environment)
+        if ours or (name.startswith(("munged", "mariadbd", "slurm")) and str(folder).encode() + b"/" in command):
+            found.append(int(entry.name))
+    return found
+
+
+def end_processes_of(folder: Path, timeout_s: float = 5.0) -> None:
+    """SIGKILL to everything of the cluster in `folder`, until nothing is left."""
+    end = time.monotonic() + timeout_s
+    while (pids := processes_of(folder)) and time.monotonic() < end:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a daemon that stays in the foreground; Ctrl-C does not reach it, its owner's death does."""
+
+    def die_with_owner() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=die_with_owner,
+        )
+
+
+def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
+    """SIGTERM, and SIGKILL when that does not help."""
+    if daemon.poll() is None:
+        daemon.terminate()
+        try:
+            daemon.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+    daemon.wait()
+
+
+def wait_until(
+    what: str, ready: Callable[[], object], log: Path, daemon: subprocess.Popen[bytes] | None = None, limit_s: float = 60
+) -> None:
+    """Polls `ready`; DaemonError with the end of `log` when the daemon ended or the limit passed."""
+    end = time.monotonic() + limit_s
+    while not ready():
+        ended = daemon is not None and daemon.poll() is not None
+        if ended or time.monotonic() > end:
+            tail = log.read_text(errors="replace")[-3000:] if log.exists() else "(no log)"
+            raise DaemonError(f"{what}: {'ended' if ended else f'not within {limit_s:.0f} s'}\n{tail}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[range]:
+    """`count` consecutive free ports below the ephemeral range; no other session chooses while the block runs."""
+    with Path("/tmp/hpc-gpt-slurm.ports").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(200):
+            first = random.randrange(11000, 31000 - count)
+            ports = range(first, first + count)
+            if all(_is_free(port) for port in ports):
+                yield ports
+                return
+        raise DaemonError(f"no {count} consecutive free ports between 11000 and 31000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
