@@ -1,0 +1,161 @@
+"""The token file: a header of 128 bytes, then one unsigned integer a token, little-endian.
+
+    offset  bytes  what
+         0      8  magic "HPCGPTTK"
+         8      4  version of this format, 1
+        12      4  bytes a token, 2 or 4
+        16      4  vocabulary: every token is below it
+        24      8  number of tokens
+        32     32  the tokenizer's name, UTF-8, filled up with zeros
+        64     32  SHA-256 of the tokens' bytes
+
+The header is a multiple of 64 bytes, so the tokens start on a cache line when the file is mapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.errors import DataError
+
+MAGIC = b"HPCGPTTK"
+VERSION = 1
+HEADER = struct.Struct("<8sIII4xQ32s32s32x")
+assert HEADER.size % 64 == 0
+_DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_REBUILD = "build it again: hpc-gpt data SOURCE OUT"
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token file, mapped: nothing is read until it is looked at.
+
+    `tokens` has shape [count] and is read-only; `sha` is the SHA-256 of its bytes, in hex, as the header says.
+    """
+
+    path: Path
+    tokens: NDArray[Any]
+    vocab: int
+    tokenizer: str
+    sha: str
+
+    def is_sound(self) -> bool:
+        """Reads the whole file: its bytes have the header's SHA-256."""
+        return hashlib.sha256(memoryview(self.tokens)).hexdigest() == self.sha
+
+
+def token_bytes(vocab: int) -> int:
+    """Bytes a token takes: 2 for a vocabulary of up to 65536, else 4."""
+    return 2 if vocab <= 1 << 16 else 4
+
+
+def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
+    """Maps a token file.
+
+    Raises DataError where it is missing, empty, no token file, of another version, truncated, or where its vocabulary
+    is larger than `max_vocab`, the model's.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(HEADER.size)
+    except FileNotFoundError:
+        raise DataError(f"no token file {path}", "make it with hpc-gpt data SOURCE OUT, or mend data.path") from None
+    except OSError as fault:
+        raise DataError(f"cannot read {path}: {fault.strerror}", "give a token file that can be read") from None
+    if not size:
+        raise DataError(f"{path} is empty: 0 bytes", _REBUILD)
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:
+        raise DataError(
+            f"{path} is no token file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}",
+            f"make one from it: hpc-gpt data {path.name} {path.stem}.tokens",
+        )
+    if len(head) < HEADER.size:
+        raise DataError(f"{path} is truncated: {len(head)} bytes, but the header alone has {HEADER.size}", _REBUILD)
+    _, version, width, vocab, count, name, sha = HEADER.unpack(head)
+    if version != VERSION or width not in _DTYPES:
+        raise DataError(
+            f"{path} is a token file of version {version} with {width} bytes a token; this version reads "
+            f"version {VERSION} with 2 or 4",
+            _REBUILD,
+        )
+    if not count:
+        raise DataError(f"{path} holds no tokens", "its source had no text; " + _REBUILD)
+    expected = HEADER.size + count * width
+    if size != expected:
+        raise DataError(
+            f"{path} is {'truncated' if size < expected else 'too long'}: {size} bytes, but {count} tokens of "
+            f"{width} bytes and a header of {HEADER.size} make {expected}",
+            _REBUILD,
+        )
+    tokenizer = name.rstrip(b"\0").decode("utf-8", errors="replace")
+    if max_vocab is not None and vocab > max_vocab:
+        raise DataError(
+            f"{path} has a vocabulary of {vocab} (tokenizer {tokenizer}), but the model's is {max_vocab}",
+            f"set model.vocab = {vocab}, or give a token file of another tokenizer",
+        )
+    tokens = np.memmap(path, dtype=_DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
+    return TokenFile(path, tokens, vocab, tokenizer, sha.hex())
+
+
+class TokenWriter:
+    """Writes a token file aside and gives it its name on `finish`; leaves nothing behind where that is not reached.
+
+    Never replaces a file: of two writers of one path the first to finish has it, the other gets FileExistsError.
+    """
+
+    def __init__(self, path: Path, vocab: int, tokenizer: str) -> None:
+        self.path = path
+        self.count = 0
+        self._vocab = vocab
+        self._tokenizer = tokenizer.encode("utf-8")
+        assert len(self._tokenizer) <= 32, f"the tokenizer's name has {len(self._tokenizer)} bytes, more than 32"
+        self._dtype = _DTYPES[token_bytes(vocab)]
+        self._sha = hashlib.sha256()
+        self._aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+    def __enter__(self) -> TokenWriter:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._aside, "xb")
+        self._file.write(bytes(HEADER.size))
+        return self
+
+    def add(self, tokens: NDArray[Any]) -> None:
+        """Appends tokens, each below the vocabulary; ValueError where one is not."""
+        if tokens.size and int(tokens.max()) >= self._vocab:
+            raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {self._vocab}")
+        data = tokens.astype(self._dtype, copy=False).tobytes()
+        self._file.write(data)
+        self._sha.update(data)
+        self.count += tokens.size
+
+    def finish(self) -> None:
+        """Completes the header, brings the file to the disk and gives it its name; FileExistsError if it is taken."""
+        head = HEADER.pack(
+            MAGIC, VERSION, self._dtype.itemsize, self._vocab, self.count, self._tokenizer, self._sha.digest()
+        )
+        self._file.seek(0)
+        self._file.write(head)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        # A link, unlike a rename, fails where the name is taken.
+        os.link(self._aside, self.path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._aside.unlink(missing_ok=True)
