@@ -1,0 +1,71 @@
+"""The GPT as a list of layers, dealt out to pipeline stages by DeepSpeed's PipelineModule."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import Tensor
+
+from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.tensor_parallel import (
+    TensorParallel,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    VocabParallelLoss,
+)
+from hpc_gpt.model_shape import ModelShape, stage_layers
+
+
+def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, recompute: bool) -> list[Any]:
+    """The model as DeepSpeed's layer specifications: embedding, positions, blocks, norm, head.
+
+    Only a stage's own layers are ever built. The tied embedding is a module of its own, without the positions:
+    DeepSpeed marks every parameter of a tied module as a replica and leaves it out of the gradient norm.
+    """
+    initial = InitialWeights(seed, shape.layers)
+    rows, hidden = shape.padded_vocab, shape.hidden
+    embedding: tuple[Any, ...] = (VocabParallelEmbedding, "embedding", rows, hidden, tp, initial)
+    first, last = LayerSpec(*embedding), LayerSpec(VocabParallelHead, "head", rows, hidden, tp, initial)
+    if shape.tied:
+        first = TiedLayerSpec("embedding", *embedding)
+        last = TiedLayerSpec("embedding", *embedding, forward_fn=_logits)
+    blocks = [LayerSpec(Block, f"blocks.{number}", shape, tp, initial, recompute) for number in range(shape.layers)]
+    position = LayerSpec(PositionEmbedding, "position", shape.seq, hidden, initial)
+    return [first, position, *blocks, LayerSpec(Norm, "norm", hidden), last]
+
+
+def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
+    return embedding.logits(hidden)
+
+
+class StagedGpt(PipelineModule):  # type: ignore[misc]
+    """This rank's stage of the model. Its class name avoids those DeepSpeed treats specially."""
+
+    def __init__(self, shape: ModelShape, seed: int, topology: Any, tp: TensorParallel, recompute: bool) -> None:
+        self.shape = shape
+        super().__init__(
+            layers=layer_specs(shape, seed, tp, recompute),
+            topology=topology,
+            loss_fn=VocabParallelLoss(shape.vocab, shape.padded_vocab, tp),
+        )
+
+    def _partition_layers(self, method: str = "ours") -> None:
+        """Deals blocks out by `stage_layers`; embedding and positions go first, norm and head last.
+
+        DeepSpeed's own methods build every layer on every rank to count parameters, 48B of them.
+        """
+        blocks = stage_layers(self.shape.layers, self.num_stages)
+        blocks[0] += 2
+        blocks[-1] += 2
+        self.parts = [0, *accumulate(blocks)]
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        """DeepSpeed's, but out of autograd's sight: a broadcast is not differentiable, and torch warns at every step."""
+        super()._synchronize_tied_weights()

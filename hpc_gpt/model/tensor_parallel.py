@@ -1,0 +1,269 @@
+"""Layers whose weights are split over the ranks of a tensor-parallel group.
+
+Shoeybi et al. 2019 (Megatron-LM), section 3: a column-parallel layer followed by a row-parallel one needs one
+all-reduce forward (after the row-parallel layer) and one backward (before the column-parallel one). Embedding and
+cross-entropy split the vocabulary. With a group of one every layer here is the plain layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpc_gpt.model.initial_weights import InitialWeights
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one parameter is split over a tensor-parallel group: along `dim`, each of `parts` equal pieces by itself.
+
+    The fused QKV weight has parts = 3: every rank holds its heads of Q, of K and of V.
+    """
+
+    dim: int
+    parts: int = 1
+
+    def shard(self, full: Tensor, rank: int, size: int) -> Tensor:
+        """The piece of `full` that `rank` of `size` holds; a copy that keeps nothing of `full` alive."""
+        pieces = [part.chunk(size, self.dim)[rank] for part in full.chunk(self.parts, self.dim)]
+        return torch.cat(pieces, self.dim)
+
+    def merge(self, shards: list[Tensor]) -> Tensor:
+        """The full tensor from the shards of all ranks, in rank order; undoes `shard`."""
+        parts = zip(*(shard.chunk(self.parts, self.dim) for shard in shards), strict=True)
+        return torch.cat([torch.cat(list(part), self.dim) for part in parts], self.dim)
+
+
+def name_parameter(parameter: nn.Parameter, name: str, split: Split | None = None) -> nn.Parameter:
+    """Notes on the parameter its name in the whole model and how it is split.
+
+    DeepSpeed counts a parameter into the gradient norm once per tensor-parallel group unless it is marked
+    `model_parallel`; without the mark the norm is wrong and nothing says so.
+    """
+    parameter.full_name = name  # type: ignore[attr-defined]
+    parameter.split = split  # type: ignore[attr-defined]
+    parameter.model_parallel = split is not None  # type: ignore[attr-defined]
+    parameter.tensor_model_parallel = split is not None  # type: ignore[attr-defined]
+    return parameter
+
+
+def full_name(parameter: nn.Parameter) -> str:
+    """The parameter's name in the whole model, the same on every rank and in every layout."""
+    name = parameter.full_name  # type: ignore[attr-defined]
+    assert isinstance(name, str)
+    return name
+
+
+def split_of(parameter: nn.Parameter) -> Split | None:
+    """How the parameter is split over the tensor-parallel group; None where every rank holds all of it."""
+    split = parameter.split  # type: ignore[attr-defined]
+    assert split is None or isinstance(split, Split)
+    return split
+
+
+class TensorParallel:
+    """A rank's place in its tensor-parallel group, and the collectives of that group."""
+
+    def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.group = group
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Reduces `tensor` over the group, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op, group=self.group)
+        return tensor
+
+    def sum_forward(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' `partial` (overwritten); the gradient passes through unchanged."""
+        return _sum_forward(partial, self) if self.size > 1 else partial
+
+    def sum_backward(self, replicated: Tensor) -> Tensor:
+        """`replicated` unchanged; its gradient is the sum of all ranks'."""
+        return _sum_backward(replicated, self) if self.size > 1 else replicated
+
+    def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
+        """This rank's share of the `full` tensor as a parameter."""
+        share = full if split is None else split.shard(full, self.rank, self.size)
+        return name_parameter(nn.Parameter(share), name, split)
+
+
+class _SumForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
+        # In place: the input is a matmul's fresh output, which no backward reads.
+        ctx.mark_dirty(partial)
+        return tp.all_reduce(partial)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _SumBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, replicated: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return replicated.view_as(replicated)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # In place: a linear layer's backward has just made this gradient, and nobody else holds it.
+        return ctx.tp.all_reduce(gradients[0].contiguous()), None
+
+
+def _sum_forward(partial: Tensor, tp: TensorParallel) -> Tensor:
+    result = _SumForward.apply(partial, tp)  # type: ignore[no-untyped-call]
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _sum_backward(replicated: Tensor, tp: TensorParallel) -> Tensor:
+    result = _SumBackward.apply(replicated, tp)  # type: ignore[no-untyped-call]
+    assert isinstance(result, Tensor)
+    return result
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
+
+    `parts` splits each of that many equal blocks of the outputs by itself (3 for fused QKV).
+    """
+
+    def __init__(
+        self, name: str, inputs: int, outputs: int, tp: TensorParallel, initial: InitialWeights, parts: int = 1
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        split = Split(0, parts)
+        self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (outputs, inputs)), split)
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs), split)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.tp.sum_backward(hidden), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], the same on every rank.
+
+    The bias is whole on every rank and added once, after the sum. `residual` scales the initial weights down as
+    GPT-2 does for the layers that add to the residual stream.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        tp: TensorParallel,
+        initial: InitialWeights,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        drawn = initial.residual(f"{name}.weight", (outputs, inputs))
+        self.weight = tp.parameter(f"{name}.weight", drawn, Split(1))
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs))
+
+    def forward(self, split_hidden: Tensor) -> Tensor:
+        return self.tp.sum_forward(F.linear(split_hidden, self.weight)) + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """An embedding whose rows are split; as a head it gives the logits of this rank's rows."""
+
+    def __init__(self, name: str, rows: int, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
+        super().__init__()
+        self.tp = tp
+        self.rows = rows // tp.size
+        self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (rows, hidden)), Split(0))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] token numbers -> [batch, seq, hidden], the same on every rank."""
+        if self.tp.size == 1:
+            return F.embedding(tokens, self.weight)
+        index, here = _local_index(tokens, self.tp.rank * self.rows, self.rows)
+        found = F.embedding(index, self.weight).masked_fill(~here.unsqueeze(-1), 0.0)
+        return self.tp.sum_forward(found)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> [batch, seq, rows / tp]."""
+        return F.linear(self.tp.sum_backward(hidden), self.weight)
+
+
+class VocabParallelHead(VocabParallelEmbedding):
+    """An untied output layer: the embedding's shape and split, used for logits alone."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden)
+
+
+def _local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]:
+    """(row number in this rank's share, 0 where the token lies elsewhere; whether it lies here)."""
+    index = tokens - start
+    here = (index >= 0) & (index < rows)
+    return index.masked_fill(~here, 0), here
+
+
+class VocabParallelLoss(nn.Module):
+    """Mean cross-entropy in nats per token, of logits whose vocabulary is split over the group.
+
+    Rows that only pad the vocabulary (`vocab` <= row) take no part: their probability is zero and so is their
+    gradient. So the loss is that of the tokenizer's vocabulary, whatever multiple the embedding is padded to.
+    (Megatron-LM lets them take part.)
+    """
+
+    def __init__(self, vocab: int, rows: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.vocab = vocab
+        self.rows = rows // tp.size
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """[batch, seq, rows / tp], [batch, seq] -> scalar in fp32, the same on every rank."""
+        if self.tp.size == 1:
+            return F.cross_entropy(logits[..., : self.vocab].float().flatten(0, -2), targets.flatten())
+        real = min(self.rows, max(0, self.vocab - self.tp.rank * self.rows))
+        losses = _SplitCrossEntropy.apply(logits, targets, real, self.tp)  # type: ignore[no-untyped-call]
+        assert isinstance(losses, Tensor)
+        return losses.mean()
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Cross-entropy per token; `real` is the number of this rank's rows that are not padding."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+        rows = logits.shape[-1]
+        scores = logits.float()
+        if real:
+            largest = scores[..., :real].amax(-1)
+        else:
+            largest = torch.full_like(scores[..., 0], -torch.inf)
+        tp.all_reduce(largest, dist.ReduceOp.MAX)
+        scores = scores - largest.unsqueeze(-1)
+        index, here = _local_index(targets, tp.rank * rows, rows)
+        target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
+        weights = scores.exp_()
+        weights[..., real:] = 0.0
+        # One all-reduce for both: they are small, and each costs a latency.
+        total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
+        ctx.save_for_backward(weights, total, index, here)
+        ctx.dtype = logits.dtype
+        return total.log() - target_score
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        weights, total, index, here = ctx.saved_tensors
+        slope = gradients[0].unsqueeze(-1)
+        gradient = weights * (slope / total.unsqueeze(-1))
+        # Each row is written once, so plain indexing is enough and stays deterministic on a GPU.
+        flat = gradient.view(-1, gradient.shape[-1])
+        row = torch.arange(flat.shape[0], device=flat.device)
+        flat[row, index.flatten()] -= (slope.squeeze(-1) * here).flatten()
+        return gradient.to(ctx.dtype), None, None, None

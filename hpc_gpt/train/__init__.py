@@ -1,0 +1,1 @@
+"""The trainer: what every rank of a run does."""

@@ -1,0 +1,172 @@
+"""Engine deepspeed-3d: DeepSpeed's pipeline x our tensor parallelism x data parallelism, ZeRO 0 or 1."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hpc_gpt.ds_config import clips_itself, deepspeed_config
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.engine import MicroBatches, StepResult
+from hpc_gpt.train.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.random_state import load_random_state, save_random_state
+
+_TAG = "deepspeed"
+
+
+def build(resolved: Resolved, device: torch.device) -> Deepspeed3D:
+    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
+    return Deepspeed3D(resolved, device)
+
+
+class Deepspeed3D:
+    """See `hpc_gpt.train.engine.Engine`."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout = resolved.layout
+        rank = dist.get_rank()
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(rank)
+        self._resolved = resolved
+        self._attention = _attention_kernels(resolved, device)
+        deepspeed = _import_deepspeed(device)
+        from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+        from hpc_gpt.model.pipeline import StagedGpt
+
+        with _quiet():
+            deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+            topology = PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp)
+            self.module = StagedGpt(
+                resolved.model,
+                resolved.train.seed,
+                topology,
+                TensorParallel(self.tp_rank, layout.tp, _own_group(layout, "tp", rank)),
+                recompute=resolved.engine.recompute == "full",
+            )
+            parameters = list(self.module.parameters())
+            self._optimizer = build_optimizer(resolved.train, parameters)
+            self._replica_group: dist.ProcessGroup = self.module.mpu().get_model_parallel_group()
+            self._norm: GradientNorm | None = None
+            if clips_itself(resolved):
+                self._norm = GradientNorm(
+                    self._optimizer, parameters, self.tp_rank, self._replica_group, resolved.train.clip
+                )
+            self._engine, *_ = deepspeed.initialize(
+                model=self.module, optimizer=self._optimizer, config=deepspeed_config(resolved)
+            )
+        if layout.dp == 1 and resolved.train.dtype != "fp16" and (self._norm or resolved.train.dtype == "bf16"):
+            # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizer needs the call.)
+            self._engine.pipeline_enable_backward_allreduce = False
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included."""
+        return int(self._engine.global_steps)
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """One optimizer step; see `Engine`."""
+        lr = learning_rate(self._resolved.train, self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        with self._attention():
+            loss = self._engine.train_batch(_on_device(micro_batches, self.device))
+        if self._norm is not None:
+            assert self._norm.norm is not None
+            assert self._norm.skipped is not None
+            return StepResult(loss.reshape(()), self._norm.norm, lr, self._norm.skipped)
+        # One loss scale serves fp32 and bf16 too: it is 1 there. `overflow` is the host's own flag already.
+        optimizer = self._engine.optimizer
+        return StepResult(loss.reshape(()), optimizer._global_grad_norm, lr, bool(optimizer.overflow))
+
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank."""
+        with self._attention():
+            loss = self._engine.eval_batch(_on_device(micro_batches, self.device), num_micro_batches=count)
+        result: Tensor = loss.detach().reshape(())
+        return result
+
+    def save(self, folder: Path) -> None:
+        """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
+        with _quiet():
+            self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        save_random_state(folder, dist.get_rank(), self.device)
+        if dist.get_rank() == 0:
+            write_identity(folder, self._resolved, self.step)
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
+        check_identity(folder, self._resolved)
+        with _quiet():
+            self._engine.load_checkpoint(str(folder), tag=_TAG)
+        load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+        count = sum(parameter.numel() for parameter in owned(self.module.parameters(), self.tp_rank))
+        total = torch.tensor(count, dtype=torch.int64, device=self.device)
+        dist.all_reduce(total, group=self._replica_group)
+        return int(total)
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, told which device it serves, quiet, and kept from compiling anything."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    with _quiet():
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        if device.type == "cpu":
+            # Its shared-memory all-reduce takes a compiler and leaks 69 MB of /dev/shm a rank; gloo does without.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Swallows what DeepSpeed prints while it sets up, saves and loads; its errors are exceptions."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def _own_group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup | None:
+    """This rank's process group along `axis`; None for a group of one. Every rank makes every group, in order."""
+    own = None
+    for ranks in layout.groups(axis):
+        if len(ranks) > 1:
+            group = dist.new_group(ranks)
+            own = group if rank in ranks else own
+    return own
+
+
+def _attention_kernels(resolved: Resolved, device: torch.device) -> Any:
+    """A context in which SDPA takes the fastest kernel of this device: cuDNN's, which it must be told to."""
+    if device.type != "cuda":
+        return contextlib.nullcontext
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if not resolved.train.deterministic:
+        order.insert(0, SDPBackend.CUDNN_ATTENTION)
+    return lambda: sdpa_kernel(order, set_priority=True)
+
+
+def _on_device(micro_batches: MicroBatches, device: torch.device) -> MicroBatches:
+    for tokens, targets in micro_batches:
+        yield tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -1,0 +1,100 @@
+"""What the training loop asks of an engine, and the choice of one by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.resolve import Resolved
+
+MicroBatches = Iterator[tuple[Tensor, Tensor]]
+
+
+class StepResult(NamedTuple):
+    """One optimizer step's figures. Tensors stay on the device; reading them is the caller's moment to wait.
+
+    `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is that of the whole
+    model's gradient before clipping, inf where the engine gave it up as not finite. `skipped`: the weights were left
+    as they were, because the gradient was not finite.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor | float
+    lr: float
+    skipped: Tensor | bool
+
+
+class Engine(Protocol):
+    """One rank's share of a training. Every method but the attributes is collective: all ranks call it together."""
+
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+    device: torch.device
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included; `load` restores it."""
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """One optimizer step. Takes `resolved.batch.micro_batches` pairs (tokens, targets), int64 [micro_batch, seq].
+
+        Every rank gets the pairs of its own data-parallel rank; a stage leaves what it does not need.
+        """
+
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
+
+    def save(self, folder: Path) -> None:
+        """Writes model, optimizer, step and generator states into an existing folder."""
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote. CheckpointError if that is of another model, layout or arithmetic."""
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+
+
+_MODULES = {"deepspeed-3d": "hpc_gpt.train.deepspeed_3d"}
+
+
+def build_engine(resolved: Resolved, device: torch.device) -> Engine:
+    """The engine the experiment names, ready to train on this rank.
+
+    torch.distributed must be initialised with one rank to each GPU of the layout. ConfigError where the device cannot
+    do the arithmetic.
+    """
+    check_dtype(resolved.train.dtype, device)
+    if resolved.train.deterministic:
+        make_deterministic()
+    module = importlib.import_module(_MODULES[resolved.engine.name])
+    engine: Engine = module.build(resolved, device)
+    return engine
+
+
+def check_dtype(dtype: str, device: torch.device) -> None:
+    """Refuses arithmetic the device does not have: fp16 on a CPU, bf16 on a GPU older than Ampere."""
+    if dtype == "fp16" and device.type == "cpu":
+        raise ConfigError("train.dtype is fp16, but a CPU does not train in fp16", 'use train.dtype = "fp32" or "bf16"')
+    if dtype == "bf16" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            raise ConfigError(
+                f"train.dtype is bf16, but {torch.cuda.get_device_name(device)} (compute capability "
+                f"{major}.{minor}) has no bf16 arithmetic; it came with 8.0",
+                'use train.dtype = "fp16"',
+            )
+
+
+def make_deterministic() -> None:
+    """Same layout, same bits: deterministic kernels only, at some cost in speed. Call before the first kernel runs."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

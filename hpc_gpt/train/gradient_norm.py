@@ -1,0 +1,73 @@
+"""The norm of the whole model's gradient, and clipping by it, for an optimizer that DeepSpeed does not wrap.
+
+DeepSpeed 0.19.8 takes the norm over the first pipeline stage alone when it runs without ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.model.tensor_parallel import split_of
+
+
+def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
+    """Those that this rank counts, so that the ranks of one model replica count each number of it once.
+
+    A split parameter counts on every tensor-parallel rank, a whole one on the first; the later stage's copy of a
+    tied parameter (DeepSpeed marks it) does not count.
+    """
+    return [
+        parameter
+        for parameter in parameters
+        if (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
+    ]
+
+
+class GradientNorm:
+    """Before each step of `optimizer`: measures the norm, clips, and lets a step that is not finite do nothing.
+
+    `clip` 0 does not clip. `group` holds the ranks of one model replica (all stages, all tensor-parallel ranks).
+    Nothing here waits for the device: `norm` and `skipped` are tensors on it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        tp_rank: int,
+        group: dist.ProcessGroup | None,
+        clip: float,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.owned = owned(self.parameters, tp_rank)
+        self.group = group
+        self.clip = clip
+        self.norm: Tensor | None = None
+        self.skipped: Tensor | None = None
+        optimizer.register_step_pre_hook(self._before_step)
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        counted = [parameter.grad for parameter in self.owned if parameter.grad is not None]
+        device = self.parameters[0].device
+        if counted:
+            norms = torch.stack(torch._foreach_norm(counted))
+            square = norms.double().square().sum()
+        else:
+            square = torch.zeros((), dtype=torch.float64, device=device)
+        if self.group is not None:
+            dist.all_reduce(square, group=self.group)
+        self.norm = square.sqrt().float()
+        self.skipped = ~self.norm.isfinite()
+        # torch's fused kernels read this on the device and leave weights and moments alone where it is not zero.
+        optimizer.found_inf = self.skipped.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        if self.clip > 0:
+            factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)

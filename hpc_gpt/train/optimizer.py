@@ -1,0 +1,41 @@
+"""The optimizer and its learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from hpc_gpt.experiment import Train
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The rate of optimizer step number `step` (from 0), a pure function of the step.
+
+    It rises linearly over `warmup_steps`, the first step already above zero, then stays, or falls as half a cosine
+    to `min_lr` at `steps` and stays there.
+    """
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    if train.decay == "constant":
+        return train.lr
+    progress = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    return train.min_lr + (train.lr - train.min_lr) * fall
+
+
+def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD (no momentum) over the parameters, as torch's fused kernels: no compiler, one pass, no host sync.
+
+    Matrices and embeddings decay; biases and norms (one-dimensional) do not.
+    """
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=train.lr, fused=True)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=True)
