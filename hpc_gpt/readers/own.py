@@ -1,0 +1,242 @@
+"""Our own run folders as records: resolved.json says what ran, `attempts/` what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+from hpc_gpt.devices import device_named
+from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.own_attempts import (
+    AttemptRead,
+    Step,
+    attempt_tables,
+    epoch,
+    iso,
+    read_attempt,
+    run_state,
+    steps_that_count,
+)
+from hpc_gpt.readers.step_times import RULE, TimedStep, measure_steps
+from hpc_gpt.record import Record
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import RunFolder, job_ids, read_json
+
+DIALECT = "hpc-gpt"
+
+# Settings that change neither the weights nor the speed: two runs that differ only here have one config_hash.
+_NOT_IN_HASH = {"log_every", "save_every", "minutes", "max_bad_steps"}
+
+
+def read_run(run: RunFolder) -> Record:
+    """The record of one run, whatever state it is in.
+
+    Raises ConfigError or RunFolderError where resolved.json cannot be read; anything else that is missing or half
+    written is left null.
+    """
+    resolved = run.resolved()
+    attempts = [read_attempt(attempt) for attempt in run.attempts()]
+    steps = steps_that_count(attempts)
+    provenance = read_json(run.path / "provenance.json")
+    record = _from_settings(run, resolved)
+    record = _with_device(record, attempts)
+    record = _with_steps(record, steps)
+    record = _with_attempts(record, run, attempts)
+    versions = provenance.get("versions")
+    record = replace(
+        record,
+        versions={"hpc_gpt": resolved.version, **(versions if isinstance(versions, dict) else {})},
+        sources={**record.sources, "versions": "provenance.json" if versions else "resolved.json"},
+    )
+    damaged = sum(read.damaged for read in attempts)
+    if damaged:
+        flag = f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out"
+        record = replace(record, flags=[*record.flags, flag])
+    return add_figures(record)
+
+
+def config_hash(resolved: Resolved) -> str:
+    """16 hex digits of the settings that decide weights and speed: equal for runs that may be compared as repeats."""
+    tables = asdict(resolved)
+    kept: dict[str, Any] = {key: tables[key] for key in ("model", "data", "engine", "layout", "batch", "nodes")}
+    kept["train"] = {key: value for key, value in tables["train"].items() if key not in _NOT_IN_HASH}
+    kept["device"] = resolved.cluster.device
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
+    model, layout, batch, train = resolved.model, resolved.layout, resolved.batch, resolved.train
+    settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
+    settings["model"] = {"tied": model.tied, "vocab_multiple": model.vocab_multiple, "preset": resolved.preset}
+    record = Record(
+        run=run.run_id,
+        name=resolved.name,
+        dialect=DIALECT,
+        engine=resolved.engine.name,
+        gpus=resolved.gpus,
+        nodes=resolved.nodes,
+        device=resolved.cluster.device,
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        zero_stage=resolved.engine.zero_stage,
+        micro_batch=batch.micro_batch,
+        micro_batches=batch.micro_batches,
+        global_batch=batch.global_batch,
+        seq=model.seq,
+        hidden=model.hidden,
+        layers=model.layers,
+        heads=model.heads,
+        vocab=model.vocab,
+        params=model.params,
+        recompute=resolved.engine.recompute,
+        dtype=train.dtype,
+        settings=settings,
+        config_hash=config_hash(resolved),
+    )
+    given = [key for key, value in record.to_tables().items() if value is not None and value not in ([], {})]
+    sources = {key: "resolved.json" for key in given if key not in ("schema", "run", "dialect")}
+    sources["params"] = "from the shape in resolved.json, the tied embedding once"
+    sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
+    return replace(record, sources=sources)
+
+
+def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
+    """The device that the ranks found, where an attempt says one; else the profile's."""
+    ranks_said = [
+        (f"attempts/{read.attempt.number}/trainer.json", read_json(read.attempt.folder / "trainer.json"))
+        for read in reversed(attempts)
+    ]
+    # provenance.json is of the machine that submits, so under Slurm it says nothing about the nodes.
+    for where, tables in ranks_said:
+        found = tables.get("device")
+        if not isinstance(found, str) or found.lower() == "cpu":
+            continue
+        name = device_named(found) or found
+        flags = list(record.flags)
+        if record.device and name != record.device:
+            flags.append(f"the profile says device {record.device}, the run found {name}")
+        return replace(record, device=name, flags=flags, sources={**record.sources, "device": where})
+    return record
+
+
+def _with_steps(record: Record, steps: list[Step]) -> Record:
+    if not steps:
+        return record
+    assert record.global_batch
+    assert record.seq
+    sources, flags = dict(record.sources), list(record.flags)
+    skipped = [step for step in steps if step.values.get("skipped")]
+    nan = [step for step in steps if step.is_nan and not step.values.get("skipped")]
+    losses = [step for step in steps if not step.is_nan]
+    evaluated = [step for step in steps if step.number("loss_eval") is not None]
+    saves = [seconds for step in steps if (seconds := step.number("save_s")) is not None]
+    if losses:
+        sources["loss_first"], sources["loss_last"] = losses[0].where, losses[-1].where
+        if len(losses) > 1 and losses[-1].values["loss"] >= losses[0].values["loss"]:
+            flags.append("the loss did not fall")
+    if evaluated:
+        sources["loss_eval"] = evaluated[-1].where
+    if nan:
+        flags.append(f"{len(nan)} steps with a loss that is no number, the first at {nan[0].where}")
+    if skipped and len(skipped) == len(steps):
+        flags.append("every step was skipped: step_s holds forward and backward only")
+    sources["skipped_steps"] = sources["nan_steps"] = sources["save_s"] = "metrics.jsonl of the attempts"
+    sources["tokens_total"] = "steps that count x global_batch x seq; a step trained again counts once"
+    times = measure_steps(_timed(steps))
+    if times:
+        chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
+        sources["step_s"] = f"metrics.jsonl of the attempts, median of {chosen}; {RULE}"
+        sources["step_s_p10"] = sources["step_s_p90"] = "10th and 90th percentile of the same steps"
+        flags += times.flags
+    return replace(
+        record,
+        step_s=times.step_s if times else None,
+        step_s_p10=times.p10 if times else None,
+        step_s_p90=times.p90 if times else None,
+        steps_used=times.used if times else 0,
+        warmup_steps=times.warmup if times else 0,
+        tokens_total=len(steps) * record.global_batch * record.seq,
+        memory_allocated_gib=_peak_memory(steps, "memory_allocated_gib"),
+        memory_reserved_gib=_peak_memory(steps, "memory_reserved_gib"),
+        loss_first=losses[0].number("loss") if losses else None,
+        loss_last=losses[-1].number("loss") if losses else None,
+        loss_eval=evaluated[-1].number("loss_eval") if evaluated else None,
+        skipped_steps=len(skipped),
+        nan_steps=len(nan),
+        save_s=median(saves) if saves else None,
+        sources=sources,
+        flags=flags,
+    )
+
+
+def _timed(steps: list[Step]) -> list[TimedStep]:
+    timed = []
+    for step in steps:
+        seconds = step.number("step_s")
+        if seconds is None or not math.isfinite(seconds) or seconds <= 0:
+            continue
+        apart = step.number("loss_eval") is not None or step.number("save_s") is not None
+        apart = apart or bool(step.values.get("skipped")) or step.is_nan
+        timed.append(TimedStep(step.attempt, step.step, seconds, apart))
+    return timed
+
+
+def _peak_memory(steps: list[Step], key: str) -> list[float] | None:
+    """The highest figure of each stage over the steps, in GiB; None where no step has one, as on CPU."""
+    peaks: list[float] = []
+    for step in steps:
+        value = step.values.get(key)
+        stages = value if isinstance(value, list) else [value]
+        if not stages or not all(isinstance(stage, int | float) for stage in stages):
+            continue
+        figures = [float(stage) for stage in stages if stage is not None]
+        peaks = [max(pair) for pair in zip(peaks, figures, strict=True)] if len(peaks) == len(figures) else figures
+    return peaks or None
+
+
+def _with_attempts(record: Record, run: RunFolder, attempts: list[AttemptRead]) -> Record:
+    state, where = run_state(run, attempts)
+    sources = {**record.sources, "ended": where, "cause": where, "attempts": "attempts/*/"}
+    ids = job_ids(run)
+    last = attempts[-1] if attempts else None
+    submissions = run.submissions()
+    cause = last.ended.get("cause") if last else None
+    if state == "refused":
+        cause = submissions[-1].get("refused")
+    over = last is not None and state not in ("running", "pending", "unknown")
+    first_start = next((read.start_s for read in attempts if read.start_s), None)
+    record = replace(
+        record,
+        job_id=ids[-1] if ids else None,
+        started=iso(first_start or (epoch(submissions[0].get("time")) if submissions else None)),
+        ended_at=iso(last.end_s) if over and last else None,
+        node_list=str(last.started["node_list"]) if last and last.started.get("node_list") else None,
+        gpu_hours=_gpu_hours(record, attempts, sources),
+        attempts=attempt_tables(attempts, state),
+        ended=state,
+        cause=None if cause is None else str(cause),
+    )
+    return replace(record, sources=sources)
+
+
+def _gpu_hours(record: Record, attempts: list[AttemptRead], sources: dict[str, str]) -> float | None:
+    """GPUs x hours over all attempts, each from its start to its end, or to its last step where it left no end.
+
+    None for ranks that ran on CPU: a local run none of whose steps measured GPU memory.
+    """
+    if record.memory_allocated_gib is None and not any(_under_slurm(read) for read in attempts):
+        sources["gpu_hours"] = "null: no GPU was seen"
+        return None
+    spans = [read.end_s - read.start_s for read in attempts if read.start_s and read.end_s]
+    sources["gpu_hours"] = f"gpus x the time of {len(spans)} of {len(attempts)} attempts"
+    return sum(spans) * (record.gpus or 0) / 3600 if spans else None
+
+
+def _under_slurm(read: AttemptRead) -> bool:
+    """Whether Slurm gave the attempt its GPUs: local job ids are no plain numbers, and name no nodes."""
+    return str(read.started.get("job_id", "")).isdigit() and bool(read.started.get("node_list"))

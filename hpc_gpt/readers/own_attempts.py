@@ -1,0 +1,204 @@
+"""The attempts of our own runs: their steps, when they began and how they ended. From the folder's files alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.run_folder import Attempt, RunFolder
+
+# A run that has not written for this long is no longer known to run.
+SILENT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of metrics.jsonl, and where it stands."""
+
+    attempt: int
+    line: int
+    values: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.values["step"])
+
+    @property
+    def where(self) -> str:
+        return f"attempts/{self.attempt}/metrics.jsonl:{self.line}"
+
+    def number(self, key: str) -> float | None:
+        """The value of `key` as a number; None where it is missing, null or no number. NaN stays NaN."""
+        value = self.values.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether the loss is no finite number. A trainer may write NaN as null: then only a skip explains it."""
+        loss = self.number("loss")
+        return loss is None or not math.isfinite(loss)
+
+
+@dataclass(frozen=True)
+class AttemptRead:
+    """What one attempt left: its steps, the count of lines that cannot be read, its start and its end."""
+
+    attempt: Attempt
+    steps: tuple[Step, ...]
+    damaged: int
+    started: dict[str, Any]
+    ended: dict[str, Any]
+
+    @property
+    def start_s(self) -> float | None:
+        """Epoch seconds of its start."""
+        return epoch(self.started.get("started"))
+
+    @property
+    def end_s(self) -> float | None:
+        """Epoch seconds of its end, or of its last step where it ended without a word."""
+        last = self.steps[-1].number("time") if self.steps else None
+        return epoch(self.ended.get("time")) or last
+
+
+def read_attempt(attempt: Attempt) -> AttemptRead:
+    """Reads one attempt's files; what is missing or half written is left out."""
+    steps: dict[int, Step] = {}
+    damaged = 0
+    for number, values in _numbered_lines(attempt.metrics):
+        if values is None or not isinstance(values.get("step"), int):
+            damaged += 1
+        else:
+            steps[values["step"]] = Step(attempt.number, number, values)
+    ordered = tuple(steps[step] for step in sorted(steps))
+    return AttemptRead(attempt, ordered, damaged, attempt.started(), attempt.ended())
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(line number, its object or None where the line cannot be read), empty lines left out."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    values = json.loads(line)
+                except ValueError:
+                    values = None
+                yield number, values if isinstance(values, dict) else None
+    except OSError:
+        return
+
+
+def steps_that_count(attempts: list[AttemptRead]) -> list[Step]:
+    """The steps that led to the run's last state, in order.
+
+    A later attempt begins again from a checkpoint: what an earlier one did from that step on was thrown away, so a
+    step trained twice counts once, as trained last.
+    """
+    kept: list[Step] = []
+    first: float = math.inf
+    for read in reversed(attempts):
+        own = [step for step in read.steps if step.step < first]
+        kept = own + kept
+        if read.steps:
+            first = min(first, read.steps[0].step)
+    return kept
+
+
+def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, Any]]:
+    """The record's `attempts`: one object each. `state` is the run's, which the last attempt shares."""
+    tables = []
+    for index, read in enumerate(attempts):
+        following = attempts[index + 1] if index + 1 < len(attempts) else None
+        ended = str(read.ended["ended"]) if read.ended.get("ended") else None
+        if ended is None and following is None:
+            ended = state
+        if ended is None and following is not None:
+            # No word, and the job started again under its id: the scheduler put it back, as after a node's death.
+            ended = "requeued" if read.started.get("job_id") == following.started.get("job_id") else "unknown"
+        tables.append(
+            {
+                "attempt": read.attempt.number,
+                "job_id": _text(read.started.get("job_id")),
+                "started": iso(read.start_s),
+                "ended_at": iso(epoch(read.ended.get("time"))),
+                "ended": ended,
+                "cause": _text(read.ended.get("cause")),
+                "first_step": read.steps[0].step if read.steps else None,
+                "last_step": read.steps[-1].step if read.steps else None,
+                "node_list": _text(read.started.get("node_list")),
+            }
+        )
+    return tables
+
+
+def run_state(run: RunFolder, attempts: list[AttemptRead]) -> tuple[str, str]:
+    """(how the run ended or where it stands, which file says so). Asks no scheduler."""
+    submissions = run.submissions()
+    newest = submissions[-1] if submissions else {}
+    if newest.get("refused") and not any(read.started.get("job_id") for read in attempts):
+        return "refused", "submissions.jsonl"
+    job_id = _text(attempts[-1].started.get("job_id") if attempts else newest.get("job_id"))
+    cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
+    if not attempts:
+        if cancelled:
+            return "cancelled", f"cancelled.{job_id}"
+        return ("pending", "submissions.jsonl, and no attempt yet") if submissions else ("unknown", "no attempt yet")
+    last = attempts[-1]
+    where = f"attempts/{last.attempt.number}"
+    if last.ended.get("ended"):
+        if last.ended.get("requeue") and not cancelled:
+            return "pending", f"{where}/ended.json: {last.ended['ended']}, back to the queue"
+        return str(last.ended["ended"]), f"{where}/ended.json"
+    if cancelled:
+        return "cancelled", f"cancelled.{job_id}"
+    silent_s = time.time() - _last_sign(last.attempt)
+    step_s = last.steps[-1].number("step_s") if last.steps else None
+    if silent_s <= max(SILENT_S, 10 * (step_s or 0.0)):
+        return "running", f"{where} was written to {silent_s:.0f} s ago"
+    return "unknown", f"{where} has no ended.json and was last written to {silent_s:.0f} s ago"
+
+
+def _last_sign(attempt: Attempt) -> float:
+    """Epoch seconds at which the attempt's folder or files last changed."""
+    newest = 0.0
+    for path in (attempt.folder, attempt.log, attempt.metrics):
+        try:
+            newest = max(newest, path.stat().st_mtime)
+        except OSError:
+            continue
+    return newest
+
+
+def epoch(moment: Any) -> float | None:
+    """Epoch seconds from a number, or from ISO 8601 text; None where it is neither."""
+    if isinstance(moment, bool):
+        return None
+    if isinstance(moment, int | float):
+        return float(moment)
+    try:
+        return float(moment)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def iso(seconds: float | None) -> str | None:
+    """`2026-05-27T04:02:02Z` from epoch seconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

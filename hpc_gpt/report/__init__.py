@@ -1,0 +1,1 @@
+"""Records as tables: for a terminal, a pipe, a page or another program."""

@@ -1,0 +1,144 @@
+"""Records as text: aligned, csv, markdown, json, and one record from top to bottom.
+
+Nothing here is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets each record as a
+block of lines instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from hpc_gpt.record import SCHEMA, Record
+from hpc_gpt.report.columns import (
+    COLUMNS,
+    NOTHING,
+    show_digits,
+    show_losses,
+    show_params,
+    show_seconds,
+    show_spread,
+    show_whole,
+)
+
+
+def as_table(records: Sequence[Record], width: int | None = None) -> str:
+    """An aligned table, a line a record; blocks instead where `width` columns cannot hold it. None: any width."""
+    cells = [[column.heading for column in COLUMNS]]
+    cells += [[column.show(record) for column in COLUMNS] for record in records]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(COLUMNS))]
+    if width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        return "\n".join(as_block(record, width) for record in records)
+    return "".join(_aligned(row, widths, "  ").rstrip() + "\n" for row in cells)
+
+
+def as_markdown(records: Sequence[Record]) -> str:
+    """A markdown table in the seed's style: figures flush right."""
+    cells = [[column.heading for column in COLUMNS]]
+    cells += [[column.show(record).replace("|", "\\|") for column in COLUMNS] for record in records]
+    widths = [max(3, *(len(row[index]) for row in cells)) for index in range(len(COLUMNS))]
+    rule = [
+        "-" * (width - 1) + ":" if column.right else "-" * width for column, width in zip(COLUMNS, widths, strict=True)
+    ]
+    cells.insert(1, rule)
+    return "".join(f"| {_aligned(row, widths, ' | ')} |\n" for row in cells)
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    """Comma-separated, a heading per key of the record, figures in full; an empty cell where there is none."""
+    keys = [key for column in COLUMNS for key in column.keys]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(keys)
+    for record in records:
+        tables = record.to_tables()
+        writer.writerow(["" if tables[key] is None else tables[key] for key in keys])
+    return text.getvalue()
+
+
+def as_json(records: Sequence[Record]) -> str:
+    """`{"schema": 1, "records": [...]}`, every key of every record."""
+    page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
+    return json.dumps(page, indent=1, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "table": as_table,
+    "csv": as_csv,
+    "md": as_markdown,
+    "json": as_json,
+}
+
+
+def as_block(record: Record, width: int | None = None) -> str:
+    """One record from top to bottom, a line a figure, each FLOPs figure with its formula; flags at the end."""
+    title = f"{record.name or NOTHING}/{record.run or NOTHING}"
+    lines = [(label, text) for label, text in _block_lines(record) if text != NOTHING]
+    margin = max(len(label) for label, _ in lines) if lines else 0
+    text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
+    for flag in record.flags:
+        text += _folded(f"  note: {flag}", width)
+    return text
+
+
+def print_record(record: Record) -> None:
+    """Writes one record from top to bottom to stdout: what a finished run ends with."""
+    from hpc_gpt.terminal import width, write_heading
+
+    heading, _, rest = as_block(record, width()).partition("\n")
+    write_heading(heading)
+    sys.stdout.write(rest)
+    sys.stdout.flush()
+
+
+def _block_lines(record: Record) -> list[tuple[str, str]]:
+    """(label, text) of every figure a reader looks for first."""
+    layout = f"tp{record.tp}-pp{record.pp}-dp{record.dp}" if record.tp else NOTHING
+    batch = NOTHING
+    if record.global_batch:
+        batch = f"{record.global_batch} = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
+    step = show_seconds(record.step_s)
+    if record.step_s is not None:
+        step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
+        step += f"; {record.warmup_steps} warm-up)"
+    ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
+    return [
+        ("ended", ended),
+        ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
+        ("layout", f"{layout} on {record.gpus} ranks, {record.engine}, {record.dtype}" if record.tp else NOTHING),
+        ("batch", batch),
+        ("loss", show_losses(record)),
+        ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
+        ("step time", step),
+        ("tokens/s", show_whole(record.tokens_per_s)),
+        ("tokens", show_whole(record.tokens_total)),
+        ("tflops_seed", _flops(record.tflops_seed, f"{'8' if record.recompute == 'full' else '6'} P s B, seed 001")),
+        ("tflops_hardware", _flops(record.tflops_hardware, "Narayanan et al. 2021, eq. 3")),
+        ("tflops_model", _flops(record.tflops_model, "6 P + 12 L h s a token, PaLM")),
+        ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
+        ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
+        ("GPU hours", show_digits(record.gpu_hours)),
+    ]
+
+
+def _flops(figure: float | None, formula: str) -> str:
+    return NOTHING if figure is None else f"{show_digits(figure)} TFLOP/s per rank  ({formula})"
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], gap: str) -> str:
+    return gap.join(
+        text.rjust(width) if column.right else text.ljust(width)
+        for text, width, column in zip(row, widths, COLUMNS, strict=True)
+    )
+
+
+def _folded(text: str, width: int | None) -> str:
+    """The line, broken at spaces where a terminal is narrower; words are never cut."""
+    if width is None:
+        return text + "\n"
+    import textwrap
+
+    return textwrap.fill(text, max(20, width), subsequent_indent=" " * 8, break_long_words=False) + "\n"

@@ -1,0 +1,29 @@
+"""Shared by all tests: a clean environment of our own variables, and the real files beside the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real files: `$HPC_GPT_SHARED`, else `../shared`. Skips, visibly, where there is neither."""
+    for folder in (os.environ.get("HPC_GPT_SHARED"), REPOSITORY.parent / "shared"):
+        if folder and (Path(folder) / "seeds").is_dir():
+            return Path(folder)
+    pytest.skip("neither HPC_GPT_SHARED nor ../shared holds the real files")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own profiles, data or runs."""
+    for name in list(os.environ):
+        if name.startswith("HPC_GPT_") and name not in ("HPC_GPT_SHARED", "HPC_GPT_DATA"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
