@@ -67,5 +67,5 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:
-        """DeepSpeed's, but out of autograd's sight: a broadcast is not differentiable, and torch warns at every step."""
+        """DeepSpeed's, out of autograd's sight: torch warns of a broadcast that it cannot differentiate."""
         super()._synchronize_tied_weights()

@@ -46,7 +46,7 @@ def name_parameter(parameter: nn.Parameter, name: str, split: Split | None = Non
     `model_parallel`; without the mark the norm is wrong and nothing says so.
     """
     parameter.full_name = name  # type: ignore[attr-defined]
-    parameter.split = split  # type: ignore[attr-defined]
+    parameter.tp_split = split  # type: ignore[attr-defined]
     parameter.model_parallel = split is not None  # type: ignore[attr-defined]
     parameter.tensor_model_parallel = split is not None  # type: ignore[attr-defined]
     return parameter
@@ -61,7 +61,7 @@ def full_name(parameter: nn.Parameter) -> str:
 
 def split_of(parameter: nn.Parameter) -> Split | None:
     """How the parameter is split over the tensor-parallel group; None where every rank holds all of it."""
-    split = parameter.split  # type: ignore[attr-defined]
+    split = parameter.tp_split  # type: ignore[attr-defined]
     assert split is None or isinstance(split, Split)
     return split
 
@@ -241,10 +241,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
         rows = logits.shape[-1]
         scores = logits.float()
-        if real:
-            largest = scores[..., :real].amax(-1)
-        else:
-            largest = torch.full_like(scores[..., 0], -torch.inf)
+        # A rank may hold nothing but padding.
+        largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
         tp.all_reduce(largest, dist.ReduceOp.MAX)
         scores = scores - largest.unsqueeze(-1)
         index, here = _local_index(targets, tp.rank * rows, rows)
@@ -255,7 +253,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
         total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
         ctx.save_for_backward(weights, total, index, here)
         ctx.dtype = logits.dtype
-        return total.log() - target_score
+        losses: Tensor = total.log() - target_score
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
