@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,11 @@ class Nodes:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What a cluster is made of. Without `accounting` it has none, as many small sites."""
+    """What a cluster is made of. Without `accounting` it has none, as many small sites.
+
+    A cluster that is not `powered` only answers `sbatch --test-only`: its nodes are cloud nodes that wait to be
+    switched on. The scheduler counts them as free, so hundreds cost no slurmd, no memory and no second.
+    """
 
     name: str
     nodes: tuple[Nodes, ...]
@@ -59,6 +63,7 @@ class ClusterSpec:
     qos: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ("research",)
     min_job_age_s: int = 300
+    powered: bool = True
 
 
 SMALL = ClusterSpec(
@@ -102,6 +107,8 @@ class Cluster:
             if dbd_port is not None:
                 self._add_accounts()
             self.start_controller()
+            if not self.spec.powered:
+                return
             for name in names:
                 self.start_slurmd(name)
             log = self.folder / "slurmctld.log"
@@ -214,13 +221,23 @@ class Cluster:
             ]
         if self.spec.enforce:
             lines.append("AccountingStorageEnforce=associations,qos")
+        if not self.spec.powered:
+            # PrivateData=cloud makes sinfo list nodes that are off.
+            lines += [
+                "PrivateData=cloud",
+                "SuspendProgram=/bin/true",
+                "ResumeProgram=/bin/true",
+                "SuspendTime=3600",
+                "SuspendTimeout=10",
+            ]
+        state = "UNKNOWN" if self.spec.powered else "CLOUD"
         gres = []
         for nodes in self.spec.nodes:
             features = f" Features={','.join(nodes.features)}" if nodes.features else ""
             for name in nodes.names:
                 lines.append(
                     f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._ports[name]} "
-                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} State=UNKNOWN"
+                    f"CPUs={nodes.cpus} RealMemory=64000 Gres=gpu:{nodes.gpus}{features} State={state}"
                 )
                 # A Count without a File drains the node.
                 gres.append(f"NodeName={name} Name=gpu File={folder}/gpu[0-{nodes.gpus - 1}]")
@@ -233,19 +250,15 @@ class Cluster:
 
     def _add_accounts(self) -> None:
         """Cluster, accounts, qos and root's share in each, known before the first job."""
-        for qos in self.spec.qos:
-            self.run("sacctmgr", "-i", "add", "qos", qos, check=True)
+        site, accounts = f"cluster={self.spec.name}", ",".join(self.spec.accounts)
+        if self.spec.qos:
+            self.run("sacctmgr", "-i", "add", "qos", ",".join(self.spec.qos), check=True)
         self.run("sacctmgr", "-i", "add", "cluster", self.spec.name, check=True)
+        self.run("sacctmgr", "-i", "add", "account", accounts, site, check=True)
+        self.run("sacctmgr", "-i", "add", "user", "root", f"account={accounts}", site, check=True)
         allowed = ",".join(("normal", *self.spec.qos))
-        for account in self.spec.accounts:
-            self.run("sacctmgr", "-i", "add", "account", account, f"cluster={self.spec.name}", check=True)
-            self.run(
-                "sacctmgr", "-i", "add", "user", "root", f"account={account}", f"cluster={self.spec.name}", check=True
-            )
-            self.run(
-                "sacctmgr", "-i", "modify", "user", "root", "where", f"cluster={self.spec.name}",
-                f"account={account}", "set", f"qos={allowed}", "defaultqos=normal", check=True,
-            )  # fmt: skip
+        modify = ("sacctmgr", "-i", "modify", "user", "root", "where", site, "set")
+        self.run(*modify, f"qos={allowed}", "defaultqos=normal", check=True)
 
 
 def _pids_named(name: str) -> list[int]:
@@ -275,7 +288,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def running_services():
+def running_services() -> Iterator[Services]:
     """Services in a fresh folder; at the end nothing of them, nor of any cluster on them, is left."""
     sweep()
     folder = make_folder()
@@ -292,7 +305,9 @@ def running_services():
 
 def main(arguments: Sequence[str]) -> int:
     """Starts a cluster by name, prints how to reach it, and keeps it until Ctrl-C or SIGTERM."""
-    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE}
+    from tests.slurm.site import checks_spec
+
+    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE, "checks": checks_spec()}
     if len(arguments) != 1 or arguments[0] not in specs:
         print(f"usage: python -m tests.slurm.cluster {'|'.join(specs)}", file=sys.stderr)
         return 2

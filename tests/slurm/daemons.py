@@ -125,7 +125,11 @@ def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None
 
 
 def wait_until(
-    what: str, ready: Callable[[], object], log: Path, daemon: subprocess.Popen[bytes] | None = None, limit_s: float = 60
+    what: str,
+    ready: Callable[[], object],
+    log: Path,
+    daemon: subprocess.Popen[bytes] | None = None,
+    limit_s: float = 60,
 ) -> None:
     """Polls `ready`; DaemonError with the end of `log` when the daemon ended or the limit passed."""
     end = time.monotonic() + limit_s

@@ -49,7 +49,11 @@ class Services:
         return self.dbd_port
 
     def _start_mariadb(self) -> Path:
-        data, database_socket, log = self.folder / "mariadb", self.folder / "mariadb.socket", self.folder / "mariadb.log"
+        data, database_socket, log = (
+            self.folder / "mariadb",
+            self.folder / "mariadb.socket",
+            self.folder / "mariadb.log",
+        )
         # Nothing here outlives the session, so nothing is flushed for the sake of a crash.
         settings = [
             "--no-defaults",
