@@ -1,0 +1,88 @@
+"""Samples of seq + 1 tokens: `seq` to read and the same moved by one to predict. Numpy only."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.tokens.order import sample_position
+from hpc_gpt.tokens.run_data import check_length, data_path, split_tokens
+from hpc_gpt.tokens.token_file import TokenFile, open_tokens
+
+Sample = NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """Where samples come from. `identity` tells one source from another: a file's SHA-256, or the word "random"."""
+
+    identity: str
+
+    def train(self, number: int) -> Sample:
+        """Training sample `number` of the run, counted from 0 over all steps: int64 [seq + 1]."""
+
+    def evaluation(self, number: int) -> Sample:
+        """Evaluation sample `number`, the same ones at every evaluation: int64 [seq + 1]."""
+
+
+def open_samples(resolved: Resolved) -> Samples:
+    """The run's samples; DataError where its token file is missing, damaged or does not fit the model."""
+    path = data_path(resolved)
+    if path is None:
+        return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
+    file = open_tokens(path, max_vocab=resolved.model.vocab)
+    check_length(file, resolved)
+    return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
+
+
+class FileSamples:
+    """Neighbouring windows of a token file; they share one token, the target of the first and the start of the next.
+
+    Training windows come in the seed's order, epoch after epoch; evaluation windows in the file's, from its end part,
+    starting over where they run out.
+    """
+
+    def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
+        self.identity = file.sha
+        split = split_tokens(len(file.tokens), eval_fraction)
+        self._train_tokens: NDArray[Any] = file.tokens[:split]
+        self._eval_tokens: NDArray[Any] = file.tokens[split:]
+        self._seed = seed
+        self._seq = seq
+        self.train_size = (split - 1) // seq
+        self.eval_size = max(0, (len(self._eval_tokens) - 1) // seq)
+
+    def train(self, number: int) -> Sample:
+        return self._window(self._train_tokens, sample_position(number, self.train_size, self._seed))
+
+    def evaluation(self, number: int) -> Sample:
+        return self._window(self._eval_tokens, number % self.eval_size)
+
+    def _window(self, tokens: NDArray[Any], position: int) -> Sample:
+        start = position * self._seq
+        return tokens[start : start + self._seq + 1].astype(np.int64)
+
+
+class RandomSamples:
+    """Tokens of no meaning, for measuring speed: a function of (seed, sample number), from numpy's Philox."""
+
+    identity = "random"
+
+    def __init__(self, seed: int, seq: int, vocab: int) -> None:
+        self._seed = seed & (1 << 64) - 1
+        self._seq = seq
+        self._vocab = vocab
+
+    def train(self, number: int) -> Sample:
+        return self._draw(number)
+
+    def evaluation(self, number: int) -> Sample:
+        # The upper half of the numbers, which no training run reaches.
+        return self._draw(number + (1 << 63))
+
+    def _draw(self, number: int) -> Sample:
+        # The raw words: numpy keeps their stream from version to version, not that of `integers`.
+        words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
+        return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)

@@ -1,0 +1,65 @@
+"""`python -m hpc_gpt.train`: one rank of the run in HPC_GPT_RUN. Takes no arguments.
+
+Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and who this rank is (see `ranks.identify`).
+Exit codes: 0 for every orderly end, 2 for a fault of the settings or the data, 130 after the second Ctrl-C, else 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.train.signals import Signals
+
+
+def main() -> None:
+    # Before torch, whose import takes seconds in which a signal would otherwise end the process.
+    signals = Signals()
+    signals.install()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+    attempt: Attempt | None = None
+    trainer = None
+    rank = 0
+    try:
+        run, attempt = _place(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
+        from hpc_gpt.train.ranks import identify, leave
+
+        identity = identify(os.environ)
+        rank = identity.rank
+        os.environ["RANK"] = str(rank)
+        from hpc_gpt.train.trainer import Trainer
+
+        trainer = Trainer(run, attempt, identity, signals)
+        code = trainer.train()
+        assert trainer.ranks is not None
+        trainer.ranks.leave_together(code)
+    except BaseException as error:
+        from hpc_gpt.train.failure import report_failure
+        from hpc_gpt.train.ranks import leave
+
+        code = report_failure(error, rank, attempt, trainer.step if trainer else 0)
+        if trainer is not None and trainer.ranks is not None:
+            trainer.ranks.announce_failure(code)
+        leave(code)
+
+
+def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
+    if not run or not Path(run, "resolved.json").is_file():
+        raise ConfigError(
+            f"HPC_GPT_RUN is {run!r}, which is no run folder", "start runs with hpc-gpt submit, or sbatch job.sh"
+        )
+    folder = RunFolder(Path(run).resolve())
+    if not attempt or not attempt.isdigit() or not folder.attempt(int(attempt)).folder.is_dir():
+        raise ConfigError(
+            f"HPC_GPT_ATTEMPT is {attempt!r}, but {folder.path}/attempts has no such folder",
+            "start runs with hpc-gpt submit, or sbatch job.sh",
+        )
+    return folder, folder.attempt(int(attempt))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The steps of an attempt: train, evaluate, save, log, and stop when all ranks agree to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.tokens.samples import Samples
+from hpc_gpt.train.agreement import Agreement, Word
+from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.data import DataStream
+from hpc_gpt.train.engine import Engine
+from hpc_gpt.train.metrics import Metrics
+from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.signals import Signals
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ends: a class of design.md, the cause in words, and whether the job goes back to the queue."""
+
+    ended: str
+    cause: str | None = None
+    requeue: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 for every orderly end; a training that ran off is none."""
+        return 1 if self.ended == "nan" else 0
+
+
+class Loop:
+    """The steps from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
+
+    `is_preemption` tells on rank 0 whether a SIGTERM is one; else it is a cancel.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        ranks: Ranks,
+        engine: Engine,
+        samples: Samples,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        metrics: Path,
+        signals: Signals,
+        is_preemption: Callable[[], bool],
+    ) -> None:
+        self.step = progress.step
+        self._train = resolved.train
+        self._batch = resolved.batch
+        self._ranks = ranks
+        self._engine = engine
+        self._identity = samples.identity
+        self._stream = DataStream(samples, resolved, engine.dp_rank, engine.device)
+        self._checkpoints = checkpoints
+        self._metrics = Metrics(metrics, resolved, engine.device)
+        self._agreement = Agreement(ranks.control, resolved.layout.pp)
+        self._stages = resolved.layout.pp
+        self._signals = signals
+        self._is_preemption = is_preemption
+        self._saved_step = progress.step
+        self._peaks: tuple[int, int] = 0, 0
+        # Counts over all attempts, evaluations and saves included.
+        self._began = time.monotonic() - progress.train_s
+
+    def run(self) -> End:
+        train, metrics = self._train, self._metrics
+        metrics.begin_clock()
+        while self.step < train.steps:
+            result = self._engine.train_step(self._stream.step(self.step))
+            step = self.step = self.step + 1
+            metrics.add(step, result)
+            agreed = self._agreement.exchange(self._word(step))
+            metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
+            last = step == train.steps
+            if train.eval_every and (step % train.eval_every == 0 or last):
+                self._evaluate()
+            if agreed.asks_to_stop() and not (last and not agreed.bad_steps):
+                return self._stop(self._end(agreed))
+            if last:
+                break
+            if train.save_every and step % train.save_every == 0:
+                self._save()
+            if step % train.log_every == 0:
+                self._log()
+        return self._stop(End("done"))
+
+    def _word(self, step: int) -> Word:
+        """This rank's word at the edge of `step`. Peaks of memory are looked up when they are about to be logged."""
+        if self._engine.device.type == "cuda" and (step <= 2 or (step + 1) % self._train.log_every == 0):
+            self._peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        own = [0] * self._stages
+        memory = []
+        for peak in self._peaks:
+            own[self._engine.pp_rank] = peak
+            memory.append(tuple(own))
+        bad = self._train.max_bad_steps
+        signals, minutes = self._signals, self._train.minutes
+        return Word(
+            walltime=signals.walltime,
+            terminated=signals.terminated,
+            interrupted=signals.interrupted,
+            minutes=self._ranks.is_first and minutes is not None and self._train_s() >= 60 * minutes,
+            bad_steps=self._ranks.is_first and 0 < bad <= self._metrics.bad_in_row,
+            allocated_bytes=memory[0],
+            reserved_bytes=memory[1],
+        )
+
+    def _end(self, agreed: Word) -> End:
+        """The end that the agreed word asks for: the first that applies."""
+        if agreed.bad_steps:
+            return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
+        if agreed.interrupted:
+            return End("stopped", "Ctrl-C")
+        if agreed.terminated:
+            if self._ranks.share(self._ranks.is_first and self._is_preemption()):
+                return End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
+            return End("cancelled", "SIGTERM")
+        if agreed.walltime:
+            return End("walltime", "SIGUSR2: the time limit is near", requeue=True)
+        return End("done", f"train.minutes = {self._train.minutes:g} are over")
+
+    def _evaluate(self) -> None:
+        train = self._train
+        loss = self._engine.evaluate(
+            self._stream.evaluation(train.eval_batches), train.eval_batches * self._batch.micro_batches
+        )
+        self._metrics.add_evaluation(loss)
+        self._metrics.begin_clock()
+
+    def _log(self) -> None:
+        """Rank 0 fetches, writes and prints the figures since the last time; the others keep none."""
+        if self._ranks.is_first:
+            self._metrics.fetch()
+            print(self._metrics.log_line(), flush=True)
+            self._metrics.write()
+        else:
+            self._metrics.forget()
+
+    def _save(self) -> bool:
+        """Saves, unless the weights are not finite; says whether they are saved."""
+        step = self.step
+        if self._ranks.is_first:
+            self._metrics.fetch()
+            self._metrics.write(hold_last=True)
+        poisoned, train_s = self._ranks.share((self._metrics.poisoned, self._train_s()))
+        if poisoned:
+            self._say(f"not saved after step {step}: loss or gradient are not finite")
+            return False
+        if step > self._saved_step:
+            save_s = self._checkpoints.save(self._engine, Progress(step, train_s, self._identity))
+            self._saved_step = step
+            self._metrics.add_save(save_s)
+            self._say(f"saved after step {step} in {save_s:.2f} s")
+        self._metrics.begin_clock()
+        return True
+
+    def _stop(self, end: End) -> End:
+        """The last save, fetch and line of an attempt; the end as it turned out."""
+        self._agreement.finish()
+        saved = end.ended != "nan" and self._save()
+        if self._ranks.is_first:
+            self._metrics.fetch()
+            if self._metrics.has_lines():
+                print(self._metrics.log_line(), flush=True)
+            self._metrics.write()
+        if not saved and end.ended == "done":
+            return End("nan", "the last loss or gradient is not finite")
+        return end
+
+    def _train_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _say(self, words: str) -> None:
+        if self._ranks.is_first:
+            print(words, flush=True)

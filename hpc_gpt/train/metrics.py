@@ -1,0 +1,184 @@
+"""The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
+
+Nothing here makes the device wait but `fetch`, which runs at a logging step, a save and the end. A step's time is the
+device's own, from the end of the step before to its end, by events; on a CPU, where steps end when the call returns,
+it is the clock's. Evaluations and saves lie between two steps and belong to none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.engine import StepResult
+
+_GIB = 2.0**30
+Moment = float | torch.cuda.Event
+
+
+@dataclass
+class _Step:
+    """A step whose figures are still on the device."""
+
+    step: int
+    result: StepResult
+    began: Moment
+    ended: Moment
+    time: float
+    loss_eval: Tensor | None = None
+
+
+class Metrics:
+    """Rank 0's book of steps."""
+
+    def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
+        self.bad_in_row = 0
+        self.poisoned = False
+        self.memory: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+        self._path = path
+        self._steps = resolved.train.steps
+        self._tokens = resolved.batch.global_batch * resolved.model.seq
+        self._device = device
+        self._kept: list[_Step] = []
+        self._lines: list[dict[str, Any]] = []
+        self._began: Moment | None = None
+
+    def begin_clock(self) -> None:
+        """The next step begins now: at the start, and after an evaluation or a save."""
+        self._began = self._now()
+
+    def add(self, step: int, result: StepResult) -> None:
+        """Keeps the figures of a step that was just run; `step` counts from 1."""
+        now = self._now()
+        assert self._began is not None
+        self._kept.append(_Step(step, result, self._began, now, time.time()))
+        self._began = now
+
+    def add_evaluation(self, loss: Tensor) -> None:
+        """The evaluation after the step that was added last."""
+        self._kept[-1].loss_eval = loss
+
+    def add_save(self, save_s: float) -> None:
+        """The save after the last step; its line was held back for it."""
+        if self._lines:
+            self._lines[-1]["save_s"] = round(save_s, 4)
+
+    def fetch(self) -> None:
+        """Brings the figures kept since the last time from the device, all in one copy; waits for it.
+
+        Afterwards `bad_in_row` is the number of steps without a sound update up to now, and `poisoned` says that the
+        weights are not worth saving: the last loss is not finite, or the gradient they were moved by.
+        """
+        if not self._kept:
+            return
+        values: list[Tensor | float] = []
+        for kept in self._kept:
+            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped]
+            values.append(math.nan if kept.loss_eval is None else kept.loss_eval)
+        numbers = _fetch_numbers(values, self._device)
+        for index, kept in enumerate(self._kept):
+            loss, grad_norm, skipped, loss_eval = numbers[4 * index : 4 * index + 4]
+            self._judge(loss, grad_norm, bool(skipped))
+            step_s = _seconds(kept.began, kept.ended)
+            self._lines.append(
+                {
+                    "step": kept.step,
+                    "loss": loss,
+                    "loss_eval": None if kept.loss_eval is None else loss_eval,
+                    "grad_norm": grad_norm,
+                    "lr": kept.result.lr,
+                    "step_s": round(step_s, 6),
+                    "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
+                    "tokens": self._tokens,
+                    "skipped": bool(skipped),
+                    "memory_allocated_gib": self._gib(self.memory[0]),
+                    "memory_reserved_gib": self._gib(self.memory[1]),
+                    "save_s": None,
+                    "time": round(kept.time, 3),
+                }
+            )
+        self._kept.clear()
+
+    def forget(self) -> None:
+        """Drops the figures kept: for the ranks that write none."""
+        self._kept.clear()
+
+    def has_lines(self) -> bool:
+        return bool(self._lines)
+
+    def write(self, hold_last: bool = False) -> None:
+        """Appends the fetched lines to metrics.jsonl in one write; holds the last one back for a save's time.
+
+        Raises RunFolderError where the disk refuses.
+        """
+        ready = self._lines[:-1] if hold_last else self._lines
+        self._lines = self._lines[len(ready) :]
+        if not ready:
+            return
+        text = "".join(json.dumps(line) + "\n" for line in ready)
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as fault:
+            raise RunFolderError(
+                f"cannot write {self._path}: {fault.strerror}", "is the disk full or read-only?"
+            ) from fault
+
+    def log_line(self) -> str:
+        """One line on the last fetched step, to be found with grep."""
+        line = self._lines[-1]
+        words = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
+        if line["loss_eval"] is not None:
+            words.append(f"loss_eval {line['loss_eval']:.4f}")
+        words += [
+            f"grad_norm {line['grad_norm']:.3f}",
+            f"lr {line['lr']:.3g}",
+            f"step_s {line['step_s']:.4f}",
+            f"tokens_per_s {line['tokens_per_s']:.0f}",
+        ]
+        if line["memory_allocated_gib"]:
+            words.append(f"memory_gib {max(line['memory_allocated_gib']):.2f}")
+        if line["skipped"]:
+            words.append("skipped")
+        return " | ".join(words)
+
+    def _judge(self, loss: float, grad_norm: float, skipped: bool) -> None:
+        """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one left the weights."""
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self.bad_in_row = 0 if finite and not skipped else self.bad_in_row + 1
+        self.poisoned = not math.isfinite(loss) or not (finite or skipped)
+
+    def _gib(self, memory_bytes: tuple[int, ...]) -> list[float] | None:
+        """Peak memory, a figure a stage; null on a CPU."""
+        return [round(value / _GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
+
+    def _now(self) -> Moment:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _seconds(began: Moment, ended: Moment) -> float:
+    if isinstance(began, float) or isinstance(ended, float):
+        assert isinstance(began, float)
+        assert isinstance(ended, float)
+        return ended - began
+    return float(began.elapsed_time(ended)) / 1000
+
+
+def _fetch_numbers(values: list[Tensor | float], device: torch.device) -> list[float]:
+    """The values as floats, those on the device in one copy."""
+    on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
+    fetched = iter(torch.stack([value.to(device) for value in on_device]).tolist() if on_device else [])
+    return [next(fetched) if isinstance(value, Tensor) else float(value) for value in values]

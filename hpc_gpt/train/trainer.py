@@ -1,0 +1,134 @@
+"""The training loop of one rank, from meeting the others to saying how the attempt ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+
+import torch
+
+from hpc_gpt.errors import DataError, LayoutError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import Attempt, RunFolder, write_once
+from hpc_gpt.tokens import ensure_data
+from hpc_gpt.tokens.samples import Samples, open_samples
+from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.loop import End, Loop
+from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device
+from hpc_gpt.train.run_completion import complete_run
+from hpc_gpt.train.signals import Signals
+
+
+class Trainer:
+    """One rank's share of an attempt."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, identity: RankIdentity, signals: Signals) -> None:
+        self.ranks: Ranks | None = None
+        self._loop: Loop | None = None
+        self._run = run
+        self._attempt = attempt
+        self._identity = identity
+        self._signals = signals
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far."""
+        return self._loop.step if self._loop else 0
+
+    def train(self) -> int:
+        """Trains to the end or the interruption; returns the exit code. Exceptions are the caller's to report."""
+        resolved = self._run.resolved()
+        if self._identity.size != resolved.layout.gpus:
+            raise LayoutError(
+                f"{self._identity.size} ranks were started, but layout {resolved.layout} has {resolved.layout.gpus}",
+                "start one task for each GPU of the layout",
+            )
+        device = choose_device(self._identity, resolved)
+        _share_cores(device, resolved)
+        self.ranks = ranks = Ranks(self._identity, device, self._attempt)
+        if ranks.is_first:
+            complete_run(self._run, resolved)
+        samples = self._open_data(resolved, ranks)
+        engine = build_engine(resolved, device)
+        checkpoints = Checkpoints(self._run.checkpoints, ranks)
+        progress = checkpoints.resume(engine)
+        if ranks.is_first:
+            self._say_start(resolved, device, progress, samples)
+        self._loop = Loop(
+            resolved,
+            ranks,
+            engine,
+            samples,
+            checkpoints,
+            progress,
+            self._attempt.metrics,
+            self._signals,
+            self._is_preemption,
+        )
+        end = self._loop.run()
+        if ranks.is_first:
+            self._write_end(end)
+        return end.exit_code
+
+    def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples:
+        """The run's samples, made once on each node where they are missing, and the same on all ranks."""
+        if self._identity.local_rank == 0:
+            ensure_data(resolved)
+        ranks.barrier()
+        samples = open_samples(resolved)
+        first = ranks.share(samples.identity)
+        if samples.identity != first:
+            raise DataError(
+                f"the token file on {platform.node()} has SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",
+                "let all nodes read one file: HPC_GPT_DATA on a shared file system",
+            )
+        return samples
+
+    def _say_start(self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples) -> None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        start = {
+            "device": name,
+            "host": platform.node(),
+            "torch": torch.__version__,
+            "params": resolved.model.params,
+            "resumed_step": progress.step,
+            "data": samples.identity,
+        }
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        print(
+            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, {resolved.model.params:,} parameters, "
+            f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens",
+            flush=True,
+        )
+        if progress.step:
+            print(f"resumed after step {progress.step} of {resolved.train.steps}", flush=True)
+        if progress.data and progress.data != samples.identity:
+            print(
+                f"warning: the data are not those of the checkpoint (SHA-256 {samples.identity[:12]}…, "
+                f"then {progress.data[:12]}…)",
+                flush=True,
+            )
+
+    def _write_end(self, end: End) -> None:
+        requeue = end.requeue and not self._is_cancelled()
+        if requeue:
+            self._attempt.requeue.touch()
+        self._attempt.write_ended(end.ended, end.cause, self.step, requeue)
+        print(f"ended {end.ended} after step {self.step}" + (f": {end.cause}" if end.cause else ""), flush=True)
+
+    def _is_cancelled(self) -> bool:
+        """Whether `hpc-gpt cancel` has left its mark for this job."""
+        job_id = self._attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
+        return bool(job_id) and self._run.cancelled_mark(str(job_id)).exists()
+
+    def _is_preemption(self) -> bool:
+        """Whether the SIGTERM that ends this attempt is a preemption. Rank 0's to answer."""
+        return not self._is_cancelled() and self._signals.is_preemption()
+
+
+def _share_cores(device: torch.device, resolved: Resolved) -> None:
+    """On a CPU: an even share of the cores for each rank, where OMP_NUM_THREADS does not say otherwise."""
+    if device.type == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // resolved.ranks_per_node))
