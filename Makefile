@@ -1,0 +1,45 @@
+# make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
+# make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
+# make test-gpu, make lint, make bench
+#
+# PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+TESTS ?= tests
+export PYTHON PIP_ARGS
+
+BIN := .venv/bin
+PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
+
+.PHONY: demo test test-gpu lint bench packages
+.DELETE_ON_ERROR:
+
+demo: .venv/.ready
+	@$(BIN)/hpc-gpt submit experiments/demo.toml --cluster local --wait
+
+test: .venv/.ready-test packages
+	@$(BIN)/python -m pytest -m "not gpu" $(TESTS)
+
+test-gpu: .venv/.ready-test
+	@$(BIN)/python -m pytest -m gpu $(TESTS)
+
+lint: .venv/.ready-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh')
+
+bench: .venv/.ready-test
+	@$(BIN)/python -m benchmarks
+
+packages:
+	@.ci/install-test-packages
+
+.venv/.ready: $(PINS)
+	@.ci/make-venv
+	@touch $@
+
+.venv/.ready-test: $(PINS)
+	@.ci/make-venv test
+	@touch .venv/.ready $@
