@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.strict_ci import (  # noqa: F401  (hooks, found by name)
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
