@@ -1,0 +1,112 @@
+"""Token files from text, jsonl, folders and the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import DataError
+from hpc_gpt.tokens import build_stdlib, build_tokens, open_tokens, stdlib_path
+
+
+def text_of(path: Path) -> bytes:
+    return bytes(open_tokens(path).tokens.tolist())
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    source = tmp_path / "a b'.txt"
+    source.write_text("héllo\n")
+    file = build_tokens(source, tmp_path / "out" / "x.tokens")
+    assert text_of(file.path) == "héllo\n".encode() + b"\0"
+    assert (file.vocab, file.tokenizer) == (256, "byte")
+
+
+def test_jsonl_is_a_document_a_line(tmp_path: Path) -> None:
+    source = tmp_path / "x.jsonl"
+    source.write_text('{"text": "one"}\n\n{"id": 2, "text": "tw\\u00f6"}\n{"text": ""}\n')
+    assert text_of(build_tokens(source, tmp_path / "x.tokens").path) == "one\0twö\0".encode()
+
+
+@pytest.mark.parametrize("line", ['{"text": 3}', '{"body": "x"}', "[1]", "{", '"text"'])
+def test_a_jsonl_line_without_text_is_named(tmp_path: Path, line: str) -> None:
+    source = tmp_path / "x.jsonl"
+    source.write_text('{"text": "one"}\n' + line + "\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:2: no object with a string"):
+        build_tokens(source, tmp_path / "x.tokens")
+    assert not (tmp_path / "x.tokens").exists()
+
+
+def test_a_folder_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    source = tmp_path / "corpus"
+    for name, text in {"b/2.txt": "two", "b/1.md": "one", "a.txt": "zero", ".hidden/x.txt": "no"}.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    (source / "c.jsonl").write_text(json.dumps({"text": "three"}) + "\n")
+    (source / "image.png").write_bytes(b"\x89PNG\0\0")
+    (source / "empty.txt").write_text("")
+    first = build_tokens(source, tmp_path / "1.tokens")
+    assert text_of(first.path) == b"zero\0one\0two\0three\0"
+    assert build_tokens(source, tmp_path / "2.tokens").path.read_bytes() == first.path.read_bytes()
+
+
+def test_what_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "x.tokens"
+    with pytest.raises(DataError, match="no text at"):
+        build_tokens(tmp_path / "missing", out)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has no text"):
+        build_tokens(tmp_path / "empty", out)
+    (tmp_path / "t.txt").write_text("x")
+    with pytest.raises(DataError, match="no tokenizer 'bpe'"):
+        build_tokens(tmp_path / "t.txt", out, tokenizer="bpe")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty", "t.txt"]
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
+    source.write_text("one")
+    build_tokens(source, out)
+    source.write_text("two")
+    with pytest.raises(DataError, match="is there already"):
+        build_tokens(source, out)
+    assert text_of(out) == b"one\0"
+
+
+def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on file size refuses like a full disk; a process of its own takes it."""
+    source = tmp_path / "t.txt"
+    source.write_bytes(b"x" * 300_000)
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from hpc_gpt.tokens import build_tokens; build_tokens(sys.argv[1], sys.argv[2])"
+    )
+    out = tmp_path / "x.tokens"
+    done = subprocess.run([sys.executable, "-c", program, source, out], capture_output=True, text=True, check=False)
+    assert f"DataError: cannot write {out}: File too large" in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.txt"]
+
+
+def test_two_builders_of_the_standard_library_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "HPC_GPT_DATA": str(tmp_path / "data")}
+    program = "from hpc_gpt.tokens import build_stdlib; print(build_stdlib().sha)"
+    builders = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    shas = {builder.communicate()[0] for builder in builders}
+    assert [builder.returncode for builder in builders] == [0, 0]
+    assert len(shas) == 1
+    assert [entry.name for entry in (tmp_path / "data").iterdir()] == [stdlib_path().name]
+
+
+def test_the_standard_library_is_real_text(tmp_path: Path) -> None:
+    file = build_stdlib(tmp_path / "s.tokens")
+    assert len(file.tokens) > 2_000_000
+    assert file.is_sound()
+    assert b"import os" in bytes(file.tokens.astype("u1"))

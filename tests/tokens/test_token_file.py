@@ -1,0 +1,116 @@
+"""The token file: what goes in comes out, and every kind of damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import DataError
+from hpc_gpt.tokens import open_tokens
+from hpc_gpt.tokens.token_file import HEADER, TokenWriter
+
+
+def write(path: Path, tokens: list[int], vocab: int = 256, pieces: int = 1) -> None:
+    with TokenWriter(path, vocab, "byte") as writer:
+        for part in np.array_split(np.array(tokens, dtype=np.int64), pieces):
+            writer.add(part)
+        writer.finish()
+
+
+@given(data=st.data(), vocab=st.sampled_from([2, 256, 50257, 65536, 65537, 200_000, 2**32 - 1]))
+@settings(max_examples=60, deadline=None)
+def test_tokens_come_out_as_they_went_in(tmp_path_factory: Any, data: st.DataObject, vocab: int) -> None:
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=50))
+    path = tmp_path_factory.mktemp("t") / "x.tokens"
+    write(path, tokens, vocab, pieces=data.draw(st.integers(1, 3)))
+    file = open_tokens(path)
+    assert file.tokens.tolist() == tokens
+    assert (file.vocab, file.tokenizer) == (vocab, "byte")
+    assert file.tokens.dtype.itemsize == (2 if vocab <= 65536 else 4)
+    assert file.is_sound()
+    assert path.stat().st_size == HEADER.size + len(tokens) * file.tokens.dtype.itemsize
+
+
+@given(cut=st.integers(0, 200))
+@settings(max_examples=60, deadline=None)
+def test_any_cut_is_named(tmp_path_factory: Any, cut: int) -> None:
+    path = tmp_path_factory.mktemp("t") / "x.tokens"
+    write(path, list(range(60)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: min(cut, len(whole) - 1)])
+    with pytest.raises(DataError, match=r"empty|truncated") as fault:
+        open_tokens(path)
+    assert str(path) in str(fault.value)
+    assert fault.value.hint
+
+
+def test_a_changed_token_is_found_by_the_sum(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    write(path, [1, 2, 3])
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    assert not open_tokens(path).is_sound()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no token file .*missing\.tokens"):
+        open_tokens(tmp_path / "missing.tokens")
+    text = tmp_path / "text.txt"
+    text.write_text("hello")
+    with pytest.raises(DataError, match="starts with b'hello', not b'HPCGPTTK'"):
+        open_tokens(text)
+    with pytest.raises(DataError, match="Is a directory"):
+        open_tokens(tmp_path)
+    path = tmp_path / "x.tokens"
+    write(path, [1])
+    other = bytearray(path.read_bytes())
+    other[8] = 9
+    path.write_bytes(other)
+    with pytest.raises(DataError, match="version 9"):
+        open_tokens(path)
+
+
+def test_no_tokens_and_too_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "none.tokens"
+    write(path, [])
+    with pytest.raises(DataError, match="holds no tokens"):
+        open_tokens(path)
+    path = tmp_path / "more.tokens"
+    write(path, [1, 2])
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(DataError, match="too long: 133 bytes, but 2 tokens of 2 bytes and a header of 128 make 132"):
+        open_tokens(path)
+
+
+def test_a_vocabulary_larger_than_the_models(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    write(path, [1, 2], vocab=50257)
+    assert open_tokens(path, max_vocab=50257).vocab == 50257
+    with pytest.raises(DataError, match=r"vocabulary of 50257 .* but the model's is 256"):
+        open_tokens(path, max_vocab=256)
+
+
+def test_a_token_outside_the_vocabulary_is_our_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    with pytest.raises(ValueError, match="token 256 is outside the vocabulary of 256"):
+        write(path, [256])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    write(path, [1])
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        write(path, [2])
+    assert path.read_bytes() == before
+    with TokenWriter(tmp_path / "y.tokens", 256, "byte") as writer:
+        writer.add(np.array([1]))
+        # Left without `finish`, as by an interrupt.
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
