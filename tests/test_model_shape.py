@@ -55,6 +55,7 @@ def test_gpt2_sizes(name, millions):
     assert preset(name).params / 1e6 == pytest.approx(millions, rel=1e-4)
 
 
+@pytest.mark.shared
 def test_every_size_of_seed_001_is_a_preset(shared):
     import re
 

@@ -49,7 +49,7 @@ def read_run(run: RunFolder) -> Record:
     versions = provenance.get("versions")
     record = replace(
         record,
-        versions={"hpc_gpt": resolved.version, **(versions if isinstance(versions, dict) else {})},
+        versions={"hpc-gpt": resolved.version, **(versions if isinstance(versions, dict) else {})},
         sources={**record.sources, "versions": "provenance.json" if versions else "resolved.json"},
     )
     damaged = sum(read.damaged for read in attempts)
@@ -107,13 +107,10 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
 
 def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
     """The device that the ranks found, where an attempt says one; else the profile's."""
-    ranks_said = [
-        (f"attempts/{read.attempt.number}/trainer.json", read_json(read.attempt.folder / "trainer.json"))
-        for read in reversed(attempts)
-    ]
     # provenance.json is of the machine that submits, so under Slurm it says nothing about the nodes.
-    for where, tables in ranks_said:
-        found = tables.get("device")
+    for read in reversed(attempts):
+        where = f"attempts/{read.attempt.number}/trainer.json"
+        found = read.trainer.get("device")
         if not isinstance(found, str) or found.lower() == "cpu":
             continue
         name = device_named(found) or found

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.run_folder import Attempt, RunFolder, read_json
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0
@@ -47,13 +47,22 @@ class Step:
 
 @dataclass(frozen=True)
 class AttemptRead:
-    """What one attempt left: its steps, the count of lines that cannot be read, its start and its end."""
+    """What one attempt left: its steps, the count of lines that cannot be read, what says its start and its end."""
 
     attempt: Attempt
     steps: tuple[Step, ...]
     damaged: int
     started: dict[str, Any]
+    trainer: dict[str, Any]
     ended: dict[str, Any]
+
+    @property
+    def first_step(self) -> float:
+        """The first step it trained, or would have trained after the checkpoint it resumed from."""
+        resumed = self.trainer.get("resumed_step")
+        if isinstance(resumed, int):
+            return resumed + 1
+        return self.steps[0].step if self.steps else math.inf
 
     @property
     def start_s(self) -> float | None:
@@ -77,7 +86,8 @@ def read_attempt(attempt: Attempt) -> AttemptRead:
         else:
             steps[values["step"]] = Step(attempt.number, number, values)
     ordered = tuple(steps[step] for step in sorted(steps))
-    return AttemptRead(attempt, ordered, damaged, attempt.started(), attempt.ended())
+    trainer = read_json(attempt.folder / "trainer.json")
+    return AttemptRead(attempt, ordered, damaged, attempt.started(), trainer, attempt.ended())
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -107,8 +117,7 @@ def steps_that_count(attempts: list[AttemptRead]) -> list[Step]:
     for read in reversed(attempts):
         own = [step for step in read.steps if step.step < first]
         kept = own + kept
-        if read.steps:
-            first = min(first, read.steps[0].step)
+        first = min(first, read.first_step)
     return kept
 
 
@@ -154,7 +163,9 @@ def run_state(run: RunFolder, attempts: list[AttemptRead]) -> tuple[str, str]:
     last = attempts[-1]
     where = f"attempts/{last.attempt.number}"
     if last.ended.get("ended"):
-        if last.ended.get("requeue") and not cancelled:
+        if last.ended.get("requeue"):
+            if cancelled:
+                return "cancelled", f"cancelled.{job_id}"
             return "pending", f"{where}/ended.json: {last.ended['ended']}, back to the queue"
         return str(last.ended["ended"]), f"{where}/ended.json"
     if cancelled:

@@ -55,11 +55,12 @@ def measure_steps(steps: Sequence[TimedStep]) -> StepTimes | None:
         if not settled:
             flags.append(f"attempt {attempt}: step times had not settled after half of its {len(own)} steps")
     used = [step for step in warm if not step.apart]
+    apart = len(warm) - len(used)
     if not used and warm:
-        used = warm
+        used, apart = warm, 0
         flags.append("every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that")
     if not used and steps:
-        used, warmup = list(steps), 0
+        used, warmup, apart = list(steps), 0, 0
         flags.append("no step is left after warm-up: step_s includes warm-up")
     if not used:
         return None
@@ -69,7 +70,7 @@ def measure_steps(steps: Sequence[TimedStep]) -> StepTimes | None:
     low, high = percentile(seconds, 0.1), percentile(seconds, 0.9)
     if high > 1.5 * low and len(seconds) >= 5:
         flags.append(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s")
-    return StepTimes(median(seconds), low, high, len(seconds), warmup, len(warm) - len(used), tuple(flags))
+    return StepTimes(median(seconds), low, high, len(seconds), warmup, apart, tuple(flags))
 
 
 def warmup_count(steps: Sequence[TimedStep]) -> tuple[int, bool]:

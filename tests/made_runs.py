@@ -1,0 +1,63 @@
+"""Run folders as a trainer leaves them, made without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpc_gpt.cluster import load_profile
+from hpc_gpt.experiment import load_experiment
+from hpc_gpt.resolve import resolve
+from hpc_gpt.run_folder import Attempt, RunFolder, create_run, write_once
+
+STARTED = 1_700_000_000.0
+
+
+def make_run(
+    logs: Path, cluster: str = "local", experiment: str = "demo", submit: bool = True, **overrides
+) -> RunFolder:
+    """A run that was submitted as job 4711 and has not started."""
+    settings = {key.replace("__", "."): value for key, value in overrides.items()}
+    resolved = resolve(load_experiment(experiment, settings), load_profile(cluster))
+    run = create_run(logs, resolved, "#!/bin/bash\n", "", {})
+    if submit:
+        run.add_submission({"scheduler": resolved.cluster.scheduler, "job_id": "4711", "refused": None})
+    return run
+
+
+def metrics_line(step: int, **values) -> dict:
+    """One line of metrics.jsonl: half a second a step, a loss that falls from 6 towards 2."""
+    line = {
+        "step": step,
+        "loss": 2 + 4 / step,
+        "loss_eval": None,
+        "grad_norm": 1.0,
+        "lr": 1e-3,
+        "step_s": 5.0 if step == 1 else 0.5,
+        "tokens_per_s": 1.0,
+        "tokens": 4096,
+        "skipped": False,
+        "memory_allocated_gib": None,
+        "memory_reserved_gib": None,
+        "save_s": None,
+        "time": STARTED + step,
+    }
+    return {**line, **values}
+
+
+def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> Attempt:
+    """A start of the run that wrote `lines` (objects, or text as it stands) and ended so; None: no ended.json."""
+    attempt = run.new_attempt()
+    start = {"attempt": attempt.number, "job_id": more.get("job_id", "4711"), "node_list": more.get("node_list")}
+    started = more.get("started", STARTED)
+    write_once(attempt.folder / "attempt.json", json.dumps({**start, "started": started}))
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    if text:
+        attempt.metrics.write_text(text)
+    trainer = {key: more[key] for key in ("device", "resumed_step") if key in more}
+    if trainer:
+        write_once(attempt.folder / "trainer.json", json.dumps(trainer))
+    if ended:
+        end = {"ended": ended, "cause": more.get("cause"), "step": 0, "time": more.get("time", started + 3600)}
+        write_once(attempt.folder / "ended.json", json.dumps({**end, "requeue": more.get("requeue", False)}))
+    return attempt

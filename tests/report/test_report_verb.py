@@ -1,0 +1,124 @@
+"""`hpc-gpt report`: data on stdout, everything else on stderr, record.json in our own folders alone."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_gpt.cli.report import report
+from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.record import Record
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    folder = tmp_path / "logs"
+    monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def runs(logs):
+    made = [make_run(logs) for _ in range(2)]
+    for run in made:
+        add_attempt(run, [metrics_line(step) for step in range(1, 21)])
+    return made
+
+
+def call(*words):
+    return CliRunner().invoke(report, words, catch_exceptions=False)
+
+
+def test_all_runs_of_the_logs_folder_unless_told_otherwise(runs):
+    result = call()
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3
+    for run in runs:
+        assert run.run_id in result.stdout
+
+
+def test_paths_may_be_a_run_a_folder_of_runs_or_an_id(runs, logs):
+    for path in (str(runs[0].path), runs[0].run_id):
+        assert len(json.loads(call(path, "--json").stdout)["records"]) == 1
+    for path in (str(logs), str(logs / "demo")):
+        assert len(json.loads(call(path, "--json").stdout)["records"]) == 2
+    assert len(json.loads(call(str(logs), runs[0].run_id, "--json").stdout)["records"]) == 2
+
+
+def test_record_json_is_written_and_brought_up_to_date(runs):
+    call()
+    first = Record.from_json(runs[0].record.read_text())
+    assert first.step_s == 0.5
+    add_attempt(runs[0], [metrics_line(21)])
+    call(str(runs[0].path))
+    assert len(Record.from_json(runs[0].record.read_text()).attempts) == 2
+
+
+def test_nothing_else_in_a_run_is_touched(runs):
+    before = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
+    call()
+    after = {path: path.read_bytes() for path in runs[0].path.rglob("*") if path.is_file()}
+    assert set(after) - set(before) == {runs[0].record}
+    assert all(after[path] == before[path] for path in before)
+
+
+def test_a_record_that_says_the_same_is_not_written_again(runs):
+    call()
+    stamp = runs[0].record.stat()
+    call()
+    assert runs[0].record.stat().st_ino == stamp.st_ino
+
+
+def test_json_is_all_there_is_on_stdout(runs):
+    add_attempt(runs[0], [metrics_line(21, loss=float("nan"))])
+    result = call("--json")
+    page = json.loads(result.stdout)
+    assert sorted(page) == ["records", "schema"]
+    assert result.stdout == call("--format", "json").stdout
+
+
+@pytest.mark.parametrize(("form", "start"), [("csv", "gpus,params,"), ("md", "| GPUs"), ("table", "GPUs")])
+def test_formats(runs, form, start):
+    assert call("--format", form).stdout.startswith(start)
+
+
+def test_flags_go_to_stderr(runs):
+    add_attempt(runs[0], ["{half"])
+    result = call()
+    assert "cannot be read" in result.stderr
+    assert "cannot be read" not in result.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_and_still_printed(runs):
+    runs[0].record.mkdir()  # what root cannot replace either
+    result = call("--json")
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["records"]) == 2
+    assert "note: record.json not written: cannot write" in result.stderr
+
+
+def test_a_damaged_run_is_told_of_and_does_not_hide_the_others(runs):
+    (runs[0].path / "resolved.json").write_text("{")
+    result = call()
+    assert result.exit_code == 1
+    assert runs[1].run_id in result.stdout
+    assert "Error: " in result.stderr
+    assert runs[0].run_id in result.stderr
+
+
+def test_an_unknown_run_is_no_such_run(runs, tmp_path):
+    with pytest.raises(NoSuchRun) as refusal:
+        call("nothing")
+    assert refusal.value.exit_code == 5
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoSuchRun, match="no runs under"):
+        call(str(tmp_path / "empty"))
+
+
+def test_no_runs_yet_is_no_failure(logs):
+    result = call()
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no runs under" in result.stderr
+    assert json.loads(call("--json").stdout) == {"schema": 1, "records": []}

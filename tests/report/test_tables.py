@@ -1,0 +1,151 @@
+"""Records as text: the seed's columns, whole figures, and readable at any width."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.record import Record
+from hpc_gpt.report.columns import COLUMNS, show_digits, show_params
+from hpc_gpt.report.tables import as_block, as_csv, as_json, as_markdown, as_table, print_record
+
+SEED_RUN = Record(
+    run="20210527-040202-ab12",
+    name="gpt2-meg-ds-3d-48b",
+    engine="deepspeed-3d",
+    gpus=64,
+    params=51_970_000_000,
+    tp=4,
+    pp=16,
+    dp=1,
+    micro_batches=256,
+    micro_batch=4,
+    global_batch=1024,
+    recompute="full",
+    dtype="fp16",
+    device="v100-32g",
+    step_s=146.0,
+    step_s_p10=143.2,
+    step_s_p90=150.1,
+    steps_used=99,
+    warmup_steps=1,
+    tokens_per_s=7182.0,
+    tflops_seed=46.66,
+    tflops_hardware=47.9,
+    tflops_model=36.1,
+    mfu=0.2888,
+    loss_first=12.8,
+    loss_last=6.4,
+    ended="done",
+)
+EMPTY = Record(run="20210527-040202-ffff", name="demo", gpus=4, ended="pending")
+
+
+def test_columns_stand_in_the_seeds_order():
+    headings = [column.heading for column in COLUMNS]
+    assert headings[:9] == ["GPUs", "Size", "TP", "PP", "DP", "Micro-batches", "Mic-BS", "Glob-BS", "Step s"]
+    assert [heading for heading in headings if "TFLOPs" in heading] == [
+        "TFLOPs seed",
+        "TFLOPs hardware",
+        "TFLOPs model",
+    ]
+
+
+def test_a_row_reads_like_the_seeds():
+    heading, row = as_table([SEED_RUN]).splitlines()
+    assert heading.split()[:5] == ["GPUs", "Size", "TP", "PP", "DP"]
+    assert row.split()[:9] == ["64", "52.0B", "4", "16", "1", "256", "4", "1024", "146"]
+    assert "12.800 -> 6.400" in row
+    assert "gpt2-meg-ds-3d-48b/20210527-040202-ab12" in row
+
+
+def test_a_pipe_gets_whole_lines_a_record_each():
+    lines = as_table([SEED_RUN, EMPTY]).splitlines()
+    assert len(lines) == 3
+    assert "…" not in "".join(lines)
+    assert lines[0].index("Ended") == lines[1].index("done") == lines[2].index("pending")
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100])
+def test_a_narrow_terminal_gets_a_block_a_record_and_no_figure_is_cut(width):
+    text = as_table([SEED_RUN, replace(EMPTY, flags=["a long flag " * 10])], width)
+    assert "46.7 TFLOP/s" in text
+    assert text.count("20210527-040202") == 2
+    assert "…" not in text
+
+
+def test_a_wide_terminal_gets_the_table():
+    assert as_table([SEED_RUN], 400) == as_table([SEED_RUN], None)
+
+
+def test_csv_holds_figures_in_full_under_the_records_keys():
+    (row,) = csv.DictReader(io.StringIO(as_csv([SEED_RUN])))
+    assert float(row["step_s"]) == 146.0
+    assert float(row["step_s_p90"]) == 150.1
+    assert int(row["params"]) == 51_970_000_000
+    assert row["loss_eval"] == ""
+    assert list(row)[:3] == ["gpus", "params", "tp"]
+
+
+def test_csv_of_an_odd_name():
+    (row,) = csv.DictReader(io.StringIO(as_csv([replace(SEED_RUN, name='a,"b"\nc')])))
+    assert row["name"] == 'a,"b"\nc'
+
+
+def test_markdown_is_a_table_of_equal_columns():
+    lines = as_markdown([SEED_RUN, replace(EMPTY, name="a|b")]).splitlines()
+    assert {line.replace("\\|", "").count("|") for line in lines} == {len(COLUMNS) + 1}
+    assert set(lines[1]) == set("| -:")
+
+
+def test_json_is_one_object_with_every_key():
+    page = json.loads(as_json([SEED_RUN, EMPTY]))
+    assert page["schema"] == 1
+    assert [record["run"] for record in page["records"]] == [SEED_RUN.run, EMPTY.run]
+    assert list(page["records"][1]) == list(Record().to_tables())
+
+
+def test_no_record_at_all():
+    assert json.loads(as_json([])) == {"schema": 1, "records": []}
+    assert len(as_csv([]).splitlines()) == 1
+
+
+def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
+    text = as_block(SEED_RUN)
+    for word in ("tflops_seed", "tflops_hardware", "tflops_model", "12.800 -> 6.400", "146 s", "7,182", "99; 10th"):
+        assert word in text
+    assert "GPU hours" not in text
+    assert "pending" in as_block(EMPTY)
+    assert "None" not in text + as_block(EMPTY) + as_block(Record())
+
+
+def test_print_record_writes_to_stdout(capsys):
+    print_record(SEED_RUN)
+    captured = capsys.readouterr()
+    assert captured.out == as_block(SEED_RUN)
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(146.0, "146"), (2.738, "2.74"), (0.04133, "0.0413"), (0.5, "0.500"), (12345.6, "12346"), (0, "0"), (None, "-")],
+)
+def test_three_digits_at_least(figure, text):
+    assert show_digits(figure) == text
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_shown_figure_is_within_half_a_percent(figure):
+    assert float(show_digits(figure)) == pytest.approx(figure, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [(51_970_000_000, "52.0B"), (207_010_000_000, "207B"), (124_475_904, "124M"), (845_000, "845K"), (7, "7")],
+)
+def test_sizes_as_the_seed_prints_them(params, text):
+    assert show_params(params) == text

@@ -1,0 +1,154 @@
+"""Imports point one way, and nothing heavy is loaded before it is needed."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpc_gpt
+
+PACKAGE = Path(hpc_gpt.__file__).parent
+VALUES = {
+    "",
+    "batch",
+    "cluster",
+    "devices",
+    "ds_config",
+    "errors",
+    "experiment",
+    "formulas",
+    "layout",
+    "model_shape",
+    "paths",
+    "presets",
+    "provenance",
+    "record",
+    "resolve",
+    "run_folder",
+}
+# What each part may import of the package, beside itself and the values. The launcher is every other module.
+MAY_IMPORT = {
+    "values": set(),
+    "tokens": set(),
+    "terminal": set(),
+    "readers": set(),
+    "report": {"readers", "terminal"},
+    "launcher": {"tokens", "terminal", "report", "readers"},
+    "model": set(),
+    "train": {"model", "tokens"},
+    "cli": {"launcher", "tokens", "terminal", "report", "readers"},
+}
+TRAINER = {"model", "train"}
+HEAVY = {"torch", "deepspeed"}
+NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "pydantic", "jinja2", "rich"}
+
+
+def all_modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+MODULES = dict(all_modules())
+
+
+def part_of(module):
+    top = module.partition(".")[0]
+    if top == "__main__":
+        return "cli"
+    if top in VALUES:
+        return "values"
+    return top if top in MAY_IMPORT else "launcher"
+
+
+def imports_of(path):
+    """(full name, whether it runs when the module is imported) of every import in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+
+    def visit(node, at_import):
+        for child in ast.iter_child_nodes(node):
+            inside = at_import and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                found.extend((name.name, at_import) for name in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                found.extend((f"{child.module}.{name.name}", at_import) for name in child.names)
+            visit(child, inside)
+
+    visit(tree, True)
+    return found
+
+
+def own_module(name):
+    """The module of the package that an imported name stands for, or lies in."""
+    inner = name.removeprefix("hpc_gpt").lstrip(".")
+    return inner if inner in MODULES else inner.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    part = part_of(module)
+    allowed = MAY_IMPORT[part] | {part, "values"}
+    for name, _ in imports_of(MODULES[module]):
+        if name.split(".")[0] == "hpc_gpt":
+            assert part_of(own_module(name)) in allowed, f"{part} module {module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) not in TRAINER])
+def test_values_and_launcher_name_no_torch(module):
+    for name, at_import in imports_of(MODULES[module]):
+        heavy = name.split(".")[0] in HEAVY
+        assert not heavy or (part_of(module) == "cli" and not at_import), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) in TRAINER])
+def test_the_trainer_names_no_click(module):
+    names = {name.split(".")[0] for name, _ in imports_of(MODULES[module])}
+    assert not names & {"click", "rich", "submitit", "jinja2", "tqdm"}
+
+
+def test_only_the_terminal_names_rich():
+    users = {module for module in MODULES if "rich" in {name.split(".")[0] for name, _ in imports_of(MODULES[module])}}
+    assert users <= {"terminal"}
+
+
+def loaded_by(modules):
+    """Top-level packages in sys.modules after a fresh Python has imported the modules."""
+    names = [f"hpc_gpt.{module}".rstrip(".") for module in modules]
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_the_values_loads_the_standard_library_alone():
+    loaded = loaded_by(module for module in MODULES if part_of(module) == "values")
+    assert not loaded & (NEVER_AT_IMPORT | {"click", "numpy"})
+
+
+def test_importing_the_verbs_and_what_they_use_loads_nothing_heavy():
+    # The submitit subclasses need their base at import; the verbs import those modules when they run.
+    modules = [module for module in MODULES if part_of(module) in ("cli", "readers", "report", "terminal", "tokens")]
+    loaded = loaded_by(module for module in modules if not module.endswith("__main__"))
+    assert not loaded & NEVER_AT_IMPORT
+
+
+def test_no_launcher_module_loads_torch():
+    loaded = loaded_by(m for m in MODULES if part_of(m) == "launcher" and not m.endswith("__main__"))
+    assert not loaded & HEAVY
+
+
+def test_the_trainer_loads_no_click():
+    loaded = loaded_by(m for m in MODULES if part_of(m) in TRAINER and not m.endswith("__main__"))
+    assert "torch" in loaded
+    assert not loaded & {"click", "rich", "submitit"}
