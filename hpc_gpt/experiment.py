@@ -122,6 +122,8 @@ class Job:
     exclude: str | None = None
     comment: str | None = None
     mem: str | None = None
+    cpus_per_task: int | None = None
+    dependency: str | None = None
     exclusive: bool | None = None
     signal_lead_s: int | None = None
     sbatch: tuple[str, ...] = ()
@@ -195,15 +197,28 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=20` as (key, value). The value is TOML; what TOML does not know is a string."""
+    """`train.steps=20` as (key, value). The value is TOML where the key wants no text, and TOML can read it; nothing
+    behind the `=` takes the key back to its default (None)."""
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set train.steps=20")
+    if not raw:
+        return key, None
+    if _wants_text(key) and raw[0] not in "\"'":
+        return key, raw
     try:
         return key, tomllib.loads(f"value = {raw}")["value"]
     except (tomllib.TOMLDecodeError, KeyError):
         return key, raw
+
+
+def _wants_text(key: str) -> bool:
+    """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
+    kind: Any = Experiment
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+    return kind in (str, str | None)
 
 
 def check_tables(tables: Mapping[str, Any], kind: type[T], where: str) -> T:
@@ -269,7 +284,10 @@ def _set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{key}: {part} is a value, not a table", "give the key as table.key")
         tables = table
-    tables[last] = value
+    if value is None:
+        tables.pop(last, None)
+    else:
+        tables[last] = value
 
 
 def _default_name(path: Path) -> str:

@@ -39,3 +39,45 @@ def write_heading(line: str) -> None:
         console().print(Text(line, style="bold"))
     else:
         sys.stdout.write(line + "\n")
+
+
+class ProgressLine:
+    """A line of progress on stderr: rewritten in place on a terminal, a line each into a file."""
+
+    def __init__(self) -> None:
+        self._columns = width(stderr=True)
+
+    def show(self, text: str) -> None:
+        if self._columns is None:
+            sys.stderr.write(text + "\n")
+        else:
+            sys.stderr.write("\r\x1b[K" + text[: self._columns - 1])
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leaves the last text standing."""
+        if self._columns is not None:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+def progress_line() -> ProgressLine:
+    return ProgressLine()
+
+
+class Screen:
+    """A text that is shown again and again: in place on a terminal, one after another into a file."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def show(self, text: str) -> None:
+        if width() is not None and self._lines:
+            sys.stdout.write(f"\x1b[{self._lines}F\x1b[J")
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        self._lines = text.count("\n") + 1
+
+
+def screen() -> Screen:
+    return Screen()

@@ -1,0 +1,135 @@
+"""hpc-gpt, the command: verbs parse, call and print. A verb's module loads when the verb is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from hpc_gpt.errors import UserError
+
+# verb -> module under hpc_gpt.cli; the command in it has the verb's name, `-` as `_`.
+VERBS = {
+    "render": "render",
+    "submit": "submit",
+    "status": "status",
+    "logs": "logs",
+    "cancel": "cancel",
+    "report": "report",
+    "data": "data",
+    "profile": "profile",
+    "completion": "completion",
+    "help": "topics",
+}
+
+
+class VerbGroup(click.Group):
+    """Finds a verb by its module. Verbs are listed in the order of a run's life."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module = importlib.import_module(f"hpc_gpt.cli.{VERBS[name]}")
+        command = getattr(module, f"{name}_command", None) or getattr(module, name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from hpc_gpt.experiment import close_matches
+
+            hint = close_matches(args[0], VERBS) or f"verbs: {', '.join(VERBS)}"
+            raise UserError(f"no verb {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from hpc_gpt import __version__
+
+        click.echo(f"hpc-gpt {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=VerbGroup,
+    name="hpc-gpt",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+@click.option("--no-color", is_flag=True, expose_value=False, help="No colour; NO_COLOR does the same.")
+def group() -> None:
+    """Train GPTs with tensor, pipeline and data parallelism on Slurm clusters, or on this machine.
+
+    \b
+    hpc-gpt submit --gpus 64 --pp 16        the default experiment, on your cluster
+    hpc-gpt render demo > job.sh            a script for plain sbatch
+    hpc-gpt report logs/                    what the runs achieved
+
+    Exit codes: 0 ok, 1 failure, 2 usage, 3 a job failed, 4 Slurm not reachable, 5 no such run, 130 Ctrl-C.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and exits. A mistake of the user's ends in `Error: …`, an empty line and `hint: …`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in own
+    if "--no-color" in own:
+        os.environ["NO_COLOR"] = "1"
+    # These two may stand anywhere in the line.
+    given = [word for word in own if word not in ("--debug", "--no-color")] + given[len(own) :]
+    sys.exit(_run(given, debug))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UserError as fault:
+        if debug:
+            raise
+        _complain(str(fault), fault.hint)
+        return fault.exit_code
+    except click.UsageError as fault:
+        path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
+        _complain(fault.format_message(), f"{path} --help")
+        return 2
+    except click.ClickException as fault:
+        _complain(fault.format_message(), "")
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("", err=True)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as fault:
+        if debug:
+            raise
+        where = f"{fault.filename}: " if fault.filename else ""
+        _complain(f"{where}{fault.strerror or fault}", "--debug shows where")
+        return 1
+    except Exception as fault:
+        if debug:
+            raise
+        _complain(f"{type(fault).__name__}: {fault}", "this is a fault of hpc-gpt; --debug shows where")
+        return 1
+
+
+def _complain(message: str, hint: str) -> None:
+    click.echo(f"Error: {message}", err=True)
+    if hint:
+        click.echo(f"\nhint: {hint}", err=True)

@@ -1,0 +1,37 @@
+"""hpc-gpt cancel"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete.runs)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def cancel(names: tuple[str, ...], yes: bool) -> None:
+    """End the jobs of RUN, queued or running; nothing brings them back. What was saved stays.
+
+    Asks first on a terminal.
+    """
+    from hpc_gpt.cancel import cancel_run
+    from hpc_gpt.run_folder import find_run
+    from hpc_gpt.status import read_status
+    from hpc_gpt.waiting import describe
+
+    runs = [find_run(name, logs_folder()) for name in names]
+    if sys.stdin.isatty() and not yes:
+        for row in read_status(runs):
+            click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
+        click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", abort=True, err=True)
+    for run in runs:
+        job_id = cancel_run(run)
+        if job_id is None:
+            click.echo(f"{run.run_id}: nothing to cancel, it is {read_status([run])[0].state}")
+        else:
+            click.echo(f"cancelled {run.run_id}, job {job_id}")
+            click.echo(f"next: hpc-gpt submit --resume {run.run_id} takes it up again", err=True)

@@ -1,0 +1,43 @@
+"""What the shell offers after TAB: experiments, profiles, runs, keys. Nothing here may fail or be slow."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import click
+
+
+def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    """Names under experiments/, and the TOML files and folders of the current place."""
+    from click.shell_completion import CompletionItem
+
+    from hpc_gpt.experiment import list_experiments
+
+    names = [name for name in list_experiments() if name.startswith(begun)]
+    return [*names, CompletionItem(begun, type="file")]
+
+
+def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    from hpc_gpt.cluster import list_profiles
+
+    return [name for name in list_profiles() if name.startswith(begun)]
+
+
+def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Run ids, newest first, and job ids where digits were begun that are no run id."""
+    from hpc_gpt.paths import logs_dir
+    from hpc_gpt.run_folder import job_ids, list_runs
+
+    with contextlib.suppress(OSError, ValueError):
+        found = list_runs(logs_dir())[::-1]
+        ids = [run.run_id for run in found if run.run_id.startswith(begun)]
+        return ids or [job_id for run in found for job_id in job_ids(run) if job_id.startswith(begun)]
+    return []
+
+
+def keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    from hpc_gpt.cli.topics import experiment_keys
+
+    return [f"{key}=" for key, _, _ in experiment_keys() if key.startswith(begun)]

@@ -1,0 +1,170 @@
+"""The options that settle an experiment, shared by render and submit, and what follows from them.
+
+A flag wins over its HPC_GPT_* variable, that over the experiment, that over the cluster profile, that over a default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# (names, key, type, help). The variable is HPC_GPT_ and the first long name.
+_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
+    (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
+    (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
+    (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
+    (("--pipeline-model-parallel-size", "--pp"), "layout.pp", int, "Pipeline stages."),
+    (("--data-parallel-size", "--dp"), "layout.dp", int, "Data parallel size; follows from the others if left out."),
+    (("--micro-batch-size", "--mbs"), "layout.micro_batch", int, "Samples in one pass of one replica."),
+    (("--global-batch-size", "--gbs"), "layout.global_batch", int, "Samples in one step."),
+    (("--gas",), "layout.micro_batches", int, "Micro-batches a step (gradient accumulation steps)."),
+    (("--zero-stage",), "engine.zero_stage", int, "ZeRO stage."),
+    (("--seq-length", "--seq"), "model.seq", int, "Tokens in a sample."),
+    (("--account", "-A"), "job.account", str, "Account to charge."),
+    (("--partition", "-p"), "job.partition", str, "Partition."),
+    (("--qos", "-q"), "job.qos", str, "Quality of service."),
+    (("--constraint", "-C"), "job.constraint", str, "Node features wanted."),
+    (("--time", "-t"), "job.time", str, "Time limit, as for sbatch."),
+    (("--cpus-per-task", "-c"), "job.cpus_per_task", int, "CPUs of each rank."),
+    (("--exclude", "-x"), "job.exclude", str, "Nodes to stay off."),
+    (("--nodelist", "-w"), "job.nodelist", str, "Nodes to use."),
+    (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch."),
+    (("--job-name", "-J"), "job.name", str, "Name of the job."),
+    (("--reservation",), "job.reservation", str, "Reservation."),
+    (("--mem",), "job.mem", str, "Memory a node, as for sbatch."),
+    (("--comment",), "job.comment", str, "A comment Slurm keeps."),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line and HPC_GPT_* ask for."""
+
+    experiment: str
+    cluster: str | None
+    template: Path | None
+    overrides: dict[str, Any]
+
+
+def experiment_options(function: F) -> F:
+    """EXPERIMENT and every option above; the verb gets one keyword, `request`."""
+    import functools
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        return function(request=_request(values), **values)
+
+    command: Any = call
+    for names, key, kind, text in reversed(_OPTIONS):
+        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=_variable(names), help=text)(command)
+    for decorate in (
+        click.option("--exclusive", "job__exclusive", is_flag=True, default=None, help="Whole nodes, unshared."),
+        click.option(
+            "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
+            help="Let tensor parallelism span nodes.",
+        ),
+        click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
+                     help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
+        click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
+                     help="Your own child of base.sh.j2."),
+        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
+                     help="Cluster profile, by name or file."),
+        click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
+    ):  # fmt: skip
+        command = decorate(command)
+    return cast(F, command)
+
+
+def _variable(names: tuple[str, ...]) -> str:
+    short = next((name for name in reversed(names) if name.startswith("--")), names[0])
+    return "HPC_GPT_" + short.lstrip("-").replace("-", "_").upper()
+
+
+def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise ConfigError(
+            "-n is sbatch's number of tasks; hpc-gpt starts one task for each GPU", f"use -G {value} for {value} GPUs"
+        )
+
+
+def _request(values: dict[str, Any]) -> Request:
+    from hpc_gpt.experiment import DEFAULT_EXPERIMENT, parse_override
+
+    overrides = dict(parse_override(text) for text in values.pop("settings"))
+    for name in [name for name in values if "__" in name]:
+        value = values.pop(name)
+        if value is not None:
+            overrides[name.replace("__", ".")] = value
+    if "layout.nodes" in overrides and "layout.gpus" not in overrides:
+        overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
+    elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
+        overrides["layout.nodes"] = None
+    return Request(
+        experiment=values.pop("experiment") or DEFAULT_EXPERIMENT,
+        cluster=values.pop("cluster"),
+        template=values.pop("template"),
+        overrides=overrides,
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment ready to be submitted: its settings, its script, its file as given."""
+
+    resolved: Any
+    script: str
+    text: str
+
+
+def prepare(request: Request, queueing: bool = False) -> Prepared:
+    """Loads, resolves and renders. `queueing`: the job would really be submitted, so a guessed profile is refused
+    where there is no sbatch."""
+    from hpc_gpt.experiment import load_experiment
+    from hpc_gpt.render import render_script
+    from hpc_gpt.resolve import resolve
+
+    profile = choose_profile(request.cluster, queueing)
+    experiment = load_experiment(request.experiment, request.overrides)
+    sizes = experiment.layout
+    if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
+        # Two of the three are the experiment's; the flag's own partner follows from the rest.
+        asked = {"layout.global_batch", "layout.micro_batches"} & set(request.overrides)
+        if len(asked) == 1:
+            follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
+            experiment = load_experiment(request.experiment, {**request.overrides, follows: None})
+    resolved = resolve(experiment, profile)
+    return Prepared(resolved, render_script(resolved, request.template), experiment.text)
+
+
+def choose_profile(name: str | None, queueing: bool) -> Any:
+    """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm."""
+    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
+
+    chosen = name or user_default()
+    if chosen is None and queueing:
+        from hpc_gpt.slurm.scheduler import has_sbatch
+
+        if not has_sbatch():
+            raise ConfigError(
+                f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
+                f"use --cluster with one of: {', '.join(list_profiles())}",
+            )
+    return load_profile(chosen or FALLBACK)
+
+
+def logs_folder() -> Path:
+    """Where runs land, absolute."""
+    from hpc_gpt.paths import logs_dir
+
+    return Path(os.path.abspath(logs_dir()))

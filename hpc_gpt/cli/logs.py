@@ -1,0 +1,34 @@
+"""hpc-gpt logs"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+
+
+@click.command()
+@click.argument("run", shell_complete=complete.runs)
+@click.option("--follow", "-f", is_flag=True, help="Go on as the run writes, over its attempts, until it has ended.")
+@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt; by default the last.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
+@click.option("--path", is_flag=True, help="Print where the log lies instead.")
+def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
+    """Print the log of RUN's last attempt: all output of all its ranks."""
+    from hpc_gpt.follow import follow_logs, log_path, read_tail
+    from hpc_gpt.run_folder import find_run
+
+    found = find_run(run, logs_folder())
+    file = log_path(found, attempt)
+    if path:
+        click.echo(str(file))
+        return
+    out = sys.stdout.buffer
+    if follow:
+        follow_logs(found, attempt, tail, out)
+        return
+    out.write(read_tail(file, tail))
+    out.flush()

@@ -1,0 +1,51 @@
+"""hpc-gpt profile"""
+
+from __future__ import annotations
+
+import click
+
+from hpc_gpt.cli import complete
+
+
+@click.group()
+def profile() -> None:
+    """Cluster profiles: how each site wants its jobs. Your own lie in the config folder, clusters/NAME.toml."""
+
+
+@profile.command("list")
+def list_() -> None:
+    """Every profile, with what it says of itself and where it lies."""
+    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
+    from hpc_gpt.paths import config_dir
+
+    names = list_profiles()
+    default = user_default() or FALLBACK
+    width = max(len(name) for name in names)
+    for name, path in names.items():
+        own = "  (yours)" if path.is_relative_to(config_dir()) else ""
+        mark = "*" if name == default else " "
+        click.echo(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}")
+    click.echo(f'\n* taken without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
+
+
+@profile.command("show")
+@click.argument("name", shell_complete=complete.profiles)
+def show(name: str) -> None:
+    """Every key of profile NAME as it stands after `extends`."""
+    from dataclasses import asdict
+
+    from hpc_gpt.cli.topics import toml_value
+    from hpc_gpt.cluster import list_profiles, load_profile
+
+    settings = asdict(load_profile(name))
+    tables = {key: settings.pop(key) for key in ("container", "environment")}
+    for key, value in settings.items():
+        click.echo(f"{key} = {toml_value(value)}" if value is not None else f"# {key} is not set")
+    for key, table in tables.items():
+        if table:
+            click.echo(f"\n[{key}]")
+            for name_, value in table.items():
+                click.echo(f"{name_} = {toml_value(value)}")
+    path = list_profiles().get(name)
+    if path is not None:
+        click.echo(f"\nfrom {path}", err=True)

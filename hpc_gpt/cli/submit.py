@@ -1,0 +1,101 @@
+"""hpc-gpt submit"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder, prepare
+
+
+@click.command()
+@experiment_options
+@click.option("--dry-run", is_flag=True, help="Print script and command, ask sbatch --test-only; write nothing.")
+@click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
+@click.option("--resume", metavar="RUN", shell_complete=complete.runs, help="Start RUN once more, from its checkpoint.")
+def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> None:
+    """Submit EXPERIMENT to Slurm, or start it on this machine with --cluster local.
+
+    \b
+    hpc-gpt submit --gpus 64 --pp 16
+    hpc-gpt submit experiments/demo.toml --cluster local --wait
+    hpc-gpt submit demo --set train.steps=20 --tp 1
+    """
+    if resume is not None:
+        submitted = _resume(resume, request, dry_run)
+    else:
+        prepared = prepare(request, queueing=not dry_run)
+        if dry_run:
+            _dry_run(prepared)
+            return
+        from hpc_gpt.submission import submit_run
+
+        submitted = submit_run(prepared.resolved, prepared.script, prepared.text, logs_folder())
+    _say(submitted, wait)
+    if wait:
+        from hpc_gpt.report.gather import leave_record
+        from hpc_gpt.report.tables import print_record
+        from hpc_gpt.waiting import wait_for
+
+        wait_for(submitted.run)
+        print_record(leave_record(submitted.run))
+
+
+def _resume(name: str, request: Request, dry_run: bool) -> Any:
+    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.run_folder import find_run
+    from hpc_gpt.submission import resume_run
+
+    ctx = click.get_current_context()
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name not in ("resume", "wait")
+        and parameter.name
+        and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise ConfigError(
+            f"--resume starts a run as it was submitted; {', '.join(given)} cannot change it",
+            "submit a new run instead, or leave them out",
+        )
+    return resume_run(find_run(name, logs_folder()))
+
+
+def _dry_run(prepared: Any) -> None:
+    from hpc_gpt.submission import dry_run
+
+    click.echo(prepared.script, nl=False)
+    if prepared.resolved.cluster.scheduler == "slurm":
+        command = "sbatch --chdir=. --output=logs/…/slurm-%j.out --export=ALL job.sh, with HPC_GPT_RUN"
+    else:
+        command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
+    click.echo(f"would run: {command}", err=True)
+    click.echo(dry_run(prepared.resolved, prepared.script), err=True)
+    click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _say(submitted: Any, wait: bool) -> None:
+    run = submitted.run
+    leaked = _ignored_variables() if submitted.scheduler == "slurm" else []
+    if leaked:
+        click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
+    if submitted.scheduler == "slurm":
+        click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
+    else:
+        click.echo(f"started {run.run_id} as process {submitted.job_id}")
+    click.echo(f"run folder {run.path}", err=True)
+    if not wait:
+        name = submitted.job_id if submitted.scheduler == "slurm" else run.run_id
+        click.echo(f"next: hpc-gpt status {name}", err=True)
+
+
+def _ignored_variables() -> list[str]:
+    """SBATCH_* of the user's own shell: outside a job they are meant, so their loss is said."""
+    import os
+
+    if "SLURM_JOB_ID" in os.environ:
+        return []
+    return sorted(name for name in os.environ if name.startswith("SBATCH_"))

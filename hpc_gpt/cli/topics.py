@@ -1,0 +1,95 @@
+"""hpc-gpt help: what `--help` has no room for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+
+@click.group("help")
+def help_command() -> None:
+    """Longer answers: every key of an experiment, every variable of a template."""
+
+
+@help_command.command("keys")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def keys(as_json: bool) -> None:
+    """Every key of an experiment: its default and what it may be. --set KEY=VALUE sets any of them."""
+    found = experiment_keys()
+    if as_json:
+        rows = [{"key": key, "default": default, "type": kind} for key, default, kind in found]
+        click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
+        return
+    width = max(len(key) for key, _, _ in found)
+    for key, default, kind in found:
+        value = "-" if default is None else toml_value(default)
+        click.echo(f"{key.ljust(width)}  {value.ljust(16)}  {kind}")
+    click.echo(
+        "\n- is not set: the cluster profile or a rule settles it; KEY= takes a key back to its default", err=True
+    )
+
+
+@help_command.command("template")
+def template() -> None:
+    """The blocks and variables of base.sh.j2, for a child of one's own (--template FILE)."""
+    from hpc_gpt.cluster import load_profile
+    from hpc_gpt.experiment import Experiment, LayoutRequest, Model
+    from hpc_gpt.render import variables
+    from hpc_gpt.resolve import resolve
+
+    example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
+    click.echo(
+        '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block held; `| quote` makes a text one shell word.'
+    )
+    click.echo(
+        "blocks: directives environment preflight launch epilogue\nvariables, with gpt2 on 4 GPUs as the example:"
+    )
+    for name, value in variables(resolve(example, load_profile("generic-slurm"))).items():
+        shown = type(value).__name__ if is_dataclass(value) or name == "resolved_json" else repr(value)
+        click.echo(f"  {name.ljust(16)}{shown}")
+
+
+def experiment_keys() -> list[tuple[str, Any, str]]:
+    """(dotted key, default, type in words) of every value an experiment can set."""
+    from hpc_gpt.experiment import Experiment
+
+    return [row for row in _keys(Experiment, "") if row[0] != "text"]
+
+
+def _keys(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:
+    rows: list[tuple[str, Any, str]] = []
+    hints = get_type_hints(kind)
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            rows += _keys(hint, f"{prefix}{entry.name}.")
+        else:
+            default = None if entry.default is MISSING else entry.default
+            rows.append((prefix + entry.name, default, _words(hint)))
+    return rows
+
+
+def _words(hint: Any) -> str:
+    """A type as a user reads it."""
+    if get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return "list of texts"
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if options:
+        return " | ".join(_words(option) for option in options)
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), str(hint)
+    )
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)

@@ -1,0 +1,1 @@
+"""Runs on this machine, through submitit's local executor: start, supervision, cancel."""

@@ -1,0 +1,38 @@
+"""Processes by pid and start time, so that a pid used again is never taken for an old run's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+
+def start_time(pid: int) -> str | None:
+    """When a process started, in whatever unit the system gives; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def is_alive(pid: int | None, started: str | None) -> bool:
+    """Whether the process that was started then still runs; a zombie does not."""
+    return pid is not None and started is not None and start_time(pid) == started
+
+
+def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
+    """Signals a process if it is still the one that was started then; says whether it was."""
+    if not is_alive(pid, started):
+        return False
+    assert pid is not None
+    try:
+        os.kill(pid, what)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""Asks Slurm: one squeue for all jobs, scontrol for one, sacct where accounting is on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hpc_gpt.errors import JobRefused, SlurmUnreachable
+
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
+    r"socket timed out|zero bytes were transmitted|dns srv lookup failed|communication connection failure|"
+    r"unable to establish|network is unreachable|host is down|slurm_load_jobs error: unable",
+    re.IGNORECASE,
+)
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a Slurm client said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        """The client's own words, its name taken off the lines."""
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
+
+    @property
+    def unreachable(self) -> bool:
+        return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A line of squeue: the state in Slurm's long form (PENDING, RUNNING, …) and its reason."""
+
+    state: str
+    reason: str
+
+
+def has_sbatch() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+def ask(command: list[str], environment: Mapping[str, str] | None = None, text: str | None = None) -> Answer:
+    """Runs a Slurm client; SlurmUnreachable where it is not installed or gives no answer in time."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            stdin=None if text is not None else subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=dict(environment) if environment is not None else None,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmUnreachable(
+            f"no {command[0]} on this machine", "run on a login node of the cluster, or use --cluster local"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnreachable(
+            f"{command[0]} gave no answer in {_TIMEOUT_S:.0f} s", "is slurmctld up? try again later"
+        ) from None
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def check_reachable() -> None:
+    """Raises SlurmUnreachable unless sbatch is here and a controller answers."""
+    if not has_sbatch():
+        raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
+    answer = ask(["scontrol", "ping"])
+    if answer.code != 0 or " is UP" not in answer.stdout:
+        words = answer.words.splitlines()
+        raise SlurmUnreachable(
+            f"Slurm's controller does not answer: {words[0] if words else 'scontrol ping failed'}",
+            "nothing was submitted; try again when slurmctld is up",
+        )
+
+
+def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
+    """The exception for an sbatch that said no, with its own words."""
+    if answer.unreachable:
+        return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.words}", "try again when slurmctld is up")
+    return JobRefused(f"sbatch refused the job: {answer.words}", "change the request, or the cluster profile")
+
+
+def test_only(script: str, environment: Mapping[str, str]) -> str:
+    """What `sbatch --test-only` says about a script: when and where it would start. Raises as sbatch_failed."""
+    answer = ask(["sbatch", "--test-only"], environment, script)
+    if answer.code != 0:
+        raise sbatch_failed(answer)
+    return answer.words
+
+
+def queued_jobs() -> dict[str, QueuedJob] | None:
+    """Every job of ours that squeue knows, the lately ended ones too, by job id; None where Slurm is not reachable.
+
+    A job that is missing here is unknown, not failed: squeue forgets a job minutes after its end.
+    """
+    try:
+        answer = ask(["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"])
+    except SlurmUnreachable:
+        return None
+    if answer.code != 0:
+        return None
+    jobs = {}
+    for line in answer.stdout.splitlines():
+        job_id, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        jobs[job_id.strip()] = QueuedJob(state.strip(), reason.strip())
+    return jobs
+
+
+def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
+    """The last state sacct has of each job (COMPLETED, "CANCELLED by 1000" as CANCELLED); empty without accounting."""
+    wanted = [job_id for job_id in job_ids if job_id.isdigit()]
+    if not wanted or shutil.which("sacct") is None:
+        return {}
+    try:
+        answer = ask(["sacct", "-n", "-X", "-P", "-o", "JobIDRaw,State", "-j", ",".join(wanted)])
+    except SlurmUnreachable:
+        return {}
+    if answer.code != 0:
+        return {}
+    states = {}
+    for line in answer.stdout.splitlines():
+        job_id, _, state = line.partition("|")
+        states[job_id] = state.split(" ")[0].rstrip("+")
+    return states
+
+
+def cancel_job(job_id: str) -> None:
+    """scancel; SlurmUnreachable where it cannot ask. A job that is gone already is no error."""
+    answer = ask(["scancel", job_id])
+    if answer.unreachable:
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.words}", "try again when slurmctld is up")
+    if answer.code != 0 and "invalid job id" not in answer.stderr.lower():
+        raise JobRefused(f"scancel refused: {answer.words}", "is it your job?")
+
+
+def interrupt_job(job_id: str) -> None:
+    """SIGINT to every rank of a running job: it saves and stops."""
+    ask(["scancel", "--signal=INT", job_id])

@@ -1,0 +1,171 @@
+"""How runs stand: the scheduler's word where it has one, else the run folder's own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.local.process import is_alive
+from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
+
+LIVE = ("pending", "running")
+# Slurm's long state names. What is missing here (REVOKED, STOPPED, …) reads as unknown.
+_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"}
+_ENDED = {
+    "CANCELLED": "cancelled",
+    "COMPLETED": "done",
+    "TIMEOUT": "walltime",
+    "DEADLINE": "walltime",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "OUT_OF_MEMORY": "host_memory",
+    "FAILED": "error",
+}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as `status` shows it. `state` is one of design.md's `ended` classes, pending, running or unknown."""
+
+    run: str
+    name: str
+    state: str
+    cause: str | None
+    scheduler: str | None
+    job_id: str | None
+    attempts: int
+    step: int | None
+    steps: int
+    loss: float | None
+    tokens_per_s: float | None
+    gpus: int
+    layout: str
+    folder: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """The state of each run. Slurm is asked once for all of them, and only if one of them was a Slurm job."""
+    submissions = {run.path: _last_submission(run) for run in runs}
+    slurm_jobs = [
+        str(line["job_id"]) for line in submissions.values() if line.get("scheduler") == "slurm" and line.get("job_id")
+    ]
+    states = _slurm_states(slurm_jobs) if slurm_jobs else {}
+    return [_status(run, submissions[run.path], states) for run in runs]
+
+
+def _slurm_states(wanted: list[str]) -> dict[str, tuple[str, str]]:
+    """(state, reason) of the jobs that squeue or, for those it has forgotten, sacct knows."""
+    from hpc_gpt.slurm.scheduler import accounted_states, queued_jobs
+
+    queue = queued_jobs()
+    known = {job_id: (job.state, job.reason) for job_id, job in (queue or {}).items()}
+    missing = [job_id for job_id in wanted if job_id not in known]
+    if queue is not None and missing:
+        known |= {job_id: (state, "") for job_id, state in accounted_states(missing).items()}
+    return known
+
+
+def _last_submission(run: RunFolder) -> dict[str, Any]:
+    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
+    lines = run.submissions()
+    attempts = run.attempts()
+    start = attempts[-1].started() if attempts else {}
+    last = lines[-1] if lines else {}
+    if start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}:
+        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
+    return last
+
+
+def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[str, str]]) -> RunStatus:
+    resolved = run.resolved()
+    attempts = run.attempts()
+    metrics = next((found for attempt in reversed(attempts) if (found := last_metrics(attempt))), {})
+    state, cause = _state(run, attempts, line, states)
+    ids = job_ids(run)
+    step = metrics.get("step")
+    return RunStatus(
+        run=run.run_id,
+        name=resolved.name,
+        state=state,
+        cause=cause,
+        scheduler=line.get("scheduler"),
+        job_id=str(line["job_id"]) if line.get("job_id") else (ids[-1] if ids else None),
+        attempts=len(attempts),
+        step=step if isinstance(step, int) else None,
+        steps=resolved.train.steps,
+        loss=metrics.get("loss"),
+        tokens_per_s=metrics.get("tokens_per_s"),
+        gpus=resolved.gpus,
+        layout=str(resolved.layout),
+        folder=str(run.path),
+    )
+
+
+def _state(
+    run: RunFolder, attempts: list[Attempt], line: Mapping[str, Any], states: Mapping[str, tuple[str, str]]
+) -> tuple[str, str | None]:
+    """(state, cause). What lives wins over what ended; the trainer's own word wins over Slurm's of the same end."""
+    if line.get("refused"):
+        return "refused", str(line["refused"])
+    job_id = str(line["job_id"]) if line.get("job_id") else None
+    mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
+    end = mine[-1].ended() if mine else {}
+    if line.get("scheduler") == "local":
+        return _local_state(line, end)
+    slurm, reason = states.get(job_id or "", ("", ""))
+    if slurm in _PENDING:
+        return "pending", reason or None
+    if slurm in _RUNNING:
+        return "running", None
+    if slurm == "CANCELLED" and (not end or end.get("requeue")):
+        return "cancelled", "while it waited" if end else None
+    if end and not end.get("requeue"):
+        return str(end.get("ended")), end.get("cause")
+    if slurm in _ENDED:
+        return _ENDED[slurm], f"Slurm says {slurm}"
+    if job_id and run.cancelled_mark(job_id).exists():
+        return "cancelled", None
+    if end:
+        return "unknown", f"{end.get('ended')}, and Slurm no longer knows job {job_id}"
+    return "unknown", f"Slurm does not know job {job_id}" if job_id else "never submitted"
+
+
+def _local_state(line: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[str, str | None]:
+    if end:
+        return str(end.get("ended")), end.get("cause")
+    if line.get("host") not in (None, platform.node()):
+        return "unknown", f"runs on {line['host']}, which cannot be asked from here"
+    if is_alive(line.get("pid"), line.get("pid_start")):
+        return "running", None
+    return "error", "its process is gone and left no word"
+
+
+def last_metrics(attempt: Attempt) -> dict[str, Any]:
+    """The last whole line of metrics.jsonl; empty before the first. Reads the end of the file only."""
+    for line in reversed(_tail(attempt.metrics, 8192)):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _tail(path: Path, size: int) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read().splitlines()
+    except OSError:
+        return []

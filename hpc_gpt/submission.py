@@ -1,0 +1,86 @@
+"""Submitting a run: its data, its folder, then the scheduler; and the same run once more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import RunFolder, create_run, write_once
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run and the job it has just become."""
+
+    run: RunFolder
+    scheduler: str
+    job_id: str
+
+
+def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path) -> Submitted:
+    """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
+
+    Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
+    Raises SlurmUnreachable, DataError, RunFolderError, JobRefused.
+    """
+    from hpc_gpt.ds_config import deepspeed_config
+    from hpc_gpt.provenance import collect
+    from hpc_gpt.tokens.run_data import ensure_data
+
+    if resolved.cluster.scheduler == "slurm":
+        from hpc_gpt.slurm.executor import check_output_path
+        from hpc_gpt.slurm.scheduler import check_reachable
+
+        check_output_path(logs)
+        check_reachable()
+    ensure_data(resolved)
+    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved))
+    write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
+    return _start(run, resolved)
+
+
+def resume_run(run: RunFolder) -> Submitted:
+    """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
+
+    Raises RunFolderError while an earlier job of the run is still there.
+    """
+    from hpc_gpt.status import read_status
+
+    state = read_status([run])[0].state
+    if state in ("pending", "running"):
+        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+    resolved = run.resolved()
+    if not run.job_script.is_file():
+        raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    if resolved.cluster.scheduler == "slurm":
+        from hpc_gpt.slurm.scheduler import check_reachable
+
+        check_reachable()
+    return _start(run, resolved)
+
+
+def _start(run: RunFolder, resolved: Resolved) -> Submitted:
+    if resolved.cluster.scheduler == "slurm":
+        from hpc_gpt.slurm.executor import submit as submit_to_slurm
+
+        return Submitted(run, "slurm", submit_to_slurm(run, resolved))
+    from hpc_gpt.local.executor import submit as start_here
+
+    return Submitted(run, "local", start_here(run, resolved).job_id)
+
+
+def dry_run(resolved: Resolved, script: str) -> str:
+    """What the scheduler says of a script without taking it; writes nothing. Raises JobRefused, SlurmUnreachable."""
+    if resolved.cluster.scheduler != "slurm":
+        return f"would start {resolved.gpus} ranks on this machine"
+    import os
+
+    from hpc_gpt.slurm.environment import submission_environment
+    from hpc_gpt.slurm.scheduler import has_sbatch, test_only
+
+    if not has_sbatch():
+        return "no sbatch here to ask; the script is as it would be submitted"
+    return test_only(script, submission_environment(os.environ, {}))
