@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "terminal": set(),
     "readers": set(),
     "report": {"readers", "terminal"},
-    "launcher": {"tokens", "terminal", "report", "readers"},
+    "launcher": {"tokens", "terminal"},
     "model": set(),
     "train": {"model", "tokens"},
     "cli": {"launcher", "tokens", "terminal", "report", "readers"},

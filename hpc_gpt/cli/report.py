@@ -6,9 +6,11 @@ import sys
 
 import click
 
+from hpc_gpt.cli import complete
+
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[PATHS]...")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete.runs)
 @click.option(
     "--format",
     "form",
@@ -21,8 +23,8 @@ import click
 def report(paths: tuple[str, ...], form: str, as_json: bool) -> None:
     """Print the records of runs: layout, step time, FLOPs by three formulas, loss.
 
-    PATHS are run folders, folders that hold runs (logs/ unless given), or runs by id, prefix or job id.
-    Each run's record.json is brought up to date. The step time is the median of the steps after warm-up.
+    A PATH is a run folder, a folder that holds runs (logs/ unless given), or a run by id, prefix or job id. Each
+    run's record.json is brought up to date. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import find_runs, gather_records

@@ -45,7 +45,7 @@ def read_run(run: RunFolder) -> Record:
     record = _from_settings(run, resolved)
     record = _with_device(record, attempts)
     record = _with_steps(record, steps)
-    record = _with_attempts(record, run, attempts)
+    record = _with_attempts(record, run, resolved, attempts)
     versions = provenance.get("versions")
     record = replace(
         record,
@@ -196,7 +196,7 @@ def _peak_memory(steps: list[Step], key: str) -> list[float] | None:
     return peaks or None
 
 
-def _with_attempts(record: Record, run: RunFolder, attempts: list[AttemptRead]) -> Record:
+def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> Record:
     state, where = run_state(run, attempts)
     sources = {**record.sources, "ended": where, "cause": where, "attempts": "attempts/*/"}
     ids = job_ids(run)
@@ -213,7 +213,7 @@ def _with_attempts(record: Record, run: RunFolder, attempts: list[AttemptRead]) 
         started=iso(first_start or (epoch(submissions[0].get("time")) if submissions else None)),
         ended_at=iso(last.end_s) if over and last else None,
         node_list=str(last.started["node_list"]) if last and last.started.get("node_list") else None,
-        gpu_hours=_gpu_hours(record, attempts, sources),
+        gpu_hours=_gpu_hours(record, resolved, attempts, sources),
         attempts=attempt_tables(attempts, state),
         ended=state,
         cause=None if cause is None else str(cause),
@@ -221,19 +221,16 @@ def _with_attempts(record: Record, run: RunFolder, attempts: list[AttemptRead]) 
     return replace(record, sources=sources)
 
 
-def _gpu_hours(record: Record, attempts: list[AttemptRead], sources: dict[str, str]) -> float | None:
+def _gpu_hours(
+    record: Record, resolved: Resolved, attempts: list[AttemptRead], sources: dict[str, str]
+) -> float | None:
     """GPUs x hours over all attempts, each from its start to its end, or to its last step where it left no end.
 
     None for ranks that ran on CPU: a local run none of whose steps measured GPU memory.
     """
-    if record.memory_allocated_gib is None and not any(_under_slurm(read) for read in attempts):
+    if record.memory_allocated_gib is None and resolved.cluster.scheduler == "local":
         sources["gpu_hours"] = "null: no GPU was seen"
         return None
     spans = [read.end_s - read.start_s for read in attempts if read.start_s and read.end_s]
     sources["gpu_hours"] = f"gpus x the time of {len(spans)} of {len(attempts)} attempts"
-    return sum(spans) * (record.gpus or 0) / 3600 if spans else None
-
-
-def _under_slurm(read: AttemptRead) -> bool:
-    """Whether Slurm gave the attempt its GPUs: local job ids are no plain numbers, and name no nodes."""
-    return str(read.started.get("job_id", "")).isdigit() and bool(read.started.get("node_list"))
+    return sum(spans) * resolved.gpus / 3600 if spans else None

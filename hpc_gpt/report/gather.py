@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import NoSuchRun, UserError
+from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.own import read_run
 from hpc_gpt.record import Record, write_record
 from hpc_gpt.run_folder import RunFolder, find_run, list_runs
@@ -52,6 +52,14 @@ def gather_records(runs: Sequence[RunFolder]) -> Gathered:
         except UserError as fault:
             gathered.unwritten.append(str(fault))
     return gathered
+
+
+def leave_record(run: RunFolder) -> Record:
+    """The run's record as it stands, left in its folder as well where that can be written."""
+    gathered = gather_records([run])
+    if gathered.unread:
+        raise RunFolderError(gathered.unread[0], "is this a run folder?")
+    return gathered.records[0]
 
 
 def _is_inside(path: Path, logs: Path) -> bool:

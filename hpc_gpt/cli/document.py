@@ -1,0 +1,58 @@
+"""Writes every verb's `--help` into a page, between two marks, so that the page cannot say something else.
+
+python -m hpc_gpt.cli.document README.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+BEGIN, END = "<!-- verbs: written by python -m hpc_gpt.cli.document README.md -->", "<!-- end of verbs -->"
+WIDTH = 100
+
+
+def help_texts(
+    group: click.Group, path: str = "hpc-gpt", parent: click.Context | None = None
+) -> Iterator[tuple[str, str]]:
+    """(words of the command, its `--help` at WIDTH columns) of a group and of every verb under it."""
+    settings = {**group.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    ctx = click.Context(group, parent, path.split()[-1], **settings)
+    yield path, _help(group, ctx)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from help_texts(command, f"{path} {name}", ctx)
+        else:
+            yield f"{path} {name}", _help(command, click.Context(command, ctx, name))
+
+
+def _help(command: click.Command, ctx: click.Context) -> str:
+    return "\n".join(line.rstrip() for line in command.get_help(ctx).splitlines())
+
+
+def document(page: str) -> str:
+    """The page with the part between the marks written anew; ValueError where it has no marks."""
+    from hpc_gpt.cli import group
+
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN!r} followed by {END!r}")
+    parts = [f"### `{words}`\n\n```text\n{text}\n```\n" for words, text in help_texts(group)]
+    return f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}"
+
+
+def main() -> None:
+    """Brings the named pages up to date."""
+    for name in sys.argv[1:] or ["README.md"]:
+        path = Path(name)
+        path.write_text(document(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""CPU seconds of the commands that are typed often, beside an empty Python: `make bench`. Nothing passes or fails here.
+
+A machine's speed is in every figure, so each is also given as a multiple of `python -c pass`. What does pass or fail
+is tests/test_start_up.py: which modules these commands load.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+
+ROUNDS = 7
+# (words after python, seconds that the design allows it)
+COMMANDS = (
+    (("-c", "pass"), None),
+    (("-m", "hpc_gpt", "--help"), 0.15),
+    (("-m", "hpc_gpt", "submit", "--help"), 0.15),
+    (("-m", "hpc_gpt", "render", "--gpus", "64", "--pp", "16"), 0.3),
+    (("-m", "hpc_gpt", "render", "demo", "--cluster", "local"), 0.3),
+)
+
+
+def cpu_seconds(words: tuple[str, ...]) -> float:
+    """User and system seconds of one run of `python WORDS`, its children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True, env=os.environ)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    print(f"CPU seconds, median of {ROUNDS} runs (lowest), after one that fills the caches")
+    empty = 0.0
+    for words, allowed in COMMANDS:
+        cpu_seconds(words)
+        runs = [cpu_seconds(words) for _ in range(ROUNDS)]
+        middle = statistics.median(runs)
+        empty = empty or middle
+        name = " ".join(words).replace("-m hpc_gpt", "hpc-gpt") if words[0] == "-m" else "python -c pass"
+        limit = f"  design: {allowed} s" if allowed else ""
+        print(f"{name:<36} {middle:.3f} s ({min(runs):.3f})  {middle / empty:5.1f} x python -c pass{limit}")
+
+
+if __name__ == "__main__":
+    main()

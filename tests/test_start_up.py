@@ -1,0 +1,45 @@
+"""What the commands that are typed often load. Seconds differ by machine (make bench prints them), modules do not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "deepspeed", "submitit"}
+
+
+def modules_after(*arguments):
+    """Top-level packages loaded once `hpc-gpt ARGUMENTS` has ended well, in a Python of its own."""
+    program = (
+        "import json, sys\n"
+        "from hpc_gpt.cli import main\n"
+        "try:\n"
+        f"    main({list(arguments)!r})\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+def test_help_loads_nothing_heavy(arguments):
+    assert not modules_after(*arguments) & (HEAVY | {"pydantic", "numpy", "jinja2", "rich"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["render", "--gpus", "64", "--pp", "16"],
+        ["render", "demo", "--cluster", "local"],
+        ["submit", "demo", "--cluster", "local", "--dry-run"],
+        ["report"],
+        ["status"],
+        ["profile", "list"],
+    ],
+)
+def test_render_and_report_load_no_torch(arguments):
+    assert not modules_after(*arguments) & HEAVY
