@@ -68,7 +68,7 @@ class ClusterSpec:
 
 SMALL = ClusterSpec(
     "small",
-    (Nodes("n", 4),),
+    (Nodes("n", 8),),
     (
         "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=25 MaxTime=INFINITE State=UP",
         "PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",
@@ -126,21 +126,26 @@ class Cluster:
             stop_daemon(self._controller)
 
     def start_slurmd(self, name: str) -> None:
-        """Starts the slurmd of one virtual node, again after `kill_node`."""
+        """Starts the slurmd of one virtual node, again after `cut_power`."""
         self.slurmds[name] = start_daemon(
             ["slurmd", "-D", "-N", name], self.folder / f"slurmd-{name}.log", self.environment
         )
 
-    def kill_node(self, name: str) -> None:
-        """The node loses its power: its slurmd, its job steps and all that runs in them are killed at once."""
+    def cut_power(self, name: str) -> list[int]:
+        """The node loses its power: slurmd and job steps are gone, and its ranks fall silent without a last packet.
+
+        Gives the pids of the frozen ranks, to be killed once Slurm has noticed.
+        """
+        steps = [pid for pid in _pids_named("slurmstepd") if self._node_of(pid) == name]
+        ranks = [child for step in steps for child in _tree(step)[1:]]
+        for pid in ranks:
+            send(pid, signal.SIGSTOP)
         slurmd = self.slurmds.pop(name)
         slurmd.kill()
         slurmd.wait()
-        steps = [pid for pid in _pids_named("slurmstepd") if self._node_of(pid) == name]
-        doomed = {child for step in steps for child in _tree(step)}
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in steps:
+            send(pid, signal.SIGKILL)
+        return ranks
 
     def run(self, *command: str, check: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a Slurm command against this cluster; `more` are further environment variables."""
@@ -259,6 +264,12 @@ class Cluster:
         allowed = ",".join(("normal", *self.spec.qos))
         modify = ("sacctmgr", "-i", "modify", "user", "root", "where", site, "set")
         self.run(*modify, f"qos={allowed}", "defaultqos=normal", check=True)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """The signal, to a process that may be gone by now."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _pids_named(name: str) -> list[int]:

@@ -1,0 +1,73 @@
+"""Clusters for the tests, each started when first asked for and ended with the session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import BARE, SMALL, Cluster, ClusterSpec, running_services
+from tests.slurm.launcher import Launcher
+from tests.slurm.services import Services, daemon_environment
+from tests.slurm.site import checks_spec
+
+PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    path = daemon_environment()["PATH"]
+    missing = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+    if os.getuid() != 0 or missing:
+        why = f"no {', '.join(missing)} here" if missing else "not root"
+        pytest.skip(f"a real Slurm cluster needs root and Debian's slurm-wlm slurmdbd munge mariadb-server: {why}")
+    with running_services() as running:
+        yield running
+
+
+def running(spec: ClusterSpec, services: Services) -> Iterator[Cluster]:
+    cluster = Cluster(spec, services)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def small(services: Services) -> Iterator[Cluster]:
+    """Runs jobs: 8 nodes of 4 pretend GPUs, accounting, preemption."""
+    yield from running(SMALL, services)
+
+
+@pytest.fixture(scope="session")
+def bare(services: Services) -> Iterator[Cluster]:
+    """Runs jobs without accounting, and forgets them 2 s after their end."""
+    yield from running(BARE, services)
+
+
+@pytest.fixture(scope="session")
+def checks(services: Services) -> Iterator[Cluster]:
+    """Answers `sbatch --test-only`: 64 nodes and more, with all that the shipped profiles ask for."""
+    yield from running(checks_spec(), services)
+
+
+@pytest.fixture(scope="session")
+def launcher(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """hpc-gpt on the small cluster."""
+    return Launcher(small, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def bare_launcher(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """hpc-gpt on the cluster without accounting."""
+    return Launcher(bare, tmp_path_factory.mktemp("bare"))

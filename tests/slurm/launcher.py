@@ -1,0 +1,250 @@
+"""The command under test on a test cluster, and how a test watches, pauses and reads the runs it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpc_gpt.run_folder import RunFolder, job_ids
+from tests.slurm.cluster import Cluster, send
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = [sys.executable, "-m", "hpc_gpt"]
+
+# Node names do not resolve here, and gloo looks up the host's own name.
+PROFILE = """
+gpus_per_node = 2
+cpus_per_node = 4
+time = "00:10:00"
+exclusive = true
+signal_lead_s = 5
+
+[environment]
+HPC_GPT_MASTER_ADDR = "127.0.0.1"
+GLOO_SOCKET_IFNAME = "lo"
+OMP_NUM_THREADS = "1"
+"""
+
+EXPERIMENT = """
+name = "tiny"
+
+[model]
+hidden = 32
+layers = 4
+heads = 4
+vocab = 256
+seq = 32
+
+[data]
+source = "tokens"
+path = "{tokens}"
+
+[layout]
+gpus = 4
+tp = 2
+pp = 2
+micro_batch = 2
+micro_batches = 4
+
+[train]
+steps = 40
+dtype = "fp32"
+lr = 1e-3
+warmup_steps = 4
+log_every = 1
+save_every = 10
+"""
+
+
+class Launcher:
+    """`hpc-gpt` with its own config, data and logs folders, talking to one cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.experiment = folder / "tiny.toml"
+        (folder / "config" / "clusters").mkdir(parents=True)
+        (folder / "config" / "clusters" / "site.toml").write_text(PROFILE)
+        self._make_tokens(folder / "some.tokens")
+        self.experiment.write_text(EXPERIMENT.format(tokens=folder / "some.tokens"))
+        own = {name: text for name, text in cluster.environment.items() if not name.startswith("HPC_GPT_")}
+        self.environment = own | {
+            "HPC_GPT_CONFIG": str(folder / "config"),
+            "HPC_GPT_LOGS": str(self.logs),
+            "HPC_GPT_DATA": str(folder / "data"),
+            "HPC_GPT_CLUSTER": "site",
+            "HPC_GPT_EXPERIMENT": str(self.experiment),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+
+    def _make_tokens(self, path: Path) -> None:
+        from hpc_gpt.tokens import build_tokens
+
+        source = path.with_suffix(".txt")
+        source.write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        build_tokens(source, path)
+
+    def run(self, *arguments: str, code: int = 0, cwd: Path | None = None, **more: str) -> tuple[str, str]:
+        """(stdout, stderr) of `hpc-gpt ARGUMENTS`, which must exit with `code`. `more` are environment variables."""
+        done = subprocess.run(
+            [*PYTHON, *arguments],
+            env={**self.environment, **more},
+            cwd=cwd or self.folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout, done.stderr
+
+    def submit(self, *arguments: str, cwd: Path | None = None, **more: str) -> Job:
+        """Submits and gives the job."""
+        said, _ = self.run("submit", *arguments, code=0, cwd=cwd, **more)
+        found = re.search(r"submitted (\S+) as job (\d+)", said)
+        assert found, said
+        folders = list(Path(more.get("HPC_GPT_LOGS", str(self.logs))).glob(f"*/{found[1]}"))
+        assert len(folders) == 1, folders
+        return Job(self.cluster, RunFolder(folders[0]), found[2])
+
+    def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
+        """`hpc-gpt submit --wait` in the background, in a process group of its own as a shell would have it."""
+        waiting = subprocess.Popen(
+            [*PYTHON, "submit", "--wait", *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        assert waiting.stdout is not None
+        said = waiting.stdout.readline()
+        found = re.search(r"submitted (\S+) as job (\d+)", said)
+        assert found, said + waiting.communicate()[0]
+        (folder,) = self.logs.glob(f"*/{found[1]}")
+        return waiting, Job(self.cluster, RunFolder(folder), found[2])
+
+    def job_of(self, run: RunFolder) -> Job:
+        """The last job of a run."""
+        return Job(self.cluster, run, job_ids(run)[-1])
+
+    def state(self, job: Job) -> str:
+        """What `hpc-gpt status` says of the run."""
+        found = json.loads(self.run("status", str(job.run.path), "--json")[0])
+        (row,) = found["runs"]
+        return str(row["state"])
+
+
+class Job:
+    """One run's job on a cluster."""
+
+    def __init__(self, cluster: Cluster, run: RunFolder, job_id: str) -> None:
+        self.cluster = cluster
+        self.run = run
+        self.id = job_id
+
+    def shown(self) -> dict[str, str]:
+        """`scontrol show job`, the first of each key."""
+        text = self.cluster.run("scontrol", "--oneliner", "show", "job", self.id).stdout
+        fields: dict[str, str] = {}
+        for key, value in re.findall(r"(\w+)=(\S*)", text):
+            fields.setdefault(key, value)
+        return fields
+
+    @property
+    def slurm_state(self) -> str:
+        return self.shown().get("JobState", "unknown")
+
+    @property
+    def restarts(self) -> int:
+        return int(self.shown()["Restarts"])
+
+    def nodes(self) -> list[str]:
+        """The nodes of the last attempt, the batch host first."""
+        listed = self.run.attempts()[-1].started()["node_list"]
+        return self.cluster.run("scontrol", "show", "hostnames", listed).stdout.split()
+
+    def log(self) -> str:
+        """All that the run's attempts have said."""
+        return "\n".join(a.log.read_text(errors="replace") for a in self.run.attempts() if a.log.exists())
+
+    def wait(self, what: str, ready: Callable[[], object], limit_s: float = 120) -> None:
+        """Polls `ready`; fails with everything known about the job."""
+        end = time.monotonic() + limit_s
+        while not ready():
+            if time.monotonic() > end:
+                raise AssertionError(f"job {self.id}: {what} not within {limit_s:.0f} s\n{self.shown()}\n{self.log()}")
+            time.sleep(0.05)
+
+    def wait_end(self, *states: str) -> None:
+        """Waits until Slurm shows one of `states`, COMPLETED if none is given."""
+        wanted = states or ("COMPLETED",)
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+        self.wait(f"{wanted}", lambda: self.slurm_state in (*wanted, *ended))
+        assert self.slurm_state in wanted, f"{self.slurm_state}\n{self.log()}"
+
+    def wait_step(self, step: int, attempt: int = 1) -> None:
+        """Waits until the attempt has done `step`."""
+        self.wait(f"step {step} of attempt {attempt}", lambda: self.last_step(attempt) >= step)
+
+    def last_step(self, attempt: int) -> int:
+        return max(self.metrics(attempt), default=0)
+
+    def metrics(self, attempt: int) -> dict[int, float]:
+        """Step -> loss of one attempt."""
+        path = self.run.attempt(attempt).metrics
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {line["step"]: line["loss"] for line in map(json.loads, filter(_is_whole, lines))}
+
+    def ranks(self) -> list[int]:
+        """Pids of the job's ranks on this machine."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    environment = (entry / "environ").read_bytes().split(b"\0")
+                    command = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                ours = f"SLURM_JOB_ID={self.id}".encode() in environment
+                if ours and b"hpc_gpt.train" in command and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
+                    found.append(int(entry.name))
+        return found
+
+    def pause(self, step: int) -> None:
+        """Stops the ranks once `step` is done: a run that costs no time while the test waits for Slurm."""
+        self.wait_step(step)
+        ranks = self.ranks()
+        for pid in ranks:
+            send(pid, signal.SIGSTOP)
+        assert len(ranks) == 4, self.log()
+        assert self.last_step(1) < 40, "the run ended before it could be paused"
+
+    def resume(self) -> None:
+        """Lets paused ranks go on."""
+        for pid in self.ranks():
+            send(pid, signal.SIGCONT)
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def has_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a signal waits for a stopped process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [int(mask, 16) for mask in re.findall(r"^(?:ShdPnd|SigPnd):\s*(\w+)", status, re.MULTILINE)]
+    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -1,0 +1,81 @@
+"""Every job script is put before a real scheduler that knows 64 nodes and the shipped profiles' features and qos."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.experiment import list_experiments
+from tests.slurm.cluster import Cluster
+from tests.slurm.launcher import Launcher
+from tests.slurm.site import slurm_profiles
+
+PROFILES = [profile.name for profile in slurm_profiles()]
+
+
+@pytest.fixture(scope="module")
+def asking(checks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """hpc-gpt on the cluster for checks, with the shipped profiles and nothing of the tests' own."""
+    launcher = Launcher(checks, tmp_path_factory.mktemp("checks"))
+    for name in ("HPC_GPT_CLUSTER", "HPC_GPT_EXPERIMENT"):
+        launcher.environment.pop(name)
+    return launcher
+
+
+def accepted_on(words: str) -> tuple[int, str]:
+    """(processors, nodes) of `sbatch --test-only`'s answer."""
+    found = re.search(r"to start at \S+ using (\d+) processors on nodes (\S+)", words)
+    assert found, words
+    return int(found[1]), found[2]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("experiment", list_experiments())
+def test_every_experiment_is_accepted_under_every_profile(
+    asking: Launcher, tmp_path: Path, experiment: str, profile: str
+) -> None:
+    script, _ = asking.run("render", experiment, "--cluster", profile)
+    path = tmp_path / "job.sh"
+    path.write_text(script)
+    done = asking.cluster.run("sbatch", "--test-only", str(path))
+    assert done.returncode == 0, done.stderr
+    accepted_on(done.stderr)
+
+
+def test_the_readme_example_is_accepted(asking: Launcher) -> None:
+    script, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run")
+    processors, nodes = accepted_on(words)
+    assert processors >= 64
+    assert nodes.endswith("]")
+    assert "--nodes=16" in script
+    assert "tp4-pp16-dp1" in script
+    assert not asking.logs.exists(), "a dry run writes nothing"
+
+
+def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
+    _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "-C", "no-such-gpu", code=1)
+    assert "Invalid feature specification" in words
+    _, words = asking.run("submit", "--gpus", "1024", "--pp", "16", "--dry-run", "--gbs", "1024", code=1)
+    assert "node configuration is not available" in words
+    assert not asking.logs.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-q", "no-such-qos"), "Invalid qos"),
+        (("-p", "no-such-partition"), "partition"),
+        (("-A", "no-such-account"), "Invalid account"),
+    ],
+)
+def test_a_refusal_leaves_a_run_that_says_so(asking: Launcher, flags: tuple[str, ...], words: str) -> None:
+    before = set(asking.logs.glob("*/*"))
+    _, said = asking.run("submit", "--gpus", "64", "--pp", "16", "--set", "data.source=random", *flags, code=1)
+    assert words in said
+    assert "hint:" in said
+    (run,) = set(asking.logs.glob("*/*")) - before
+    assert (run / "job.sh").is_file()
+    assert '"state": "refused"' in asking.run("status", str(run), "--json")[0]
+    assert words in asking.run("status", str(run), "--json")[0]

@@ -1,0 +1,42 @@
+"""Status where accounting is off and Slurm soon forgets, and where slurmctld is down."""
+
+from __future__ import annotations
+
+import json
+
+from tests.slurm.launcher import Job, Launcher
+
+
+def forgotten(job: Job) -> bool:
+    """Whether Slurm no longer knows the job at all."""
+    return job.id not in job.cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout.split()
+
+
+def test_status_without_accounting_outlives_slurms_memory(bare_launcher: Launcher) -> None:
+    job = bare_launcher.submit("--set", "train.steps=5")
+    job.wait_step(1)
+    assert bare_launcher.state(job) in ("running", "done")
+    job.wait("forgotten", lambda: forgotten(job))
+    assert "accounting storage is disabled" in job.cluster.run("sacct").stderr
+    (row,) = json.loads(bare_launcher.run("status", "--json")[0])["runs"]
+    assert row["state"] == "done"
+    assert row["job_id"] == job.id
+    assert (row["attempts"], row["step"], row["steps"]) == (1, 5, 5)
+    assert row["loss"] == job.metrics(1)[5]
+    assert row["tokens_per_s"] > 0
+
+
+def test_a_dead_slurmctld_is_exit_4_and_nothing_is_written(bare_launcher: Launcher) -> None:
+    before = sorted(bare_launcher.folder.rglob("*"))
+    bare_launcher.cluster.stop_controller()
+    try:
+        _, words = bare_launcher.run("submit", code=4)
+        assert "Error:" in words
+        assert "hint:" in words
+        _, words = bare_launcher.run("submit", "--dry-run", code=4)
+        assert "Error:" in words
+        shown, _ = bare_launcher.run("status", "--json")
+        assert '"done"' in shown, "the run folder's own files still speak"
+    finally:
+        bare_launcher.cluster.start_controller()
+    assert sorted(bare_launcher.folder.rglob("*")) == before
