@@ -1,0 +1,126 @@
+"""Real ranks for the trainer's tests: processes that meet over gloo, signals, and what they left behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.ds_config import deepspeed_config
+from hpc_gpt.experiment import Data, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.run_folder import Attempt, RunFolder, create_run
+
+
+def run_rank(environment: dict[str, str], log: str) -> None:
+    """Runs in the forked process."""
+    from tests.train.preload import run_rank as run
+
+    run(environment, log)
+
+
+LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none")
+PATIENCE_S = 90
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["tests.train.preload"])
+
+
+def settings(tokens: Path, layout: Mapping[str, int], **train: Any) -> Resolved:
+    """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes."""
+    train = {"dtype": "fp32", "lr": 1e-3, "log_every": 1, "seed": 5, **train}
+    experiment = Experiment(
+        name="tiny",
+        model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
+        data=Data(source="tokens", path=str(tokens)),
+        layout=LayoutRequest(micro_batch=2, micro_batches=2, **layout),
+        train=Train(**train),
+    )
+    return resolve(experiment, LOCAL)
+
+
+def new_run(logs: Path, resolved: Resolved) -> RunFolder:
+    return create_run(logs, resolved, "#!/bin/sh\n", "", deepspeed_config(resolved))
+
+
+class Launch:
+    """The ranks of one attempt, as processes of this machine."""
+
+    def __init__(self, run: RunFolder, ranks: int, **environment: str) -> None:
+        self.attempt: Attempt = run.new_attempt()
+        self.attempt.log.touch()
+        self.ranks = []
+        for rank in range(ranks):
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+                "HPC_GPT_RUN": str(run.path),
+                "HPC_GPT_ATTEMPT": str(self.attempt.number),
+            }
+            process = _FORKED.Process(target=run_rank, args=(own | environment, str(self.attempt.log)), daemon=True)
+            process.start()
+            self.ranks.append(process)
+
+    def await_words(self, words: str) -> None:
+        """Waits until the log says `words`."""
+        until = time.monotonic() + PATIENCE_S
+        while words not in self.log:
+            assert time.monotonic() < until, f"no {words!r} in {PATIENCE_S} s:\n{self.log}"
+            assert any(rank.is_alive() for rank in self.ranks), f"the ranks ended without {words!r}:\n{self.log}"
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to every rank, as Slurm and a terminal do."""
+        for rank in self.ranks:
+            os.kill(rank.pid, number)
+
+    def wait(self, patience_s: float = PATIENCE_S) -> list[int]:
+        """The exit codes of all ranks."""
+        until = time.monotonic() + patience_s
+        for rank in self.ranks:
+            rank.join(timeout=max(0.1, until - time.monotonic()))
+        late = [rank for rank in self.ranks if rank.is_alive()]
+        for rank in late:
+            rank.kill()
+            rank.join()
+        assert not late, f"{len(late)} ranks still there after {patience_s} s:\n{self.log}"
+        return [rank.exitcode for rank in self.ranks]
+
+    @property
+    def log(self) -> str:
+        return self.attempt.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def ended(self) -> tuple[str, int, bool]:
+        """(class, step, whether the job goes back to the queue)"""
+        end = self.attempt.ended()
+        assert end["requeue"] == self.attempt.requeue.exists()
+        return end["ended"], end["step"], end["requeue"]
+
+
+def train(run: RunFolder, ranks: int, **environment: str) -> Launch:
+    """An attempt that nobody interrupts, waited for."""
+    launch = Launch(run, ranks, **environment)
+    launch.wait()
+    return launch
+
+
+def lines(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of all attempts' metrics, in order."""
+    return [
+        json.loads(line)
+        for attempt in run.attempts()
+        if attempt.metrics.exists()
+        for line in attempt.metrics.read_text().splitlines()
+    ]
+
+
+def figures(run: RunFolder) -> list[tuple[Any, ...]]:
+    """What must not depend on interruptions, a step each: losses, norm and rate to the last digit."""
+    return [(line["step"], line["loss"], line["loss_eval"], line["grad_norm"], line["lr"]) for line in lines(run)]

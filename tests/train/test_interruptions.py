@@ -1,0 +1,103 @@
+"""Whatever interrupts a run, it saves, says how it ended, and goes on to the same figures, to the last digit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.run_folder import RunFolder
+from tests.train.launch import Launch, figures, lines, new_run, settings, train
+
+STEPS = 40
+LAYOUTS = {"fp32": {"tp": 2, "pp": 2, "dp": 1}, "bf16": {"tp": 1, "pp": 1, "dp": 2}}
+RANKS = {"fp32": 4, "bf16": 2}
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, tokens: Path, dtype: str) -> RunFolder:
+    """A run of four ranks that nobody interrupts; the shape of the layout differs with the arithmetic."""
+    run = new_run(tmp_path_factory.mktemp("unbroken"), resolved(tokens, dtype))
+    launch = train(run, RANKS[dtype])
+    assert launch.ended == ("done", STEPS, False), launch.log
+    return run
+
+
+def resolved(tokens: Path, dtype: str):  # type: ignore[no-untyped-def]
+    return settings(tokens, LAYOUTS[dtype], dtype=dtype, steps=STEPS, eval_every=7, save_every=10, warmup_steps=5)
+
+
+def test_every_step_has_its_line(unbroken: RunFolder) -> None:
+    found = lines(unbroken)
+    assert [line["step"] for line in found] == list(range(1, STEPS + 1))
+    assert {tuple(line) for line in found} == {KEYS}
+    assert [line["step"] for line in found if line["loss_eval"] is not None] == [*range(7, STEPS + 1, 7), STEPS]
+    assert [line["step"] for line in found if line["save_s"] is not None] == list(range(10, STEPS + 1, 10))
+    tokens = unbroken.resolved().batch.global_batch * 32
+    assert {line["tokens"] for line in found} == {tokens}
+    assert all(line["step_s"] > 0 and line["tokens_per_s"] > 0 for line in found)
+    assert found[-1]["loss"] < found[0]["loss"] < 6
+
+
+def test_interrupted_four_times_and_resumed(tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str) -> None:
+    """SIGUSR2, SIGTERM without Slurm, Ctrl-C, a damaged and a half-written checkpoint: one run, five attempts."""
+    run = new_run(tmp_path, resolved(tokens, dtype))
+    ends = []
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        launch = Launch(run, RANKS[dtype])
+        launch.await_words(f"step {len(lines(run)) + 3}/{STEPS}")
+        launch.signal(number)
+        assert launch.wait() == [0] * RANKS[dtype], launch.log
+        ends.append(launch.ended)
+        assert lines(run)[-1]["step"] == launch.ended[1]
+    assert [(end, requeue) for end, _, requeue in ends] == [
+        ("walltime", True),
+        ("cancelled", False),
+        ("stopped", False),
+    ]
+    assert ends[0][1] < ends[1][1] < ends[2][1] < STEPS
+
+    newest, before = sorted(run.checkpoints.glob("step-*"), reverse=True)[:2]
+    damaged = next(newest.rglob("*optim_states.pt"))
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"scribbled")
+    half = run.checkpoints / ".writing-step-00000099"
+    half.mkdir()
+    last = train(run, RANKS[dtype])
+    assert last.ended == ("done", STEPS, False), last.log
+    assert f"passing over checkpoint {newest}: " in last.log
+    assert "CRC-32" in last.log
+    assert f"passing over {half}: it was never completed" in last.log
+    resumed = int(before.name.removeprefix("step-"))
+    assert f"resumed after step {resumed} of {STEPS}" in last.log
+    assert not half.exists()
+
+    # Up to the damaged checkpoint every step was done once; those it held were done again, to the same figures.
+    again = int(newest.name.removeprefix("step-")) - resumed
+    steps = [line["step"] for line in lines(run)]
+    assert steps == [*range(1, resumed + again + 1), *range(resumed + 1, STEPS + 1)]
+    expected = figures(unbroken)
+    found = [one for one in figures(run) if one[2] is None or (one[0] % 7 == 0 or one[0] == STEPS)]
+    assert found == [expected[one[0] - 1] for one in found]
+
+
+KEYS = (
+    "step",
+    "loss",
+    "loss_eval",
+    "grad_norm",
+    "lr",
+    "step_s",
+    "tokens_per_s",
+    "tokens",
+    "skipped",
+    "memory_allocated_gib",
+    "memory_reserved_gib",
+    "save_s",
+    "time",
+)
