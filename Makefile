@@ -31,7 +31,7 @@ lint: .venv/.ready-test
 	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh')
 
 bench: .venv/.ready-test
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python tests/benchmarks/start_up.py
 
 packages:
 	@.ci/install-test-packages
