@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,8 @@ def _import_deepspeed(device: torch.device) -> Any:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # It calls collectives by names that torch has deprecated; nothing a user could mend.
+        warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
         if device.type == "cpu":
             # Its shared-memory all-reduce takes a compiler and leaks 69 MB of /dev/shm a rank; gloo does without.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,0 +1,135 @@
+"""The reference of the equality table: a GPT in plain PyTorch, one process, written apart from hpc_gpt's.
+
+It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpc_gpt.experiment import Train
+from hpc_gpt.model_shape import ModelShape
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.projection = nn.Linear(hidden, hidden)
+        self.norm2 = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, hidden = x.shape
+        q, k, v = (
+            part.view(batch, seq, self.heads, hidden // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).split(hidden, -1)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(hidden // self.heads)
+        future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
+        attended = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        x = x + self.projection(attended.transpose(1, 2).reshape(batch, seq, hidden))
+        inner = self.up(self.norm2(x))
+        gelu = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+        return x + self.down(gelu)
+
+
+class PlainGpt(nn.Module):
+    def __init__(self, shape: ModelShape, initial: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.vocab = shape.vocab
+        self.embedding = nn.Embedding(shape.padded_vocab, shape.hidden)
+        self.position = nn.Embedding(shape.seq, shape.hidden)
+        self.blocks = nn.ModuleList(PlainBlock(shape.hidden, shape.heads) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.padded_vocab, bias=False)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+        with torch.no_grad():
+            for name, parameter in self.weights().items():
+                parameter.copy_(initial[name])
+        assert self.weights().keys() == initial.keys()
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Parameters by hpc_gpt's names; a tied head once."""
+        return {
+            name.replace("qkv", "attention.qkv")
+            .replace("projection", "attention.projection")
+            .replace("up.", "feed_forward.up.")
+            .replace("down.", "feed_forward.down."): parameter
+            for name, parameter in self.named_parameters()
+        }
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        # Columns that pad the vocabulary get no probability.
+        logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.vocab, -torch.inf)
+        return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+
+
+@dataclass
+class PlainRun:
+    """What the reference gives: figures of each step, evaluation loss and weights after the last."""
+
+    losses: list[float]
+    norms: list[float]
+    lrs: list[float]
+    loss_eval: float
+    weights: dict[str, Tensor]
+
+
+def train_plainly(
+    shape: ModelShape,
+    train: Train,
+    initial: dict[str, Tensor],
+    batches: list[tuple[Tensor, Tensor]],
+    evaluation: tuple[Tensor, Tensor],
+) -> PlainRun:
+    """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels."""
+    model = PlainGpt(shape, initial)
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    if train.optimizer == "adamw":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            groups, betas=(train.beta1, train.beta2), eps=train.eps, foreach=False, fused=False
+        )
+    else:
+        optimizer = torch.optim.SGD(groups, foreach=False, fused=False)
+    run = PlainRun([], [], [], 0.0, {})
+    for step, (tokens, targets) in enumerate(batches):
+        loss = model(tokens, targets)
+        loss.backward()
+        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
+        if train.clip and norm > train.clip:
+            for p in parameters:
+                assert p.grad is not None
+                p.grad *= train.clip / (norm + 1e-6)
+        if step < train.warmup_steps:
+            lr = train.lr * (step + 1) / train.warmup_steps
+        else:
+            turn = math.pi * (step - train.warmup_steps) / (train.steps - train.warmup_steps)
+            lr = train.min_lr + (train.lr - train.min_lr) * (1 + math.cos(turn)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+        run.losses.append(loss.item())
+        run.norms.append(norm)
+        run.lrs.append(lr)
+    with torch.no_grad():
+        run.loss_eval = float(model(*evaluation))
+    run.weights = {name: parameter.detach() for name, parameter in model.weights().items()}
+    return run
