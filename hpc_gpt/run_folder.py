@@ -184,9 +184,11 @@ def find_run(name: str, logs: Path) -> RunFolder:
     if (Path(name) / "resolved.json").is_file():
         return RunFolder(Path(name).resolve())
     runs = list_runs(logs)
-    exact = [run for run in runs if run.run_id == name]
+    # A job id in full before a prefix: "2026" is a job, though every run id of that year begins with it.
     found = (
-        exact or [run for run in runs if run.run_id.startswith(name)] or [run for run in runs if name in job_ids(run)]
+        [run for run in runs if run.run_id == name]
+        or [run for run in runs if name in job_ids(run)]
+        or [run for run in runs if run.run_id.startswith(name)]
     )
     if len(found) == 1:
         return found[0]

@@ -154,6 +154,12 @@ def test_find_by_id_prefix_folder_and_job_id(run, logs):
         assert find_run(name, logs) == run
 
 
+def test_a_job_id_in_full_stands_before_a_prefix(run, logs, resolved):
+    other = create_run(logs, resolved, "", "", {})
+    other.add_submission({"job_id": run.run_id[:4]})
+    assert find_run(run.run_id[:4], logs) == other
+
+
 def test_find_by_the_job_id_of_a_later_attempt(run, logs):
     attempt = run.new_attempt()
     write_once(attempt.folder / "attempt.json", json.dumps({"job_id": 4712}))

@@ -129,9 +129,11 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
         ended = str(read.ended["ended"]) if read.ended.get("ended") else None
         if ended is None and following is None:
             ended = state
-        if ended is None and following is not None:
-            # No word, and the job started again under its id: the scheduler put it back, as after a node's death.
-            ended = "requeued" if read.started.get("job_id") == following.started.get("job_id") else "unknown"
+        if following is not None and ended in (None, "cancelled"):
+            # No word, or only that a SIGTERM came, and the job started again under its id: the scheduler put it back,
+            # as after a node's death or `scontrol requeue`.
+            same_job = read.started.get("job_id") == following.started.get("job_id")
+            ended = "requeued" if same_job else ended or "unknown"
         tables.append(
             {
                 "attempt": read.attempt.number,

@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hpc_gpt.record import SCHEMA, Record
 from hpc_gpt.report.columns import (
@@ -26,12 +27,15 @@ from hpc_gpt.report.columns import (
 
 
 def as_table(records: Sequence[Record], width: int | None = None) -> str:
-    """An aligned table, a line a record; blocks instead where `width` columns cannot hold it. None: any width."""
+    """An aligned table, a line a record; blocks instead where `width` columns cannot hold it. None: any width.
+
+    Flags are in neither: the verb writes them to stderr.
+    """
     cells = [[column.heading for column in COLUMNS]]
     cells += [[column.show(record) for column in COLUMNS] for record in records]
     widths = [max(len(row[index]) for row in cells) for index in range(len(COLUMNS))]
     if width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
-        return "\n".join(as_block(record, width) for record in records)
+        return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
     return "".join(_aligned(row, widths, "  ").rstrip() + "\n" for row in cells)
 
 

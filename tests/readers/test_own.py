@@ -95,6 +95,13 @@ def test_an_attempt_without_a_word_before_another_of_its_job_was_requeued(run):
     assert [attempt["ended"] for attempt in read_run(run).attempts] == ["unknown", "requeued", "done"]
 
 
+def test_a_sigterm_after_which_the_job_started_again_was_a_requeue(run):
+    add_attempt(run, [metrics_line(1)], "cancelled", cause="SIGTERM")
+    add_attempt(run, [metrics_line(2)], "cancelled", cause="SIGTERM")
+    add_attempt(run, [metrics_line(3)], "done", job_id="4712")
+    assert [attempt["ended"] for attempt in read_run(run).attempts] == ["requeued", "cancelled", "done"]
+
+
 # --- states
 
 
