@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.run_folder import Attempt, RunFolder
 from hpc_gpt.train.signals import Signals
 
@@ -34,6 +34,7 @@ def main() -> None:
         from hpc_gpt.train.trainer import Trainer
 
         trainer = Trainer(run, attempt, identity, signals)
+        signals.on_quit = trainer.quit
         code = trainer.train()
         assert trainer.ranks is not None
         trainer.ranks.leave_together(code)
@@ -58,7 +59,11 @@ def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
             f"HPC_GPT_ATTEMPT is {attempt!r}, but {folder.path}/attempts has no such folder",
             "start runs with hpc-gpt submit, or sbatch job.sh",
         )
-    return folder, folder.attempt(int(attempt))
+    place = folder.attempt(int(attempt))
+    if not os.access(place.folder, os.W_OK):
+        # Every rank looks, so that none waits for a rendezvous that rank 0 cannot write.
+        raise RunFolderError(f"cannot write {place.folder}", "is the disk read-only, or the folder someone else's?")
+    return folder, place
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ class Ranks:
             "gloo" if device.type == "cpu" else "nccl", store=self._store, rank=self.rank, world_size=self.size
         )
         self.control = dist.new_group(backend="gloo")
+        # Opened now: where rank 0 has died, a new connection would be tried for half a minute.
+        self._failures = _client()
         self._leaving = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
@@ -109,7 +111,7 @@ class Ranks:
         """Tells the others that this rank cannot go on; they leave with the same exit code within seconds."""
         self._leaving = True
         try:
-            _client().set(_FAILED, f"{code} {self.rank}")
+            self._failures.set(_FAILED, f"{code} {self.rank}")
         except RuntimeError:
             return
         if self.is_first:
@@ -191,10 +193,12 @@ def _client() -> TCPStore:
 def _read_rendezvous(attempt: Attempt) -> tuple[str, str]:
     until = time.monotonic() + _MEETING_S
     while time.monotonic() < until:
+        if attempt.ended():
+            break
         try:
             host, port = attempt.rendezvous.read_text(encoding="utf-8").split()
         except FileNotFoundError:
             time.sleep(0.05)
         else:
             return host, port
-    raise TimeoutError(f"rank 0 has not written {attempt.rendezvous} in {_MEETING_S} s")
+    raise TimeoutError(f"rank 0 has ended, or not written {attempt.rendezvous} in {_MEETING_S} s")

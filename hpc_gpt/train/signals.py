@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 
 INTERRUPTED_TWICE = 130
 _SCONTROL_S = 15
@@ -27,6 +28,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
+        # What is still to be done before the second Ctrl-C ends the process.
+        self.on_quit: Callable[[], None] = lambda: None
         self.walltime = False
         self.terminated = False
         self.interrupted = False
@@ -60,7 +63,10 @@ class Signals:
             self.terminated = True
         elif number == signal.SIGINT:
             if self.interrupted:
-                os._exit(INTERRUPTED_TWICE)
+                try:
+                    self.on_quit()
+                finally:
+                    os._exit(INTERRUPTED_TWICE)
             self.interrupted = True
 
     def is_preemption(self) -> bool:

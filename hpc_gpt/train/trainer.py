@@ -72,6 +72,10 @@ class Trainer:
             self._write_end(end)
         return end.exit_code
 
+    def quit(self) -> None:
+        """Says that the attempt ends here and now, unsaved."""
+        self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples:
         """The run's samples, made once on each node where they are missing, and the same on all ranks."""
         if self._identity.local_rank == 0:

@@ -51,9 +51,12 @@ def new_run(logs: Path, resolved: Resolved) -> RunFolder:
 class Launch:
     """The ranks of one attempt, as processes of this machine."""
 
-    def __init__(self, run: RunFolder, ranks: int, **environment: str) -> None:
-        self.attempt: Attempt = run.new_attempt()
-        self.attempt.log.touch()
+    def __init__(
+        self, run: RunFolder, ranks: int, attempt: Attempt | None = None, log: Path | None = None, **environment: str
+    ) -> None:
+        self.attempt: Attempt = attempt or run.new_attempt()
+        self.log_path = log or self.attempt.log
+        self.log_path.touch()
         self.ranks = []
         for rank in range(ranks):
             own = {
@@ -63,7 +66,7 @@ class Launch:
                 "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
             }
-            process = _FORKED.Process(target=run_rank, args=(own | environment, str(self.attempt.log)), daemon=True)
+            process = _FORKED.Process(target=run_rank, args=(own | environment, str(self.log_path)), daemon=True)
             process.start()
             self.ranks.append(process)
 
@@ -94,7 +97,7 @@ class Launch:
 
     @property
     def log(self) -> str:
-        return self.attempt.log.read_text(encoding="utf-8", errors="replace")
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     @property
     def ended(self) -> tuple[str, int, bool]:

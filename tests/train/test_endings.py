@@ -1,0 +1,180 @@
+"""How attempts end that do not end well, or end early: each says so, none hangs, no checkpoint is lost."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.run_folder import RunFolder
+from tests.train.launch import Launch, lines, new_run, settings, train
+
+DP2 = {"tp": 1, "pp": 1, "dp": 2}
+PP2 = {"tp": 1, "pp": 2, "dp": 1}
+TP2 = {"tp": 2, "pp": 1, "dp": 1}
+LONG = 1_000_000
+
+
+def checkpoints(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def test_minutes_are_counted_over_all_attempts(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, settings(tokens, DP2, steps=LONG, minutes=0.02, log_every=3))
+    launch = train(run, 2)
+    ended, step, requeue = launch.ended
+    assert (ended, requeue) == ("done", False), launch.log
+    assert launch.attempt.ended()["cause"] == "train.minutes = 0.02 are over"
+    assert 0 < step < LONG
+    assert checkpoints(run) == [f"step-{step:08d}"]
+    assert [line["step"] for line in lines(run)] == list(range(1, step + 1))
+    assert sum(line["step_s"] for line in lines(run)) > 0.3
+    # Asked to go on, it has nothing left but the step after which it sees that.
+    again = train(run, 2)
+    assert again.ended[1] <= step + 2
+    assert [line["step"] for line in lines(run)] == list(range(1, again.ended[1] + 1))
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, settings(tokens, PP2, steps=LONG, save_every=2))
+    launch = Launch(run, 2)
+    launch.await_words("saved after step 2")
+    # Rank 1 stands still, so rank 0 stands in a collective and comes to no step's edge. It must leave all the same.
+    os.kill(launch.ranks[1].pid, signal.SIGSTOP)
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(launch.ranks[0].pid, signal.SIGINT)
+    launch.ranks[0].join(10)
+    assert launch.ranks[0].exitcode == 130, launch.log
+    os.kill(launch.ranks[1].pid, signal.SIGCONT)
+    assert launch.wait(20)[1] == 1
+    assert launch.ended[0] == "stopped"
+    assert "step-00000002" in checkpoints(run)
+
+
+def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path, tokens: Path) -> None:
+    """A learning rate that climbs to absurd heights: the loss becomes NaN or infinite after some good steps."""
+    run = new_run(
+        tmp_path, settings(tokens, TP2, steps=200, lr=1e38, warmup_steps=0, clip=0.0, save_every=1, max_bad_steps=3)
+    )
+    launch = Launch(run, 2)
+    assert launch.wait() == [1, 1], launch.log
+    assert launch.ended[0] == "nan"
+    assert launch.attempt.ended()["cause"] == "3 steps in a row were skipped or not finite"
+    found = lines(run)
+    bad = [line["step"] for line in found if line["skipped"] or not math.isfinite(line["loss"] + line["grad_norm"])]
+    assert bad == list(range(bad[0], found[-1]["step"] + 1))
+    assert 3 <= len(bad) <= 5
+    assert f"not saved after step {bad[0]}: loss or gradient are not finite" in launch.log
+    assert checkpoints(run) == [f"step-{step:08d}" for step in range(1, bad[0])]
+    # The checkpoint is good: the same happens again from it.
+    assert f"resumed after step {bad[0] - 1} of 200" in train(run, 2).log
+
+
+def test_a_checkpoint_of_another_model_or_layout(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path / "one", settings(tokens, DP2, steps=2))
+    assert train(run, 2).ended == ("done", 2, False)
+    for train_settings, layout, words in (
+        ({"dtype": "bf16"}, DP2, "train.dtype is fp32 there and bf16 here"),
+        ({}, TP2, "layout.tp is 1 there and 2 here; layout.dp is 2 there and 1 here"),
+    ):
+        other = new_run(tmp_path / "other", settings(tokens, layout, steps=4, **train_settings))
+        shutil.copytree(run.checkpoints, other.checkpoints)
+        launch = Launch(other, 2)
+        assert launch.wait() == [2, 2], launch.log
+        assert launch.ended[0] == "user_error"
+        assert words in str(launch.attempt.ended()["cause"])
+        assert "hint: " in launch.log
+        assert "Traceback" not in launch.log
+        assert checkpoints(other) == ["step-00000002"]
+        assert lines(other) == []
+
+
+def test_a_truncated_token_file(tmp_path: Path, tokens: Path) -> None:
+    short = tmp_path / "short.tokens"
+    short.write_bytes(tokens.read_bytes()[:-5])
+    launch = Launch(new_run(tmp_path, settings(short, DP2, steps=2)), 2)
+    assert launch.wait() == [2, 2], launch.log
+    assert launch.ended[0] == "data"
+    assert f"{short} is truncated" in str(launch.attempt.ended()["cause"])
+    assert "Traceback" not in launch.log
+
+
+def test_a_killed_rank_takes_the_others_along(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, settings(tokens, PP2, steps=LONG, save_every=2))
+    launch = Launch(run, 2)
+    launch.await_words("saved after step 2")
+    began = time.monotonic()
+    os.kill(launch.ranks[1].pid, signal.SIGKILL)
+    codes = launch.wait(60)
+    assert codes == [1, -9], launch.log
+    assert time.monotonic() - began < 40
+    assert launch.ended[0] == "error"
+    assert "lost another rank" in launch.log
+    saved = max(int(name.removeprefix("step-")) for name in checkpoints(run) if name.startswith("step-"))
+    assert [line["step"] for line in lines(run)][:saved] == list(range(1, saved + 1))
+
+
+def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
+    """The module itself, started by hand."""
+    command = [sys.executable, "-m", "hpc_gpt.train"]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HPC_GPT_", "SLURM_", "RANK"))}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Error: HPC_GPT_RUN is None, which is no run folder\n\nhint: " in done.stdout
+    run = new_run(tmp_path, settings(tokens, DP2, steps=2))
+    attempt = run.new_attempt()
+    own = {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    done = subprocess.run(command, env=clean | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "3 ranks were started, but layout tp1-pp1-dp2 has 2" in done.stdout
+    assert attempt.ended()["ended"] == "user_error"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB of its own."""
+    if os.geteuid():
+        pytest.skip("a full and a read-only disk need root, to mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_and_then_a_read_only_one(small_disk: Path, tokens: Path) -> None:
+    """Some checkpoints fit; the next does not, and those before it stay good."""
+    run = new_run(small_disk, settings(tokens, PP2, steps=LONG, save_every=1))
+    launch = Launch(run, 2)
+    assert launch.wait() == [1, 1], launch.log
+    assert launch.ended[0] == "disk_full", launch.log
+    cause = str(launch.attempt.ended()["cause"])
+    assert "cannot write" in cause
+    assert str(run.path) in cause
+    assert "No space left on device" in cause
+    good = [name for name in checkpoints(run) if name.startswith("step-")]
+    assert good
+
+    # With room again the run goes on from the last good one. Then the disk turns read-only.
+    for name in good[:-1]:
+        shutil.rmtree(run.checkpoints / name)
+    attempt = run.new_attempt()
+    second = Launch(run, 2, attempt, log=tokens.parent / "second-log")
+    second.await_words(f"resumed after step {int(good[-1].removeprefix('step-'))} of {LONG}")
+    second.signal(signal.SIGINT)
+    assert second.wait() == [0, 0], second.log
+    third = run.new_attempt()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    last = Launch(run, 2, third, log=tokens.parent / "third-log")
+    assert last.wait() == [2, 2], last.log
+    assert f"Error: cannot write {third.folder}" in last.log
+    assert "Traceback" not in last.log
