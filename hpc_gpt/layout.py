@@ -73,17 +73,9 @@ def check_gpus(layout: Layout, gpus: int) -> None:
     if layout.gpus != gpus:
         product = f"{layout.tp} x {layout.pp} x {layout.dp} = {layout.gpus}"
         raise LayoutError(
-            f"layout {layout} needs {layout.gpus} GPUs ({product}), but there are {gpus}", _nearest(layout, gpus)
+            f"layout {layout} needs {layout.gpus} GPUs ({product}), but there are {gpus}",
+            f"use --gpus {layout.gpus}{_fitting(layout, gpus)}",
         )
-
-
-def _nearest(layout: Layout, gpus: int) -> str:
-    """A hint: the GPU count that suits the layout, and the dp that suits the GPUs where one does."""
-    hint = f"use --gpus {layout.gpus}"
-    rest = layout.tp * layout.pp
-    if gpus % rest == 0:
-        hint += f", or tp{layout.tp}-pp{layout.pp}-dp{gpus // rest}"
-    return hint
 
 
 def nodes_for(gpus: int, gpus_per_node: int) -> int:
@@ -113,7 +105,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
         raise LayoutError(
             f"layout {layout} needs {layout.gpus} GPUs, but {nodes} nodes of {gpus_per_node} GPUs "
             f"give {nodes * gpus_per_node}",
-            f"use --nodes {enough}" + _smaller(layout, nodes * gpus_per_node),
+            f"use --nodes {enough}{_fitting(layout, nodes * gpus_per_node)}",
         )
     per_node = min(gpus_per_node, -(-layout.gpus // nodes))
     if per_node % layout.tp and not allow_tp_across_nodes:
@@ -123,8 +115,8 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
         )
 
 
-def _smaller(layout: Layout, gpus: int) -> str:
-    """A second hint: the same layout with less dp or pp, where one fits exactly."""
+def _fitting(layout: Layout, gpus: int) -> str:
+    """A second hint: the same layout with another dp or pp, where one takes exactly these GPUs."""
     for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
         if gpus % others == 0:
             sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, axis: gpus // others}

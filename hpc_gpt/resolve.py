@@ -164,6 +164,8 @@ def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterPro
             spread = asked.nodes is not None and gpus % asked.nodes == 0
             tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape.heads, pp)
     layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
+    if asked.nodes is not None and asked.gpus is None:
+        check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
     check_gpus(layout, gpus)
     nodes = asked.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
