@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.local.process import is_alive, send
+from hpc_gpt.process import is_alive, send
 from hpc_gpt.run_folder import RunFolder, read_json
 from hpc_gpt.status import LIVE, read_status
 

@@ -20,7 +20,7 @@ class Device:
     source: str
 
 
-# V100 has no bf16 and no TF32 unit. Its 16 GB card was announced at 120 (seed 001 has that figure) and is listed at 125.
+# V100 has no bf16 and no TF32 unit. Its 16 GB card was announced at 120 (so seed 001 has it) and is listed at 125.
 _V100 = {"fp32": 15.7, "fp16": 125.0}
 _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
 _HOPPER = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9}

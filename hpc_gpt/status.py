@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.local.process import is_alive
+from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
 
 LIVE = ("pending", "running")
@@ -124,7 +124,7 @@ def _state(
         return _local_state(line, end)
     slurm, reason = states.get(job_id or "", ("", ""))
     if slurm in _PENDING:
-        return "pending", reason or None
+        return "pending", reason if reason not in ("", "None") else None
     if slurm in _RUNNING:
         return "running", None
     if slurm == "CANCELLED" and (not end or end.get("requeue")):

@@ -24,6 +24,7 @@ VALUES = {
     "model_shape",
     "paths",
     "presets",
+    "process",
     "provenance",
     "record",
     "resolve",

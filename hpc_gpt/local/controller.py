@@ -22,7 +22,7 @@ from typing import Any
 from submitit.local.local import Controller
 
 from hpc_gpt.job_time import limit_s
-from hpc_gpt.local.process import start_time
+from hpc_gpt.process import start_time
 from hpc_gpt.run_folder import Attempt, RunFolder, read_json_lines, replace_whole
 
 POLL_S = 0.05

@@ -12,7 +12,7 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.local.process import start_time
+from hpc_gpt.process import start_time
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import Attempt, RunFolder, write_once
 from hpc_gpt.slurm.environment import submission_environment

@@ -203,6 +203,8 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
     last = attempts[-1] if attempts else None
     submissions = run.submissions()
     cause = last.ended.get("cause") if last else None
+    if state == "error" and last and not last.ended:
+        cause = "its process is gone and left no word"
     if state == "refused":
         cause = submissions[-1].get("refused")
     over = last is not None and state not in ("running", "pending", "unknown")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, RunFolder, read_json
 
 # A run that has not written for this long is no longer known to run.
@@ -172,6 +174,10 @@ def run_state(run: RunFolder, attempts: list[AttemptRead]) -> tuple[str, str]:
         return str(last.ended["ended"]), f"{where}/ended.json"
     if cancelled:
         return "cancelled", f"cancelled.{job_id}"
+    if newest.get("scheduler") == "local" and newest.get("host") == platform.node() and newest.get("pid"):
+        if is_alive(newest["pid"], newest.get("pid_start")):
+            return "running", f"submissions.jsonl: process {newest['pid']}"
+        return "error", f"{where} has no ended.json, and process {newest['pid']} of submissions.jsonl is gone"
     silent_s = time.time() - _last_sign(last.attempt)
     step_s = last.steps[-1].number("step_s") if last.steps else None
     if silent_s <= max(SILENT_S, 10 * (step_s or 0.0)):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.process import start_time
 from hpc_gpt.readers.own import config_hash, read_run
 from hpc_gpt.record import ENDED, Record
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
@@ -142,6 +144,20 @@ def test_an_attempt_that_has_long_been_silent_is_unknown(run):
     for path in (attempt.metrics, attempt.folder):
         os.utime(path, (old, old))
     assert read_run(run).ended == "unknown"
+
+
+def test_a_local_run_is_running_as_long_as_its_process_is(logs):
+    run = make_run(logs, submit=False)
+    me = {"scheduler": "local", "job_id": str(os.getpid()), "host": platform.node(), "pid": os.getpid()}
+    run.add_submission({**me, "pid_start": start_time(os.getpid())})
+    add_attempt(run, [metrics_line(1)], None, job_id=str(os.getpid()))
+    assert read_run(run).ended == "running"
+    run.add_submission({**me, "pid_start": "another"})
+    record = read_run(run)
+    assert (record.ended, record.cause) == ("error", "its process is gone and left no word")
+    assert record.attempts[0]["ended"] == "error"
+    run.add_submission({**me, "pid_start": "another", "host": "elsewhere"})
+    assert read_run(run).ended == "running"
 
 
 def test_slow_steps_may_be_silent_for_longer(run):
