@@ -62,7 +62,7 @@ class ClusterSpec:
     enforce: bool = False
     qos: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ("research",)
-    min_job_age_s: int = 300
+    min_job_age_s: int = 3600
     powered: bool = True
 
 

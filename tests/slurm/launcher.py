@@ -212,11 +212,12 @@ class Job:
             if entry.name.isdigit():
                 try:
                     environment = (entry / "environ").read_bytes().split(b"\0")
-                    command = (entry / "cmdline").read_bytes()
+                    command = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
                 ours = f"SLURM_JOB_ID={self.id}".encode() in environment
-                if ours and b"hpc_gpt.train" in command and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
+                rank = command[1:3] == [b"-m", b"hpc_gpt.train"]
+                if ours and rank and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
                     found.append(int(entry.name))
         return found
 
@@ -243,8 +244,14 @@ def _is_whole(line: str) -> bool:
     return True
 
 
-def has_pending(pid: int, number: signal.Signals) -> bool:
-    """Whether a signal waits for a stopped process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    masks = [int(mask, 16) for mask in re.findall(r"^(?:ShdPnd|SigPnd):\s*(\w+)", status, re.MULTILINE)]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+def any_has_pending(pids: list[int], number: signal.Signals) -> bool:
+    """Whether a signal waits for one of these processes, stopped as they are."""
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        masks = re.findall(r"^(?:ShdPnd|SigPnd):\s*(\w+)", status, re.MULTILINE)
+        if any(int(mask, 16) >> (number - 1) & 1 for mask in masks):
+            return True
+    return False
