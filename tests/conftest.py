@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.strict_ci import (  # noqa: F401  (hooks, found by name)
@@ -15,6 +16,15 @@ from tests.strict_ci import (  # noqa: F401  (hooks, found by name)
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+
+# Time limits per example would fail on a machine with other things to do; with CI=true the examples are the same each time.
+hypothesis.settings.register_profile(
+    "ours",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("ours")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

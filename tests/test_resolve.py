@@ -1,5 +1,6 @@
 """From experiment and profile to a run's settings: defaults, precedence, and every refusal."""
 
+import dataclasses
 import os
 
 import pytest
@@ -27,6 +28,9 @@ LOCAL = ClusterProfile(name="here", scheduler="local", gpus_per_node=8)
 
 def settle(profile=NODE_OF_4, experiment=DEFAULT_EXPERIMENT, **overrides):
     return resolve(load_experiment(experiment, {key.replace("__", "."): v for key, v in overrides.items()}), profile)
+
+
+SEED_RUN = settle()
 
 
 def write(path, text):
@@ -358,9 +362,7 @@ def test_resolved_of_another_schema():
 
 @given(st.text(max_size=30))
 def test_slug_is_a_plain_folder_name(name):
-    import dataclasses
-
-    slug = dataclasses.replace(settle(), name=name).slug
+    slug = dataclasses.replace(SEED_RUN, name=name).slug
     assert slug
     assert "/" not in slug
     assert not slug.startswith((".", "-"))
