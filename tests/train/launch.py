@@ -38,7 +38,7 @@ def settings(tokens: Path, layout: Mapping[str, int], **train: Any) -> Resolved:
         name="tiny",
         model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
         data=Data(source="tokens", path=str(tokens)),
-        layout=LayoutRequest(micro_batch=2, micro_batches=2, **layout),
+        layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}),
         train=Train(**train),
     )
     return resolve(experiment, LOCAL)

@@ -1,0 +1,76 @@
+"""Micro-batches: the same samples a step in every layout, and from any step on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_gpt.errors import DataError
+from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.tokens import ensure_data
+from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.train.data import DataStream
+from tests.train.launch import settings
+
+
+def rows(resolved: Resolved, step: int) -> list[tuple[Any, ...]]:
+    """The (tokens, targets) of a step, all ranks together, sorted."""
+    samples = open_samples(resolved)
+    found = []
+    for dp_rank in range(resolved.layout.dp):
+        stream = DataStream(samples, resolved, dp_rank, torch.device("cpu"))
+        for tokens, targets in stream.step(step):
+            assert tokens.dtype == targets.dtype == torch.int64
+            assert tokens.shape == targets.shape == (resolved.batch.micro_batch, resolved.model.seq)
+            assert torch.equal(tokens[:, 1:], targets[:, :-1])
+            found += [(*map(tuple, pair),) for pair in zip(tokens.tolist(), targets.tolist(), strict=True)]
+    return sorted(found)
+
+
+def test_no_layout_and_no_restart_changes_a_steps_samples(tokens: Path) -> None:
+    one = settings(tokens, {"tp": 1, "pp": 1, "dp": 1})
+    # The same global batch of 4, split otherwise.
+    two = settings(tokens, {"tp": 2, "pp": 1, "dp": 1})
+    four = settings(tokens, {"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1})
+    for step in (0, 3, 500):
+        assert rows(one, step) == rows(two, step) == rows(four, step)
+    assert rows(one, 0) != rows(one, 1)
+
+
+def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:
+    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2})
+    stream = DataStream(open_samples(resolved), resolved, 1, torch.device("cpu"))
+    first, again = ([pair[0].tolist() for pair in stream.evaluation(3)] for _ in range(2))
+    assert first == again
+    assert len(first) == 3 * resolved.batch.micro_batches
+
+
+def test_a_file_too_short_is_named(tmp_path: Path) -> None:
+    from hpc_gpt.tokens import build_tokens
+
+    source = tmp_path / "t.txt"
+    source.write_text("x" * 39)
+    path = build_tokens(source, tmp_path / "t.tokens").path
+    with pytest.raises(DataError, match=r"0 tokens for evaluation|2 tokens for evaluation .*seq \+ 1 = 33"):
+        ensure_data(settings(path, {"tp": 1, "pp": 1, "dp": 1}, eval_every=1))
+    assert ensure_data(settings(path, {"tp": 1, "pp": 1, "dp": 1})) == path
+    source.write_text("x" * 10)
+    short = build_tokens(source, tmp_path / "s.tokens").path
+    with pytest.raises(DataError, match=r"11 tokens to train on .*seq \+ 1 = 33"):
+        ensure_data(settings(short, {"tp": 1, "pp": 1, "dp": 1}))
+
+
+def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpc_gpt.cluster import load_profile
+    from hpc_gpt.experiment import load_experiment
+
+    monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
+    path = ensure_data(resolve(load_experiment("demo"), load_profile("local")))
+    assert path is not None
+    assert path.parent == tmp_path
+    random = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
+    assert ensure_data(random) is None
+    assert rows(random, 3) == rows(random, 3)

@@ -1,0 +1,74 @@
+"""Which class of end and which exit code an exception stands for, and whose word on it counts."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
+from hpc_gpt.run_folder import Attempt, append_line
+from hpc_gpt.train.failure import classify, is_lost_peer, report_failure
+from hpc_gpt.train.ranks import RankIdentity, identify
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DataError("x"), ("data", 2)),
+        (ConfigError("x"), ("user_error", 2)),
+        (CheckpointError("x"), ("user_error", 2)),
+        (MemoryError(), ("host_memory", 1)),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), ("host_memory", 1)),
+        (torch.OutOfMemoryError("CUDA out of memory"), ("gpu_memory", 1)),
+        (OSError(errno.ENOSPC, "No space left on device"), ("disk_full", 1)),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), ("disk_full", 1)),
+        (OSError(errno.EIO, "Input/output error"), ("error", 1)),
+        (torch.distributed.DistBackendError("Watchdog caught collective operation timeout"), ("collective_timeout", 1)),
+        (ZeroDivisionError("division by zero"), ("error", 1)),
+    ],
+)
+def test_classes_and_exit_codes(error: BaseException, expected: tuple[str, int]) -> None:
+    assert classify(error) == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_known_behind_our_own_words() -> None:
+    with pytest.raises(RunFolderError) as caught:
+        append_line(Path("/dev/full"), "x" * 100_000)
+    assert classify(caught.value) == ("disk_full", 1)
+
+
+def test_the_first_rank_to_fail_names_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt = Attempt(tmp_path)
+    assert report_failure(DataError("too short", "give more"), 3, attempt, 7) == 2
+    lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:16048")
+    assert is_lost_peer(lost)
+    assert report_failure(lost, 0, attempt, 7) == 1
+    end = attempt.ended()
+    assert (end["ended"], end["cause"], end["step"], end["requeue"]) == ("data", "rank 3: too short", 7, False)
+    said = capsys.readouterr().out
+    assert "rank 3: Error: too short\n\nhint: give more" in said
+    assert "rank 0 lost another rank" in said
+    assert "Traceback" not in said
+
+
+def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ZeroDivisionError("division by zero")
+    except ZeroDivisionError as error:
+        assert report_failure(error, 1, Attempt(tmp_path), 0) == 1
+    assert "rank 1 failed:\nTraceback" in capsys.readouterr().out
+    assert Attempt(tmp_path).ended()["cause"] == "rank 1: ZeroDivisionError: division by zero"
+
+
+def test_who_a_rank_is() -> None:
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    submitit = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_LOCALID": "1"}
+    assert identify(slurm) == RankIdentity(5, 8, 1)
+    assert identify(submitit) == RankIdentity(1, 2, 1)
+    assert identify({**slurm, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}) == RankIdentity(0, 4, 0)
+    with pytest.raises(ConfigError, match="no rank of a run"):
+        identify({"RANK": "0"})

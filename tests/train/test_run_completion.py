@@ -1,0 +1,42 @@
+"""What a plain `sbatch job.sh` leaves out of its run folder is written from resolved.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.cluster import load_profile
+from hpc_gpt.experiment import list_experiments, load_experiment
+from hpc_gpt.resolve import resolve
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.train.run_completion import complete_run, experiment_text
+
+
+@pytest.mark.parametrize("name", list_experiments())
+@pytest.mark.parametrize("profile", ["local", "generic-slurm", "jean-zay-v100-32g", "h100-80g-8"])
+def test_the_experiment_resolves_to_the_same_again(tmp_path: Path, name: str, profile: str) -> None:
+    site = replace(load_profile(profile), sbatch=("--wckey=site",), srun=("--mpi=none",))
+    fits = (
+        {"layout.gpus": 4, "layout.pp": 2, "model.preset": "gpt2"} if profile == "local" else {"job.comment": "a'\"b"}
+    )
+    first = resolve(load_experiment(name, {**fits, "job.sbatch": ["--mail-user=é"]}), site)
+    path = tmp_path / "again.toml"
+    path.write_text(experiment_text(first), encoding="utf-8")
+    assert resolve(load_experiment(str(path)), site) == first
+
+
+def test_what_is_there_is_kept_and_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret-token")
+    resolved = resolve(load_experiment("demo"), load_profile("local"))
+    (tmp_path / "experiment.toml").write_text("# mine\n")
+    complete_run(RunFolder(tmp_path), resolved)
+    assert (tmp_path / "experiment.toml").read_text() == "# mine\n"
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    assert config["train_batch_size"] == resolved.batch.global_batch
+    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["versions"]["hpc-gpt"] == resolved.version
+    assert {"git_sha", "git_dirty", "host", "gpus", "device"} <= set(provenance)
+    assert not any("s3cret" in path.read_text() for path in tmp_path.iterdir())

@@ -1,0 +1,67 @@
+"""Signals raise flags at once, even while the main thread stands still; Slurm tells a preemption from a cancel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpc_gpt.train.signals import ask_preemption, says_preemption
+
+# As Slurm 22.05 prints it, in a task's SIGTERM (shared/slurm.md).
+PREEMPTED = "JobState=RUNNING Reason=None Dependency=(null)\n   PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime={}"
+CANCELLED = (
+    "JobState=COMPLETING Reason=None Dependency=(null)\n   PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime={}"
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (PREEMPTED.format("2026-11-20T10:01:00"), True),
+        (PREEMPTED.format("None"), False),
+        (CANCELLED.format("None"), False),
+        (CANCELLED.format("2026-11-20T10:01:00"), False),
+        ("slurm_load_jobs error: Invalid job id specified", False),
+        ("", False),
+    ],
+)
+def test_only_a_running_job_with_a_time_is_being_preempted(shown: str, expected: bool) -> None:
+    assert says_preemption(shown) is expected
+
+
+def test_without_slurm_or_without_its_answer_it_is_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert ask_preemption("4711") is False
+    assert ask_preemption(None) is False
+
+
+def test_flags_rise_while_the_main_thread_stands_still() -> None:
+    """The main thread holds a lock in C for ever; the second Ctrl-C still ends the process, and not before."""
+    program = """
+import sys, threading, time
+from hpc_gpt.train.signals import Signals
+signals = Signals()
+signals.on_quit = lambda: print("quit", signals.walltime, signals.terminated, flush=True)
+signals.install()
+print("ready", flush=True)
+lock = threading.Lock()
+lock.acquire()
+while True:
+    lock.acquire()
+"""
+    clean = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=clean)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert process.stdout.read() == "quit True True\n"
