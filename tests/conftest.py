@@ -17,7 +17,7 @@ from tests.strict_ci import (  # noqa: F401  (hooks, found by name)
     pytest_terminal_summary,
 )
 
-# Time limits per example would fail on a machine with other things to do; with CI=true the examples are the same each time.
+# A time limit per example would fail on a busy machine; with CI=true the examples are the same each time.
 hypothesis.settings.register_profile(
     "ours",
     deadline=None,
