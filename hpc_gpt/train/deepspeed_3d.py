@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.ds_config import clips_itself, deepspeed_config
+from hpc_gpt.errors import CheckpointError
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
@@ -114,6 +115,8 @@ class Deepspeed3D:
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
         check_identity(folder, self._resolved)
+        if not (folder / _TAG).is_dir():
+            raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
         with _quiet():
             self._engine.load_checkpoint(str(folder), tag=_TAG)
         load_random_state(folder, dist.get_rank(), self.device)

@@ -23,22 +23,23 @@ TABLE: list[str] = []
 
 @dataclass
 class Launch:
-    """What the ranks of one world size left: figures and merged weights by the case's name."""
+    """What the ranks of one world size left: figures and weights by the case's name, results of the scenarios."""
 
     figures: dict[str, Any]
+    scenarios: dict[str, Any]
     weights: dict[str, dict[str, Tensor]]
     seconds: float
 
 
-def launch_ranks(script: Path, world: int, folder: Path, timeout_s: float = 300.0) -> None:
-    """Runs `script` in `world` processes with `folder` as argument; fails with their output unless all end with 0."""
+def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0) -> None:
+    """Runs `module` in `world` processes with `folder` as argument; fails with their output unless all end with 0."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
+        "PYTHONPATH": str(HERE.parent.parent),
         "PATH": "/nonexistent",  # no compiler is to be found, nor needed
     }
     logs = [folder / f"rank-{rank}.log" for rank in range(world)]
@@ -48,7 +49,7 @@ def launch_ranks(script: Path, world: int, folder: Path, timeout_s: float = 300.
         with log.open("w") as output:
             ranks.append(
                 subprocess.Popen(
-                    [sys.executable, str(script), str(folder)], env=own, stdout=output, stderr=subprocess.STDOUT
+                    [sys.executable, "-m", module, str(folder)], env=own, stdout=output, stderr=subprocess.STDOUT
                 )
             )
     deadline = time.monotonic() + timeout_s
@@ -81,9 +82,10 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Launch
             tried.add(world)
             folder = tmp_path_factory.mktemp(f"equality-{world}")
             started = time.monotonic()
-            launch_ranks(HERE / "equality_worker.py", world, folder)
+            launch_ranks("tests.distributed.equality_worker", world, folder)
             figures = json.loads((folder / "figures.json").read_text())
-            kept[world] = Launch(figures, torch.load(folder / "weights.pt"), time.monotonic() - started)
+            scenarios = json.loads((folder / "scenarios.json").read_text())
+            kept[world] = Launch(figures, scenarios, torch.load(folder / "weights.pt"), time.monotonic() - started)
             TABLE.append(f"{world} ranks: {len(figures)} cases in {kept[world].seconds:.1f} s")
         return kept[world]
 

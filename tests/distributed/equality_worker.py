@@ -1,6 +1,6 @@
-"""One rank of the equality table: trains every case of its world size; rank 0 writes the figures and weights.
+"""One rank of a launch: every case and scenario of its world size; rank 0 writes figures and weights.
 
-Run as a script with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument.
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from equality_cases import EVALUATION, STEPS, Case, cases_of, micro_batches
-from mutation import mutate
 from torch import Tensor
 
 from hpc_gpt.model.tensor_parallel import full_name, split_of
 from hpc_gpt.train.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engine import build_engine
+from tests.distributed.equality_cases import EVALUATION, STEPS, Case, cases_of, micro_batches
+from tests.distributed.mutation import mutate
+from tests.distributed.scenarios import scenarios_of
 
 
 def run(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -88,7 +89,9 @@ def main(folder: Path) -> None:
     weights: dict[str, dict[str, Tensor]] = {}
     for case in cases_of(world):
         everything[case.name], weights[case.name] = run(case)
+    scenarios = {name: scenario(folder) for name, scenario in scenarios_of(world).items()}
     if rank == 0:
+        (folder / "scenarios.json").write_text(json.dumps(scenarios))
         torch.save(weights, folder / "weights.pt")
         (folder / "figures.json").write_text(json.dumps(everything))
     dist.barrier()

@@ -9,14 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from equality_cases import BF16, BROKEN, EVALUATION, GOOD, RECOMPUTE, SGD, STEPS, TABLE, UNTIED, Case, whole_batch
-from plain_gpt import PlainRun, train_plainly
 from torch import Tensor
 
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.model_shape import ModelShape
+from tests.distributed.equality_cases import (
+    BF16,
+    BROKEN,
+    EVALUATION,
+    GOOD,
+    RECOMPUTE,
+    SGD,
+    STEPS,
+    TABLE,
+    UNTIED,
+    Case,
+    whole_batch,
+)
+from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
 @dataclass

@@ -1,0 +1,300 @@
+"""What else a launch of ranks runs: resumes, gradients that are not finite, single layers. Each returns plain JSON.
+
+Assertions stay in the tests: a rank that fails alone would leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Split,
+    TensorParallel,
+    VocabParallelEmbedding,
+    VocabParallelLoss,
+)
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.deepspeed_3d import Deepspeed3D
+from hpc_gpt.train.engine import build_engine
+from tests.distributed.equality_cases import CLIP, Case, micro_batches
+
+Scenario = Callable[[Path], Any]
+
+
+def scenarios_of(world: int) -> dict[str, Scenario]:
+    """The scenarios of a launch, by name."""
+    layout = {1: Layout(1, 1, 1), 2: Layout(1, 1, 2), 4: Layout(2, 2, 1), 8: Layout(2, 2, 2)}[world]
+    cases = {
+        "fp32 zero0": Case(layout, zero_stage=0, clip=CLIP),
+        "fp32 zero1": Case(layout, zero_stage=1, clip=CLIP),
+        "bf16": Case(layout, dtype="bf16", clip=CLIP),
+    }
+    found: dict[str, Scenario] = {}
+    if world < 8:
+        found |= {f"resume {name}": partial(resume, case) for name, case in cases.items()}
+        found |= {f"not finite {name}": partial(not_finite, case) for name, case in cases.items()}
+    if world == 1:
+        found["not finite sgd"] = partial(not_finite, Case(layout, zero_stage=0, optimizer="sgd"))
+        found["fp16"] = partial(overflow_in_fp16, Case(layout, dtype="fp16", clip=CLIP))
+        found["deterministic"] = partial(deterministic, cases["fp32 zero1"])
+    if world == 2:
+        found["layers"] = layers
+        found["padding"] = all_padding
+    if world == 4:
+        found["other checkpoints"] = partial(other_checkpoints, cases["fp32 zero1"])
+    return found
+
+
+def _build(resolved: Resolved) -> Deepspeed3D:
+    engine = build_engine(resolved, torch.device("cpu"))
+    assert isinstance(engine, Deepspeed3D)
+    return engine
+
+
+def _train(engine: Deepspeed3D, resolved: Resolved, steps: range) -> list[tuple[float, float, bool]]:
+    results = []
+    for step in steps:
+        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
+        results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
+    return results
+
+
+def _digest(engine: Deepspeed3D) -> list[float]:
+    return [float(parameter.detach().double().sum()) for parameter in engine.module.parameters()]
+
+
+def resume(case: Case, folder: Path) -> dict[str, Any]:
+    """Six steps unbroken, against three, a save, and three more by an engine that began with other weights."""
+    resolved = case.resolved
+    kept = folder / f"resume {case.name}"
+    if dist.get_rank() == 0:
+        kept.mkdir()
+    dist.barrier()
+    first = _build(resolved)
+    _train(first, resolved, range(3))
+    torch.manual_seed(17)
+    first.save(kept)
+    drawn = torch.rand(3).tolist()
+    unbroken = _train(first, resolved, range(3, 6))
+    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+    torch.manual_seed(18)
+    second.load(kept)
+    step = second.step
+    return {
+        "step": step,
+        "same_random": torch.rand(3).tolist() == drawn,
+        "unbroken": unbroken,
+        "resumed": _train(second, resolved, range(3, 6)),
+        "same_weights": _digest(first) == _digest(second),
+    }
+
+
+def not_finite(case: Case, folder: Path) -> dict[str, Any]:
+    """One step whose gradient is infinite, between good ones."""
+    resolved = case.resolved
+    engine = _build(resolved)
+    good = _train(engine, resolved, range(2))
+    before = _digest(engine)
+    hook = engine.module.loss_fn.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
+    bad = _train(engine, resolved, range(2, 3))
+    hook.remove()
+    after = _digest(engine)
+    return {
+        "good": good,
+        "bad": bad,
+        "weights_kept": before == after,
+        "then": _train(engine, resolved, range(3, 5)),
+        "step": engine.step,
+    }
+
+
+def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
+    """The loss scale over two overflows, in DeepSpeed's own bookkeeping.
+
+    DeepSpeed and we refuse fp16 on a CPU; here both are told otherwise. torch computes it, slowly and rightly enough.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    resolved = case.resolved
+    accelerator = get_accelerator()
+    supported = type(accelerator).is_fp16_supported
+    type(accelerator).is_fp16_supported = lambda self: True
+    try:
+        engine = Deepspeed3D(resolved, torch.device("cpu"))
+        scales, results = [engine._engine.optimizer.loss_scale], []
+        for step in range(6):
+            hook = None
+            if step in (1, 2):
+                hook = engine.module.loss_fn.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
+            before = _digest(engine)
+            results += _train(engine, resolved, range(step, step + 1))
+            if hook is not None:
+                hook.remove()
+            results[-1] = (*results[-1], before == _digest(engine))
+            scales.append(engine._engine.optimizer.loss_scale)
+    finally:
+        type(accelerator).is_fp16_supported = supported
+    return {"scales": scales, "results": results, "step": engine.step, "skipped": engine._engine.skipped_steps}
+
+
+def deterministic(case: Case, folder: Path) -> dict[str, Any]:
+    """The same training with and without deterministic kernels."""
+    resolved = case.resolved
+    usual = _train(_build(resolved), resolved, range(3))
+    asked = replace(resolved, train=replace(resolved.train, deterministic=True))
+    engine = _build(asked)
+    on = torch.are_deterministic_algorithms_enabled()
+    exact = _train(engine, asked, range(3))
+    torch.use_deterministic_algorithms(False)
+    return {"usual": usual, "exact": exact, "on": on}
+
+
+def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
+    """What loading says of a checkpoint of another model, another layout, another dtype, and of a damaged one."""
+    resolved = case.resolved
+    kept = folder / "other"
+    if dist.get_rank() == 0:
+        kept.mkdir()
+    dist.barrier()
+    engine = _build(resolved)
+    engine.save(kept)
+    others = {
+        "model": replace(resolved, model=replace(resolved.model, hidden=64)),
+        "layout": replace(resolved, layout=Layout(1, 2, 2)),
+        "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
+    }
+    said = {}
+    for name, other in others.items():
+        engine._resolved = other
+        said[name] = _complaint(engine, kept)
+    engine._resolved = resolved
+    said["same"] = _complaint(engine, kept)
+    said["missing"] = _complaint(engine, folder / "nowhere")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (kept / "deepspeed").rename(kept / "lost")
+    dist.barrier()
+    said["lost"] = _complaint(engine, kept)
+    return said
+
+
+def _complaint(engine: Deepspeed3D, folder: Path) -> str:
+    try:
+        engine.load(folder)
+    except CheckpointError as fault:
+        return str(fault)
+    return ""
+
+
+def _tensor_parallel() -> TensorParallel:
+    return TensorParallel(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+
+
+def layers(folder: Path) -> dict[str, float]:
+    """Each split layer against torch's own: the largest difference of outputs and of gradients, relative."""
+    tp, initial = _tensor_parallel(), InitialWeights(5, 1)
+    far: dict[str, float] = {}
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(2, 5, 16, generator=generator)
+
+    column = ColumnParallelLinear("c", 16, 24, tp, initial, parts=3)
+    weight = initial.normal("c.weight", (24, 16)).requires_grad_()
+    far |= _apart("column", tp, column, F.linear, inputs, weight, Split(0, 3), out=Split(2, 3))
+
+    row = RowParallelLinear("r", 16, 24, tp, initial)
+    weight = initial.residual("r.weight", (24, 16)).requires_grad_()
+    far |= _apart("row", tp, row, F.linear, inputs, weight, Split(1), into=Split(2))
+
+    tokens = torch.randint(0, 61, (2, 5), generator=generator)
+    embedding = VocabParallelEmbedding("e", 64, 16, tp, initial)
+    weight = initial.normal("e.weight", (64, 16)).requires_grad_()
+    far |= _apart("embedding", tp, embedding, lambda at, by: F.embedding(at, by), tokens, weight, Split(0))
+
+    # Large logits overflow an exponential that was not shifted by the maximum of all ranks.
+    for name, scale in (("loss", 1.0), ("loss of large logits", 1e4)):
+        logits = (scale * torch.randn(2, 5, 64, generator=generator)).requires_grad_()
+        own = Split(2).shard(logits.detach(), tp.rank, tp.size).requires_grad_()
+        loss = VocabParallelLoss(61, 64, tp)(own, tokens)
+        plain = F.cross_entropy(logits[..., :61].flatten(0, 1), tokens.flatten())
+        loss.backward()
+        plain.backward()
+        assert logits.grad is not None
+        assert own.grad is not None
+        far[name] = _relative(loss.detach(), plain.detach())
+        far[f"{name}, gradient"] = _relative(own.grad, Split(2).shard(logits.grad, tp.rank, tp.size))
+    return far
+
+
+def _apart(
+    name: str,
+    tp: TensorParallel,
+    layer: nn.Module,
+    plain: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    weight: Tensor,
+    split: Split,
+    into: Split | None = None,
+    out: Split | None = None,
+) -> dict[str, float]:
+    """Differences of one layer from `plain`; `into` and `out` are the splits of its input and output."""
+    own = (into.shard(inputs, tp.rank, tp.size) if into else inputs).clone()
+    whole = inputs.clone()
+    if inputs.is_floating_point():
+        own.requires_grad_()
+        whole.requires_grad_()
+    # A layer's output is what some further matmul made, never a leaf: sums happen in place.
+    result, expected = layer(own), plain(whole, weight)
+    slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
+    result.backward(out.shard(slope, tp.rank, tp.size) if out else slope)
+    expected.backward(slope)
+    parameter = layer.weight
+    assert isinstance(parameter, nn.Parameter)
+    assert parameter.grad is not None
+    assert weight.grad is not None
+    far = {
+        f"{name}, output": _relative(
+            result.detach(), out.shard(expected.detach(), tp.rank, tp.size) if out else expected.detach()
+        ),
+        f"{name}, weight's gradient": _relative(parameter.grad, split.shard(weight.grad, tp.rank, tp.size)),
+    }
+    if own.grad is not None and whole.grad is not None:
+        expected_grad = into.shard(whole.grad, tp.rank, tp.size) if into else whole.grad
+        far[f"{name}, input's gradient"] = _relative(own.grad, expected_grad)
+    return far
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    worst = ((ours - theirs).abs().max() / theirs.abs().max()).reshape(1)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def all_padding(folder: Path) -> dict[str, Any]:
+    """The loss where one rank's whole share of the vocabulary is padding."""
+    tp = _tensor_parallel()
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(2, 5, 64, generator=generator)
+    tokens = torch.randint(0, 30, (2, 5), generator=generator)
+    own = Split(2).shard(logits, tp.rank, tp.size).requires_grad_()
+    loss = VocabParallelLoss(30, 64, tp)(own, tokens)
+    loss.backward()
+    assert own.grad is not None
+    padding = own.grad.abs().max().reshape(1) if tp.rank == 1 else torch.zeros(1)
+    dist.all_reduce(padding, dist.ReduceOp.MAX)
+    plain = F.cross_entropy(logits[..., :30].flatten(0, 1), tokens.flatten())
+    return {"loss": float(loss), "plain": float(plain), "padding_gradient": float(padding)}

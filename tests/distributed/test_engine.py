@@ -1,0 +1,91 @@
+"""The engine beyond the table: resume to the last digit, steps that are not finite, fp16's loss scale, split layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Launches = Callable[[int], Any]
+KINDS = ["fp32 zero0", "fp32 zero1", "bf16"]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
+    found = launches(world).scenarios[f"resume {kind}"]
+    assert found["step"] == 3
+    assert found["resumed"] == found["unbroken"]
+    assert found["same_weights"]
+    assert found["same_random"]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_that_is_not_finite_changes_nothing(launches: Launches, world: int, kind: str) -> None:
+    _check_skipped(launches(world).scenarios[f"not finite {kind}"])
+
+
+def test_sgd_skips_it_too(launches: Launches) -> None:
+    _check_skipped(launches(1).scenarios["not finite sgd"])
+
+
+def _check_skipped(found: dict[str, Any]) -> None:
+    (loss, norm, skipped) = found["bad"][0]
+    assert skipped
+    assert not math.isfinite(loss)
+    assert not math.isfinite(norm)
+    assert found["weights_kept"]
+    assert found["step"] == 5
+    for loss, norm, skipped in found["good"] + found["then"]:
+        assert math.isfinite(loss)
+        assert math.isfinite(norm)
+        assert not skipped
+
+
+def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches) -> None:
+    found = launches(1).scenarios["fp16"]
+    # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
+    assert found["scales"] == [65536.0, 65536.0, 65536.0, 32768.0, 32768.0, 32768.0, 32768.0]
+    skipped = [step for step, result in enumerate(found["results"]) if result[2]]
+    kept = [step for step, result in enumerate(found["results"]) if result[3]]
+    assert skipped == kept == [1, 2]
+    assert found["skipped"] == 2
+    assert found["step"] == 6
+
+
+def test_fp16_is_near_fp32(launches: Launches) -> None:
+    loss, norm, *_ = launches(1).scenarios["fp16"]["results"][0]
+    plain_loss, plain_norm, _ = launches(1).scenarios["not finite fp32 zero1"]["good"][0]
+    assert loss == pytest.approx(plain_loss, abs=1e-2)
+    assert norm == pytest.approx(plain_norm, rel=5e-2)
+
+
+def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> None:
+    found = launches(1).scenarios["deterministic"]
+    assert found["on"]
+    assert found["exact"] == found["usual"]
+
+
+def test_split_layers_equal_whole_ones(launches: Launches) -> None:
+    found = launches(2).scenarios["layers"]
+    assert len(found) == 12
+    assert max(found.values()) < 2e-6, found
+
+
+def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
+    found = launches(2).scenarios["padding"]
+    assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
+    assert found["padding_gradient"] == 0.0
+
+
+def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
+    said = launches(4).scenarios["other checkpoints"]
+    assert said["same"] == ""
+    assert "another model: model.hidden is 32 there and 64 here" in said["model"]
+    assert "layout.tp is 2 there and 1 here; layout.dp is 1 there and 2 here" in said["layout"]
+    assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
+    assert "model.json cannot be read" in said["missing"]
+    assert "holds no weights" in said["lost"]
