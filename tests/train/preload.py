@@ -5,18 +5,26 @@ Each is a process of its own with its own environment, log and signals; only the
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import os
 
 # Before torch, which counts its threads when it is imported.
-os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
 
-import hpc_gpt.train.trainer  # noqa: F401
-
-try:
-    import deepspeed
-    import deepspeed.runtime.pipe.topology  # noqa: F401
-except ImportError:
-    pass
+# The last two are what building an optimizer and initialising DeepSpeed import on the way.
+MODULES = (
+    "hpc_gpt.train.trainer",
+    "hpc_gpt.train.deepspeed_3d",
+    "hpc_gpt.model.pipeline",
+    "deepspeed.runtime.pipe.topology",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._dynamo",
+)
+with contextlib.redirect_stdout(io.StringIO()):
+    for module in MODULES:
+        importlib.import_module(module)
 
 
 def run_rank(environment: dict[str, str], log: str) -> None:
