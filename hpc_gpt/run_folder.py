@@ -130,7 +130,12 @@ class RunFolder:
 
 
 def create_run(
-    logs: Path, resolved: Resolved, script: str, experiment_text: str, ds_config: Mapping[str, Any]
+    logs: Path,
+    resolved: Resolved,
+    script: str,
+    experiment_text: str,
+    ds_config: Mapping[str, Any],
+    provenance: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts.
 
@@ -142,9 +147,11 @@ def create_run(
         write_once(run.path / "experiment.toml", experiment_text)
         write_once(run.path / "resolved.json", resolved.to_json())
         write_once(run.path / "ds_config.json", json.dumps(ds_config, indent=1) + "\n")
+        if provenance is not None:
+            write_once(run.path / "provenance.json", json.dumps(provenance, indent=1) + "\n")
         write_once(run.job_script, script)
     except RunFolderError:
-        for part in ("experiment.toml", "resolved.json", "ds_config.json", "job.sh"):
+        for part in ("experiment.toml", "resolved.json", "ds_config.json", "provenance.json", "job.sh"):
             (run.path / part).unlink(missing_ok=True)
         run.path.rmdir()
         raise
@@ -173,7 +180,15 @@ def list_runs(logs: Path) -> list[RunFolder]:
     found = {
         path.parent.resolve() for pattern in ("*/resolved.json", "*/*/resolved.json") for path in logs.glob(pattern)
     }
-    return [RunFolder(path) for path in sorted(found, key=lambda path: (path.name, str(path)))]
+    return [RunFolder(path) for path in sorted(found, key=_begun)]
+
+
+def _begun(path: Path) -> tuple[float, str]:
+    """When a run was made, which its name says only where `submit` made it: plain sbatch names it by the job id."""
+    try:
+        return (path / "resolved.json").stat().st_mtime, str(path)
+    except OSError:
+        return 0.0, str(path)
 
 
 def find_run(name: str, logs: Path) -> RunFolder:

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.errors import UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
 
 LIVE = ("pending", "running")
+NO_ANSWER = "Slurm does not answer"
 # Slurm's long state names. What is missing here (REVOKED, STOPPED, …) reads as unknown.
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"}
@@ -42,10 +44,10 @@ class RunStatus:
     job_id: str | None
     attempts: int
     step: int | None
-    steps: int
+    steps: int | None
     loss: float | None
     tokens_per_s: float | None
-    gpus: int
+    gpus: int | None
     layout: str
     folder: str
 
@@ -60,17 +62,45 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
         str(line["job_id"]) for line in submissions.values() if line.get("scheduler") == "slurm" and line.get("job_id")
     ]
     states = _slurm_states(slurm_jobs) if slurm_jobs else {}
-    return [_status(run, submissions[run.path], states) for run in runs]
+    rows = []
+    for run in runs:
+        try:
+            rows.append(_status(run, submissions[run.path], states))
+        except UserError as fault:  # a damaged folder is one row, not the end of the list
+            rows.append(_damaged(run, submissions[run.path], str(fault)))
+    return rows
 
 
-def _slurm_states(wanted: list[str]) -> dict[str, tuple[str, str]]:
-    """(state, reason) of the jobs that squeue or, for those it has forgotten, sacct knows."""
+def _damaged(run: RunFolder, line: Mapping[str, Any], cause: str) -> RunStatus:
+    job_id = str(line["job_id"]) if line.get("job_id") else None
+    return RunStatus(
+        run=run.run_id,
+        name=run.path.parent.name,
+        state="unknown",
+        cause=cause,
+        scheduler=line.get("scheduler"),
+        job_id=job_id,
+        attempts=len(run.attempts()),
+        step=None,
+        steps=None,
+        loss=None,
+        tokens_per_s=None,
+        gpus=None,
+        layout="-",
+        folder=str(run.path),
+    )
+
+
+def _slurm_states(wanted: list[str]) -> dict[str, tuple[str, str]] | None:
+    """(state, reason) of the jobs that squeue or, for those it has forgotten, sacct knows; None without an answer."""
     from hpc_gpt.slurm.scheduler import accounted_states, queued_jobs
 
     queue = queued_jobs()
-    known = {job_id: (job.state, job.reason) for job_id, job in (queue or {}).items()}
+    if queue is None:
+        return None
+    known = {job_id: (job.state, job.reason) for job_id, job in queue.items()}
     missing = [job_id for job_id in wanted if job_id not in known]
-    if queue is not None and missing:
+    if missing:
         known |= {job_id: (state, "") for job_id, state in accounted_states(missing).items()}
     return known
 
@@ -86,7 +116,7 @@ def _last_submission(run: RunFolder) -> dict[str, Any]:
     return last
 
 
-def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[str, str]]) -> RunStatus:
+def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[str, str]] | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((found for attempt in reversed(attempts) if (found := last_metrics(attempt))), {})
@@ -112,17 +142,17 @@ def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[
 
 
 def _state(
-    run: RunFolder, attempts: list[Attempt], line: Mapping[str, Any], states: Mapping[str, tuple[str, str]]
+    run: RunFolder, attempts: list[Attempt], line: Mapping[str, Any], states: Mapping[str, tuple[str, str]] | None
 ) -> tuple[str, str | None]:
     """(state, cause). What lives wins over what ended; the trainer's own word wins over Slurm's of the same end."""
     if line.get("refused"):
-        return "refused", str(line["refused"])
+        return "refused", "; ".join(str(line["refused"]).splitlines())
     job_id = str(line["job_id"]) if line.get("job_id") else None
     mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
     end = mine[-1].ended() if mine else {}
     if line.get("scheduler") == "local":
         return _local_state(line, end)
-    slurm, reason = states.get(job_id or "", ("", ""))
+    slurm, reason = (states or {}).get(job_id or "", ("", ""))
     if slurm in _PENDING:
         return "pending", reason if reason not in ("", "None") else None
     if slurm in _RUNNING:
@@ -135,6 +165,8 @@ def _state(
         return _ENDED[slurm], f"Slurm says {slurm}"
     if job_id and run.cancelled_mark(job_id).exists():
         return "cancelled", None
+    if states is None:
+        return "unknown", NO_ANSWER
     if end:
         return "unknown", f"{end.get('ended')}, and Slurm no longer knows job {job_id}"
     return "unknown", f"Slurm does not know job {job_id}" if job_id else "never submitted"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder, create_run, write_once
+from hpc_gpt.run_folder import RunFolder, create_run
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
         check_output_path(logs)
         check_reachable()
     ensure_data(resolved)
-    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved))
-    write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
+    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved), collect())
     return _start(run, resolved)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.status import LIVE, RunStatus, read_status
+from hpc_gpt.status import LIVE, NO_ANSWER, RunStatus, read_status
 
 GOOD_ENDS = ("done", "stopped", "budget")
 LOCAL_POLL_S = 0.5
 SLURM_POLL_S = 5.0
+UNKNOWN_S = 30.0
 
 
 def wait_for(run: RunFolder) -> RunStatus:
@@ -35,12 +36,14 @@ def wait_for(run: RunFolder) -> RunStatus:
             if now != seen:
                 line.show(describe(status))
                 seen = now
-            # A job is unknown for a moment while Slurm moves it between its lists.
-            unknown_since = (unknown_since or time.monotonic()) if status.state == "unknown" else None
-            if status.state not in LIVE and (
-                unknown_since is None or time.monotonic() - unknown_since > 6 * SLURM_POLL_S
-            ):
+            if status.state in LIVE or status.cause == NO_ANSWER:
+                unknown_since = None
+            elif status.state != "unknown":
                 break
+            else:  # for a moment a job is unknown, while Slurm moves it between its lists
+                unknown_since = unknown_since or time.monotonic()
+                if time.monotonic() - unknown_since > UNKNOWN_S:
+                    break
             time.sleep(LOCAL_POLL_S if status.scheduler == "local" else SLURM_POLL_S)
         except KeyboardInterrupt:
             interrupts += 1

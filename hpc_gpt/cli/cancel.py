@@ -14,9 +14,10 @@ from hpc_gpt.cli.experiment_options import logs_folder
 @click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete.runs)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def cancel(names: tuple[str, ...], yes: bool) -> None:
-    """End the jobs of RUN, queued or running; nothing brings them back. What was saved stays.
+    """Cancel runs, queued or running.
 
-    Asks first on a terminal.
+    Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
+    prefix, a job id or a folder.
     """
     from hpc_gpt.cancel import cancel_run
     from hpc_gpt.run_folder import find_run

@@ -8,7 +8,9 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell: verbs, experiments, profiles, runs, keys.
+    """Print a shell's completion script.
+
+    It completes verbs, options, experiments, profiles, runs and keys.
 
     \b
     eval "$(hpc-gpt completion bash)"             in ~/.bashrc

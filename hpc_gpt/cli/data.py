@@ -12,9 +12,10 @@ import click
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The token file; by default NAME.tokens here.")
 @click.option("--tokenizer", default="bytes", show_default=True, help="What cuts text into tokens.")
 def data(source: str, output: Path | None, tokenizer: str) -> None:
-    """Make a token file from SOURCE: a text file, a jsonl file, a folder of them, or `stdlib`.
+    """Make a token file from SOURCE.
 
-    `stdlib` is the Python standard library's own sources on this machine.
+    SOURCE is a text file, a jsonl file, a folder of them, or `stdlib`, which is the Python standard library's own
+    sources on this machine.
 
     \b
     hpc-gpt data corpus.jsonl -o corpus.tokens

@@ -17,7 +17,10 @@ from hpc_gpt.cli.experiment_options import logs_folder
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
 @click.option("--path", is_flag=True, help="Print where the log lies instead.")
 def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
-    """Print the log of RUN's last attempt: all output of all its ranks."""
+    """Print RUN's log.
+
+    All output of all ranks of its last attempt. RUN is a run id, an unambiguous prefix, a job id or a folder.
+    """
     from hpc_gpt.follow import follow_logs, log_path, read_tail
     from hpc_gpt.run_folder import find_run
 

@@ -9,7 +9,10 @@ from hpc_gpt.cli import complete
 
 @click.group()
 def profile() -> None:
-    """Cluster profiles: how each site wants its jobs. Your own lie in the config folder, clusters/NAME.toml."""
+    """List and show cluster profiles.
+
+    A profile says how one site wants its jobs. Your own lie in the config folder, clusters/NAME.toml.
+    """
 
 
 @profile.command("list")

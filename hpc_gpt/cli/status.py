@@ -24,10 +24,10 @@ _RIGHT = {"attempts", "step", "loss", "tokens/s"}
 )
 @click.option("--all", "show_all", is_flag=True, help="Every run; without it the newest 20.")
 def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, show_all: bool) -> None:
-    """How runs stand: state, job, attempts, last step, loss, tokens/s.
+    """Show how runs stand.
 
-    RUN is a run id, an unambiguous prefix, a job id or a folder; by default the newest 20 under logs/. Slurm is asked
-    once, whatever the number of runs; accounting is not needed.
+    State, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a folder; by
+    default the newest 20 under logs/. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
     from hpc_gpt.run_folder import find_run, list_runs
     from hpc_gpt.status import LIVE, read_status
@@ -92,7 +92,7 @@ def _cells(row: Any) -> tuple[str, ...]:
         row.state,
         row.job_id or "-",
         str(row.attempts),
-        f"{row.step}/{row.steps}" if row.step is not None else f"-/{row.steps}",
+        f"{'-' if row.step is None else row.step}/{'-' if row.steps is None else row.steps}",
         f"{row.loss:.4f}" if row.loss is not None else "-",
         f"{row.tokens_per_s:.0f}" if row.tokens_per_s is not None else "-",
     )

@@ -16,7 +16,10 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
 @click.option("--resume", metavar="RUN", shell_complete=complete.runs, help="Start RUN once more, from its checkpoint.")
 def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> None:
-    """Submit EXPERIMENT to Slurm, or start it on this machine with --cluster local.
+    """Submit EXPERIMENT to Slurm, or start it here.
+
+    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or a file or folder
+    under experiments/ by name; by default seed 001's own 64-GPU run.
 
     \b
     hpc-gpt submit --gpus 64 --pp 16

@@ -11,7 +11,7 @@ import click
 
 @click.group("help")
 def help_command() -> None:
-    """Longer answers: every key of an experiment, every variable of a template."""
+    """List an experiment's keys, a template's variables."""
 
 
 @help_command.command("keys")

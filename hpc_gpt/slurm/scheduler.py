@@ -18,6 +18,7 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _TIMEOUT_S = 60.0
+_PING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class Answer:
         """The client's own words, its name taken off the lines."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
+
+    @property
+    def sentence(self) -> str:
+        """The words on one line, without `error:`."""
+        return "; ".join(
+            re.sub(r"^(error|fatal): ", "", line).strip() for line in self.words.splitlines() if line.strip()
+        )
 
     @property
     def unreachable(self) -> bool:
@@ -51,7 +59,12 @@ def has_sbatch() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def ask(command: list[str], environment: Mapping[str, str] | None = None, text: str | None = None) -> Answer:
+def ask(
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    text: str | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Answer:
     """Runs a Slurm client; SlurmUnreachable where it is not installed or gives no answer in time."""
     try:
         done = subprocess.run(
@@ -62,7 +75,7 @@ def ask(command: list[str], environment: Mapping[str, str] | None = None, text: 
             encoding="utf-8",
             errors="replace",
             env=dict(environment) if environment is not None else None,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except FileNotFoundError:
@@ -71,7 +84,7 @@ def ask(command: list[str], environment: Mapping[str, str] | None = None, text: 
         ) from None
     except subprocess.TimeoutExpired:
         raise SlurmUnreachable(
-            f"{command[0]} gave no answer in {_TIMEOUT_S:.0f} s", "is slurmctld up? try again later"
+            f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later"
         ) from None
     return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -80,11 +93,10 @@ def check_reachable() -> None:
     """Raises SlurmUnreachable unless sbatch is here and a controller answers."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
-    answer = ask(["scontrol", "ping"])
+    answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
     if answer.code != 0 or " is UP" not in answer.stdout:
-        words = answer.words.splitlines()
         raise SlurmUnreachable(
-            f"Slurm's controller does not answer: {words[0] if words else 'scontrol ping failed'}",
+            f"Slurm's controller does not answer: {answer.sentence.partition('; *')[0] or 'scontrol ping failed'}",
             "nothing was submitted; try again when slurmctld is up",
         )
 
@@ -92,8 +104,8 @@ def check_reachable() -> None:
 def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     """The exception for an sbatch that said no, with its own words."""
     if answer.unreachable:
-        return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.words}", "try again when slurmctld is up")
-    return JobRefused(f"sbatch refused the job: {answer.words}", "change the request, or the cluster profile")
+        return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
 def test_only(script: str, environment: Mapping[str, str]) -> str:
@@ -145,9 +157,9 @@ def cancel_job(job_id: str) -> None:
     """scancel; SlurmUnreachable where it cannot ask. A job that is gone already is no error."""
     answer = ask(["scancel", job_id])
     if answer.unreachable:
-        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.words}", "try again when slurmctld is up")
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     if answer.code != 0 and "invalid job id" not in answer.stderr.lower():
-        raise JobRefused(f"scancel refused: {answer.words}", "is it your job?")
+        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
 
 
 def interrupt_job(job_id: str) -> None:
