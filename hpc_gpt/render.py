@@ -49,7 +49,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
     return {
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
-        "title": f"{resolved.slug}: {shape.layers} layers of {shape.hidden}, {shape.params / 1e9:.3g}e9 parameters, "
+        "title": f"{resolved.slug}: {shape.layers} layers of {shape.hidden}, {shape.params:,} parameters, "
         f"{resolved.layout} on {resolved.gpus} GPUs",
         "slug": resolved.slug,
         "version": resolved.version,

@@ -1,0 +1,108 @@
+"""Scripts as golden files, to be read in review: what a change of a template changes is seen there line by line.
+
+    pytest tests/golden --force-regen       after a change that is meant
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.cluster import Container, list_profiles, load_profile
+from hpc_gpt.experiment import DEFAULT_EXPERIMENT, load_experiment
+from hpc_gpt.render import render_script
+from hpc_gpt.resolve import resolve
+
+PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
+APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
+HOSTILE = """x; rm -rf ~ #"'$(touch pwned)`touch pwned`"""
+
+
+def _render(profile: str = "generic-slurm", experiment: str = "demo", overrides=None, **changes) -> str:
+    settings = load_experiment(experiment, overrides or {})
+    return render_script(resolve(settings, replace(load_profile(profile), **changes)))
+
+
+def _hostile() -> str:
+    overrides = {"name": HOSTILE, "job.comment": "a # b 'c' \\ d", "job.account": "$HOME", "job.constraint": "a|b&c"}
+    return _render(
+        overrides=overrides,
+        venv="/home/o'neil/my env",
+        modules=("cuda/12 beta", "$(reboot)"),
+        environment={"MOTTO": 'two\nlines "and" $quotes \\', "EMPTY": ""},
+        node_suffix="-ib0; reboot",
+        sbatch=("--mail-user=a b@c.d", "--hint=nomultithread"),
+        srun=("--cpu-bind=verbose,cores", "--mpi=$(reboot)"),
+    )
+
+
+SCRIPTS = {
+    "demo-local": lambda: _render("local"),
+    "demo-slurm": lambda: _render(),
+    "container-pyxis": lambda: _render("h100-80g-8", container=PYXIS),
+    "container-apptainer": lambda: _render("h100-80g-8", container=APPTAINER, python="/opt/python3"),
+    "site-of-its-own": lambda: _render(
+        "jean-zay-v100-16g",
+        overrides={"job.account": "abc@v100", "job.dependency": "afterok:12", "job.cpus_per_task": 5, "job.mem": "0"},
+        partition="gpu_p13",
+        reservation="school",
+        modules=("pytorch-gpu/py3/2.11.0",),
+        environment={"NCCL_SOCKET_IFNAME": "ib0", "HF_HOME": "/scratch/hf"},
+        node_suffix="-ib0",
+        gpu_type="v100",
+        requeue=False,
+    ),
+    "hostile": _hostile,
+    **{
+        f"48b-{name}": lambda name=name: _render(name, DEFAULT_EXPERIMENT)
+        for name in list_profiles()
+        if name != "local"
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_is_the_golden_one(name, file_regression):
+    # The version is the one thing that changes without a change of meaning.
+    script = re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", SCRIPTS[name]())
+    file_regression.check(script, extension=".sh", basename=name)
+
+
+def test_rendering_twice_gives_the_same_bytes():
+    assert _render() == _render()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_can_read_it(name, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text(SCRIPTS[name]())
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_finds_nothing(tmp_path):
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("no shellcheck here")
+    scripts = []
+    for name, render in SCRIPTS.items():
+        scripts.append(tmp_path / f"{name}.sh")
+        scripts[-1].write_text(render())
+    done = subprocess.run([shellcheck, *map(str, scripts)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_shipped_profile_has_a_golden_script():
+    folder = Path(__file__).with_suffix("")
+    assert {path.stem for path in folder.glob("48b-*.sh")} == {f"48b-{name}" for name in list_profiles()} - {"48b-local"}
+
+
+def test_nothing_of_this_machine_is_in_a_script():
+    script = _render("local") + _render()
+    for secret in (str(Path.cwd()), str(Path.home()), subprocess.run(["uname", "-n"], capture_output=True, text=True).stdout.strip()):
+        assert not re.search(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", script), secret
