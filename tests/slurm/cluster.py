@@ -1,4 +1,4 @@
-"""Real Slurm clusters of virtual nodes on this machine, as root: `python -m tests.slurm.cluster small|bare|checks`.
+"""Real Slurm clusters of virtual nodes on this machine, as root: `python -m tests.slurm.cluster NAME`.
 
 One slurmctld, one slurmd for each virtual node, pretend GPUs that are device files made by mknod. What each line
 of the configuration is for was measured; see the comments.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.slurm.daemons import (
@@ -81,6 +81,8 @@ BARE = ClusterSpec(
     accounting=False,
     min_job_age_s=2,
 )
+
+LEDGER = replace(BARE, name="ledger", nodes=(Nodes("l", 2),), accounting=True)
 
 
 class Cluster:
@@ -318,7 +320,7 @@ def main(arguments: Sequence[str]) -> int:
     """Starts a cluster by name, prints how to reach it, and keeps it until Ctrl-C or SIGTERM."""
     from tests.slurm.site import checks_spec
 
-    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE, "checks": checks_spec()}
+    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE, "ledger": LEDGER, "checks": checks_spec()}
     if len(arguments) != 1 or arguments[0] not in specs:
         print(f"usage: python -m tests.slurm.cluster {'|'.join(specs)}", file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import BARE, SMALL, Cluster, ClusterSpec, running_services
+from tests.slurm.cluster import BARE, LEDGER, SMALL, Cluster, ClusterSpec, running_services
 from tests.slurm.launcher import Launcher
 from tests.slurm.services import Services, daemon_environment
 from tests.slurm.site import checks_spec
@@ -56,6 +56,12 @@ def bare(services: Services) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def ledger(services: Services) -> Iterator[Cluster]:
+    """As `bare`, but with accounting: sacct remembers what squeue forgets."""
+    yield from running(LEDGER, services)
+
+
+@pytest.fixture(scope="session")
 def checks(services: Services) -> Iterator[Cluster]:
     """Answers `sbatch --test-only`: 64 nodes and more, with all that the shipped profiles ask for."""
     yield from running(checks_spec(), services)
@@ -71,3 +77,9 @@ def launcher(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launch
 def bare_launcher(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
     """hpc-gpt on the cluster without accounting."""
     return Launcher(bare, tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="session")
+def ledger_launcher(ledger: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """hpc-gpt on the cluster that forgets soon, but has accounting."""
+    return Launcher(ledger, tmp_path_factory.mktemp("ledger"))

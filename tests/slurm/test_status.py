@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.slurm.launcher import Job, Launcher
 
 
@@ -24,6 +26,19 @@ def test_status_without_accounting_outlives_slurms_memory(bare_launcher: Launche
     assert (row["attempts"], row["step"], row["steps"]) == (1, 5, 5)
     assert row["loss"] == job.metrics(1)[5]
     assert row["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(("cluster", "state"), [("ledger", "cancelled"), ("bare", "unknown")])
+def test_a_forgotten_job_without_a_word_is_what_accounting_says(
+    request: pytest.FixtureRequest, cluster: str, state: str
+) -> None:
+    """Cancelled by plain scancel before it began: nothing in the run folder tells, and squeue no longer knows."""
+    launcher: Launcher = request.getfixturevalue(f"{cluster}_launcher")
+    job = launcher.submit("--set", 'job.sbatch=["--begin=now+1hour"]')
+    assert launcher.state(job) == "pending"
+    job.cluster.run("scancel", job.id, check=True)
+    job.wait("forgotten", lambda: forgotten(job))
+    assert launcher.state(job) == state
 
 
 def test_a_dead_slurmctld_is_exit_4_and_nothing_is_written(bare_launcher: Launcher) -> None:
