@@ -16,7 +16,7 @@ class InitialWeights:
 
     Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU: ranks that hold
     different layers, shards or devices draw the same numbers. A rank draws the parameters of its own stage only;
-    for the 48B model on 16 stages that is 3.3e9 numbers, in full precision at most 1 GiB at once.
+    for the 48B model on 16 stages that is 3.3e9 numbers, 15 s on one core, and at most 1.6 GiB at once.
     """
 
     def __init__(self, seed: int, layers: int) -> None:

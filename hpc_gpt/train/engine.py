@@ -21,8 +21,8 @@ class StepResult(NamedTuple):
     """One optimizer step's figures. Tensors stay on the device; reading them is the caller's moment to wait.
 
     `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is that of the whole
-    model's gradient before clipping, inf where the engine gave it up as not finite. `skipped`: the weights were left
-    as they were, because the gradient was not finite.
+    model's gradient before clipping, inf or not a number where the gradient is not finite. `skipped`: the gradient
+    was not finite, and the weights were left as they were.
     """
 
     loss: Tensor

@@ -29,10 +29,12 @@ class Launch:
     scenarios: dict[str, Any]
     weights: dict[str, dict[str, Tensor]]
     seconds: float
+    output: str
 
 
-def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0) -> None:
-    """Runs `module` in `world` processes with `folder` as argument; fails with their output unless all end with 0."""
+def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0) -> str:
+    """Runs `module` in `world` processes with `folder` as argument; gives their output, and fails with it unless all
+    end with 0."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
@@ -67,6 +69,7 @@ def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0
     if any(rank.returncode for rank in ranks):
         tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
         pytest.fail(f"ranks ended with {[rank.returncode for rank in ranks]}\n{tails}", pytrace=False)
+    return "".join(log.read_text() for log in logs)
 
 
 @pytest.fixture(scope="session")
@@ -82,10 +85,12 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Launch
             tried.add(world)
             folder = tmp_path_factory.mktemp(f"equality-{world}")
             started = time.monotonic()
-            launch_ranks("tests.distributed.equality_worker", world, folder)
+            output = launch_ranks("tests.distributed.equality_worker", world, folder)
             figures = json.loads((folder / "figures.json").read_text())
             scenarios = json.loads((folder / "scenarios.json").read_text())
-            kept[world] = Launch(figures, scenarios, torch.load(folder / "weights.pt"), time.monotonic() - started)
+            kept[world] = Launch(
+                figures, scenarios, torch.load(folder / "weights.pt"), time.monotonic() - started, output
+            )
             TABLE.append(f"{world} ranks: {len(figures)} cases in {kept[world].seconds:.1f} s")
         return kept[world]
 

@@ -5,8 +5,9 @@ Assertions stay in the tests: a rank that fails alone would leave the others wai
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from hpc_gpt.model.tensor_parallel import (
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engine import build_engine
-from tests.distributed.equality_cases import CLIP, Case, micro_batches
+from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches
 
 Scenario = Callable[[Path], Any]
 
@@ -46,11 +47,12 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
     }
     found: dict[str, Scenario] = {}
     if world < 8:
+        fp16 = Case(layout, dtype="fp16", clip=CLIP)
+        found |= {"fp16": partial(train_in_fp16, fp16), "fp16 overflow": partial(overflow_in_fp16, fp16)}
         found |= {f"resume {name}": partial(resume, case) for name, case in cases.items()}
         found |= {f"not finite {name}": partial(not_finite, case) for name, case in cases.items()}
     if world == 1:
         found["not finite sgd"] = partial(not_finite, Case(layout, zero_stage=0, optimizer="sgd"))
-        found["fp16"] = partial(overflow_in_fp16, Case(layout, dtype="fp16", clip=CLIP))
         found["deterministic"] = partial(deterministic, cases["fp32 zero1"])
     if world == 2:
         found["layers"] = layers
@@ -123,21 +125,33 @@ def not_finite(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
-    """The loss scale over two overflows, in DeepSpeed's own bookkeeping.
-
-    DeepSpeed and we refuse fp16 on a CPU; here both are told otherwise. torch computes it, slowly and rightly enough.
-    """
+@contextlib.contextmanager
+def fp16_on_cpu() -> Iterator[None]:
+    """DeepSpeed refuses fp16 on a CPU, and so do we; here it is told otherwise. torch computes it rightly."""
     from deepspeed.accelerator import get_accelerator
 
-    resolved = case.resolved
-    accelerator = get_accelerator()
-    supported = type(accelerator).is_fp16_supported
-    type(accelerator).is_fp16_supported = lambda self: True
+    kind = type(get_accelerator())
+    supported = kind.is_fp16_supported
+    kind.is_fp16_supported = lambda self: True
     try:
+        yield
+    finally:
+        kind.is_fp16_supported = supported
+
+
+def train_in_fp16(case: Case, folder: Path) -> list[tuple[float, float, bool]]:
+    """The table's six steps."""
+    with fp16_on_cpu():
+        return _train(Deepspeed3D(case.resolved, torch.device("cpu")), case.resolved, range(STEPS))
+
+
+def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
+    """The loss scale over two overflows, in DeepSpeed's own bookkeeping."""
+    resolved = case.resolved
+    with fp16_on_cpu():
         engine = Deepspeed3D(resolved, torch.device("cpu"))
         scales, results = [engine._engine.optimizer.loss_scale], []
-        for step in range(6):
+        for step in range(STEPS):
             hook = None
             if step in (1, 2):
                 hook = engine.module.loss_fn.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
@@ -147,8 +161,6 @@ def overflow_in_fp16(case: Case, folder: Path) -> dict[str, Any]:
                 hook.remove()
             results[-1] = (*results[-1], before == _digest(engine))
             scales.append(engine._engine.optimizer.loss_scale)
-    finally:
-        type(accelerator).is_fp16_supported = supported
     return {"scales": scales, "results": results, "step": engine.step, "skipped": engine._engine.skipped_steps}
 
 

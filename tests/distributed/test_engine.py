@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.equality_cases import CLIP
+from tests.distributed.test_equality import reference
+
 Launches = Callable[[int], Any]
 KINDS = ["fp32 zero0", "fp32 zero1", "bf16"]
 
@@ -45,8 +48,9 @@ def _check_skipped(found: dict[str, Any]) -> None:
         assert not skipped
 
 
-def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches) -> None:
-    found = launches(1).scenarios["fp16"]
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
+    found = launches(world).scenarios["fp16 overflow"]
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
     assert found["scales"] == [65536.0, 65536.0, 65536.0, 32768.0, 32768.0, 32768.0, 32768.0]
     skipped = [step for step, result in enumerate(found["results"]) if result[2]]
@@ -56,11 +60,13 @@ def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Laun
     assert found["step"] == 6
 
 
-def test_fp16_is_near_fp32(launches: Launches) -> None:
-    loss, norm, *_ = launches(1).scenarios["fp16"]["results"][0]
-    plain_loss, plain_norm, _ = launches(1).scenarios["not finite fp32 zero1"]["good"][0]
-    assert loss == pytest.approx(plain_loss, abs=1e-2)
-    assert norm == pytest.approx(plain_norm, rel=5e-2)
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_fp16_is_near(launches: Launches, world: int) -> None:
+    plain = reference("adamw", CLIP, True)
+    losses, norms, skipped = zip(*launches(world).scenarios["fp16"], strict=True)
+    assert losses == pytest.approx(plain.losses, abs=1e-2)
+    assert norms == pytest.approx(plain.norms, rel=1e-2)
+    assert not any(skipped)
 
 
 def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> None:
@@ -89,3 +95,8 @@ def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
     assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
     assert "model.json cannot be read" in said["missing"]
     assert "holds no weights" in said["lost"]
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_deepspeed_prints_nothing(launches: Launches, world: int) -> None:
+    assert launches(world).output == ""
