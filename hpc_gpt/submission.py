@@ -77,8 +77,9 @@ def dry_run(resolved: Resolved, script: str) -> str:
     import os
 
     from hpc_gpt.slurm.environment import submission_environment
-    from hpc_gpt.slurm.scheduler import has_sbatch, test_only
+    from hpc_gpt.slurm.scheduler import check_reachable, has_sbatch, test_only
 
     if not has_sbatch():
         return "no sbatch here to ask; the script is as it would be submitted"
+    check_reachable()  # sbatch itself would try for 18 s
     return test_only(script, submission_environment(os.environ, {}))
