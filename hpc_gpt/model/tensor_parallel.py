@@ -152,18 +152,11 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], the same on every rank.
 
-    The bias is whole on every rank and added once, after the sum. `residual` scales the initial weights down as
-    GPT-2 does for the layers that add to the residual stream.
+    The bias is whole on every rank and added once, after the sum. Its output goes to the residual stream, and its
+    initial weights are as narrow as GPT-2 has them there.
     """
 
-    def __init__(
-        self,
-        name: str,
-        inputs: int,
-        outputs: int,
-        tp: TensorParallel,
-        initial: InitialWeights,
-    ) -> None:
+    def __init__(self, name: str, inputs: int, outputs: int, tp: TensorParallel, initial: InitialWeights) -> None:
         super().__init__()
         self.tp = tp
         drawn = initial.residual(f"{name}.weight", (outputs, inputs))

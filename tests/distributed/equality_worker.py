@@ -33,13 +33,15 @@ def run(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
     initial, _ = merged_weights(engine)
     if case.mutation:
         mutate(engine, case.mutation)
-    results = []
+    results, kept = [], 0
     for step in range(STEPS):
         result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
         results.append((float(result.loss), float(result.grad_norm), result.lr, bool(result.skipped)))
+        kept += kept_outputs(engine)
     losses, norms, lrs, skipped = zip(*results, strict=True)
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
+    kept += kept_outputs(engine)
     weights, apart = merged_weights(engine)
     figures = {
         "losses": losses,
@@ -51,9 +53,15 @@ def run(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "parameters": engine.parameter_count(),
         "initial": {name: float(weight.double().sum()) for name, weight in initial.items()},
         "replicas_apart": apart,
+        "kept_outputs": kept,
         "seconds": time.monotonic() - started,
     }
     return figures, weights
+
+
+def kept_outputs(engine: Deepspeed3D) -> int:
+    """Micro-batches whose stage output, logits on the last, still takes memory."""
+    return sum(output is not None for output in engine._engine.pipe_buffers["outputs"])
 
 
 def merged_weights(engine: Deepspeed3D) -> tuple[dict[str, Tensor], float]:

@@ -127,11 +127,12 @@ def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launche
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
-def test_step_lr_parameters_and_initial_weights(case: Case, launches: Launches) -> None:
+def test_step_lr_size_first_weights_and_memory(case: Case, launches: Launches) -> None:
     figures = launches(case.layout.gpus).figures[case.name]
     shape = case.resolved.model
     assert figures["step"] == STEPS
     assert figures["parameters"] == shape.params
+    assert figures["kept_outputs"] == 0
     assert figures["lrs"] == pytest.approx(reference(case.optimizer, case.clip, case.tied).lrs, rel=1e-12)
     dtype = torch.bfloat16 if case.dtype == "bf16" else torch.float32
     initial = initial_weights(shape, case.resolved.train.seed)
