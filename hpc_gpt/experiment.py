@@ -246,8 +246,14 @@ def _fault_line(kind: type, loc: tuple[int | str, ...], fault: str, message: str
 
 def close_matches(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for the names nearest to `name`, or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    known = list(known)
+    begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
     return f"did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
 
 
 def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

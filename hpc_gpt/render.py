@@ -33,9 +33,8 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
         where = f"{fault.filename or fault.name or name}:{fault.lineno}"
         raise RenderError(f"{where}: {fault.message}", "mend the template there") from None
     except jinja2.TemplateNotFound as fault:
-        raise RenderError(
-            f"no template {str(template or fault.name)!r}", "a child starts with {% extends 'base.sh.j2' %}"
-        ) from None
+        missing = str(template) if template is not None and not template.is_file() else str(fault.name)
+        raise RenderError(f"no template {missing!r}", 'a child starts with {% extends "base.sh.j2" %}') from None
     except (UnicodeDecodeError, OSError) as fault:
         raise RenderError(f"{template or name}: {fault}", "give a readable UTF-8 file") from None
     except (TypeError, ValueError, ArithmeticError, jinja2.TemplateError) as fault:

@@ -1,6 +1,6 @@
 """Scripts as golden files, to be read in review: what a change of a template changes is seen there line by line.
 
-    pytest tests/golden --force-regen       after a change that is meant
+pytest tests/golden --force-regen       after a change that is meant
 """
 
 from __future__ import annotations
@@ -99,10 +99,16 @@ def test_shellcheck_finds_nothing(tmp_path):
 
 def test_every_shipped_profile_has_a_golden_script():
     folder = Path(__file__).with_suffix("")
-    assert {path.stem for path in folder.glob("48b-*.sh")} == {f"48b-{name}" for name in list_profiles()} - {"48b-local"}
+    assert {path.stem for path in folder.glob("48b-*.sh")} == {f"48b-{name}" for name in list_profiles()} - {
+        "48b-local"
+    }
 
 
 def test_nothing_of_this_machine_is_in_a_script():
     script = _render("local") + _render()
-    for secret in (str(Path.cwd()), str(Path.home()), subprocess.run(["uname", "-n"], capture_output=True, text=True).stdout.strip()):
+    for secret in (
+        str(Path.cwd()),
+        str(Path.home()),
+        subprocess.run(["uname", "-n"], capture_output=True, text=True).stdout.strip(),
+    ):
         assert not re.search(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", script), secret

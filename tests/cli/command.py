@@ -1,0 +1,51 @@
+"""The command as a user has it: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Done:
+    """`python -m hpc_gpt ARGUMENTS`; HPC_GPT_* are the test's own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def error_of(done: Done) -> tuple[str, str]:
+    """(message, hint) of an error, whose shape is checked on the way: `Error: …`, an empty line, `hint: …`."""
+    assert "Traceback" not in done.stderr, done.stderr
+    message, parts, hint = done.stderr.rstrip("\n").partition("\n\nhint: ")
+    assert parts, done.stderr
+    assert message.startswith("Error: "), done.stderr
+    return message.removeprefix("Error: "), hint
+
+
+def without_slurm(tmp_path: Path) -> dict[str, str]:
+    """A PATH on which no Slurm is."""
+    tools = tmp_path / "bin"
+    tools.mkdir(exist_ok=True)
+    for name in ("bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail"):
+        for folder in ("/bin", "/usr/bin"):
+            if (Path(folder) / name).exists() and not (tools / name).exists():
+                (tools / name).symlink_to(Path(folder) / name)
+    return {"PATH": str(tools)}

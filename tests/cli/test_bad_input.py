@@ -1,0 +1,126 @@
+"""Bad input: one line and a hint, the documented exit code, nothing written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import error_of, hpc_gpt, without_slurm
+
+
+def nothing_written() -> bool:
+    return not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["demo", "--tp", "3"], "layout tp3-pp2-dp1 needs 6 GPUs (3 x 2 x 1 = 6), but there are 4", "--gpus 6"),
+        (["demo", "--gpus", "8", "--tp", "8", "--pp", "1"], "span nodes", "--allow-tp-across-nodes"),
+        (["demo", "--gpus", "16", "--nodes", "2"], "2 nodes of 4 GPUs give 8", "--nodes 4"),
+        (["demo", "--zero-stage", "2"], "pp 2 with ZeRO-2", "--zero-stage 1"),
+        (["demo", "--pp", "8", "--gpus", "8", "--tp", "1"], "but the model has 4", "--pp 4"),
+        (["demo", "--set", "model.heads=6", "--tp", "4", "--pp", "1"], "128 is not a multiple of heads 6", "divide"),
+        (["demo", "--gbs", "33", "--mbs", "8"], "33 is not a multiple", "--global-batch-size 32"),
+        (["demo", "--set", "train.stepz=3"], "unknown key train.stepz; did you mean steps", "help keys"),
+        (["demo", "--set", "train.steps"], "not KEY=VALUE", "train.steps=20"),
+        (["demo", "--set", "train.steps=many"], "train.steps: input should be a valid integer", "help keys"),
+        (["demo", "--set", "model.preset=gpt3"], "no model preset 'gpt3'", "gpt2"),
+        (["dmo"], "no experiment 'dmo'", "did you mean demo?"),
+        (["demo", "--cluster", "jeanzay"], "no cluster profile 'jeanzay'", "did you mean jean-zay"),
+        (["demo", "--template", "nosuch.sh.j2"], "no template 'nosuch.sh.j2'", "base.sh.j2"),
+        (["demo", "-t", "soon"], "job.time 'soon' is no time limit", "--set"),
+        (["demo", "-J", "two\nlines"], "job.name holds a newline", "--set"),
+        (["demo", "-n", "4"], "-n is sbatch's number of tasks", "-G 4"),
+        (["demo", "--gpus", "four"], "'four' is not a valid integer", "--help"),
+        (["demo", "--gpsu", "4"], "No such option", "--help"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["render", "submit"])
+def test_what_cannot_run_is_refused_before_anything_is_written(verb, arguments, message, hint, tmp_path):
+    cluster = [] if verb == "render" or "--cluster" in arguments else ["--cluster", "generic-slurm"]
+    done = hpc_gpt(verb, *arguments, *cluster, cwd=tmp_path)
+    assert done.code == 2
+    assert done.stdout == ""
+    said, hinted = error_of(done)
+    assert message in said
+    assert hint in hinted
+    assert nothing_written()
+    assert not list(tmp_path.glob("*.*"))
+
+
+def test_a_syntax_error_is_named_with_file_and_line(tmp_path):
+    (tmp_path / "bad.toml").write_text("[train]\nsteps = = 3\n")
+    done = hpc_gpt("render", "bad.toml", cwd=tmp_path)
+    assert done.code == 2
+    assert "bad.toml" in error_of(done)[0]
+    assert "line 2" in error_of(done)[0]
+
+
+def test_all_faults_of_a_file_come_at_once(tmp_path):
+    (tmp_path / "bad.toml").write_text('[train]\nstepz = 3\ndtype = "fp8"\n[modl]\n')
+    message, _ = error_of(hpc_gpt("render", "bad.toml", cwd=tmp_path))
+    assert len(message.splitlines()) == 3
+
+
+def test_a_guessed_profile_without_sbatch_is_refused_only_when_a_job_would_queue(tmp_path):
+    bare = without_slurm(tmp_path)
+    done = hpc_gpt("submit", "demo", environment=bare)
+    assert done.code == 2
+    message, hint = error_of(done)
+    assert "no sbatch here" in message
+    assert "local" in hint
+    assert "jean-zay-v100-32g" in hint
+    assert nothing_written()
+    assert hpc_gpt("render", "demo", environment=bare).code == 0
+    assert hpc_gpt("submit", "demo", "--dry-run", environment=bare).code == 0
+
+
+def test_a_chosen_profile_without_sbatch_is_slurm_not_reachable(tmp_path):
+    done = hpc_gpt("submit", "demo", "--cluster", "generic-slurm", environment=without_slurm(tmp_path))
+    assert done.code == 4
+    assert "no sbatch" in error_of(done)[0]
+    assert nothing_written()
+
+
+def test_a_missing_token_file_is_refused_before_anything_starts(tmp_path):
+    done = hpc_gpt(
+        "submit", "demo", "--cluster", "local", "--set", "data.source=tokens", "--set", "data.path=no.tokens"
+    )
+    assert done.code == 2
+    assert "no.tokens" in error_of(done)[0]
+    assert nothing_written()
+
+
+@pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
+def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, tmp_path):
+    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random")
+    done = hpc_gpt(*arguments, environment={"HPC_GPT_LOGS": logs})
+    assert done.code == 1
+    assert logs in error_of(done)[0]
+
+
+@pytest.mark.parametrize("verb", [["status"], ["logs"], ["cancel", "--yes"], ["submit", "--resume"]])
+def test_an_unknown_run_is_exit_5(verb):
+    done = hpc_gpt(*verb, "20260101-000000-abcd")
+    assert done.code == 5
+    assert "no run '20260101-000000-abcd'" in error_of(done)[0]
+
+
+def test_an_unknown_verb_gets_a_close_match():
+    done = hpc_gpt("stauts")
+    assert done.code == 2
+    assert "did you mean status?" in error_of(done)[1]
+
+
+def test_a_traceback_comes_only_with_debug():
+    assert "Traceback" in hpc_gpt("render", "nosuch", "--debug").stderr
+    assert "Traceback" not in hpc_gpt("render", "nosuch").stderr
+
+
+def test_resume_takes_no_other_option(made_run):
+    done = hpc_gpt("submit", "--resume", made_run.run_id, "--gpus", "8")
+    assert done.code == 2
+    assert "--gpus" in error_of(done)[0]

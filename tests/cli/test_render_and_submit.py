@@ -1,0 +1,123 @@
+"""render and submit as commands: precedence, what goes to stdout, what a dry run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hpc_gpt, without_slurm
+
+
+def resolved_of(done) -> dict:
+    assert done.code == 0, done.stderr
+    return json.loads(
+        done.stdout.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("\nHPC_GPT_RESOLVED\n", 1)[0]
+    )
+
+
+def test_render_prints_a_script_and_nothing_else():
+    done = hpc_gpt("render", "demo")
+    assert done.stdout.startswith("#!/bin/bash\n")
+    assert done.stderr == ""
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+
+
+def test_no_experiment_means_the_seeds_own_run():
+    resolved = resolved_of(hpc_gpt("render", "--gpus", "64", "--pp", "16"))
+    assert resolved["layout"] == {"tp": 4, "pp": 16, "dp": 1}
+    assert resolved["batch"] == {"micro_batch": 4, "micro_batches": 256, "global_batch": 1024}
+    assert resolved["nodes"] == 16
+
+
+def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile():
+    ours = {"HPC_GPT_TIME": "3:00:00"}
+    assert resolved_of(hpc_gpt("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
+    given = ("render", "demo", "--set", "job.time=2:00:00")
+    assert resolved_of(hpc_gpt(*given))["job"]["time"] == "2:00:00"
+    assert resolved_of(hpc_gpt(*given, environment=ours))["job"]["time"] == "3:00:00"
+    assert resolved_of(hpc_gpt(*given, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
+
+
+def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
+    assert resolved_of(hpc_gpt("render", "demo"))["cluster"]["name"] == "generic-slurm"
+    config = Path(os.environ["HPC_GPT_CONFIG"])
+    (config / "clusters").mkdir(parents=True)
+    (config / "clusters" / "mine.toml").write_text('extends = "a100-80g-8"\npartition = "p"\n')
+    (config / "config.toml").write_text('cluster = "mine"\n')
+    assert resolved_of(hpc_gpt("render", "demo"))["job"]["partition"] == "p"
+    variable = {"HPC_GPT_CLUSTER": "jean-zay-v100-16g"}
+    assert resolved_of(hpc_gpt("render", "demo", environment=variable))["cluster"]["name"] == "jean-zay-v100-16g"
+    done = hpc_gpt("render", "demo", "--cluster", "local", environment=variable)
+    assert resolved_of(done)["cluster"]["name"] == "local"
+
+
+def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
+    folder = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "generic-slurm.toml").write_text('extends = "generic-slurm"\naccount = "mine"\n')
+    assert resolved_of(hpc_gpt("render", "demo"))["job"]["account"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (["-A", "a@v100"], "account", "a@v100"),
+        (["-p", "gpu"], "partition", "gpu"),
+        (["-q", "dev"], "qos", "dev"),
+        (["-C", "v100-32g"], "constraint", "v100-32g"),
+        (["-x", "n[1-3]"], "exclude", "n[1-3]"),
+        (["-w", "n7"], "nodelist", "n7"),
+        (["-d", "afterok:5"], "dependency", "afterok:5"),
+        (["-J", "it's"], "name", "it's"),
+        (["-c", "6"], "cpus_per_task", 6),
+        (["--exclusive"], "exclusive", True),
+        (["--reservation", "r"], "reservation", "r"),
+    ],
+)
+def test_sbatchs_letters(flags, key, value):
+    assert resolved_of(hpc_gpt("render", "demo", *flags))["job"][key] == value
+
+
+def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
+    resolved = resolved_of(hpc_gpt("render", "-N", "8", "--pipeline-model-parallel-size", "8",
+                                   "--tensor-model-parallel-size", "4", "--global-batch-size", "64",
+                                   "--micro-batch-size", "2", "--seq-length", "2048"))  # fmt: skip
+    assert (resolved["gpus"], resolved["layout"]) == (32, {"tp": 4, "pp": 8, "dp": 1})
+    assert resolved["batch"] == {"micro_batch": 2, "micro_batches": 32, "global_batch": 64}
+    assert resolved["model"]["seq"] == 2048
+
+
+def test_any_value_can_be_set_and_taken_back():
+    settings = ("train.lr=2e-4", "job.time=90", 'job.sbatch=["--nice=5"]', "train.warmup_steps=")
+    done = hpc_gpt("render", "demo", *(word for setting in settings for word in ("--set", setting)))
+    resolved = resolved_of(done)
+    assert resolved["train"]["lr"] == 2e-4
+    assert resolved["train"]["warmup_steps"] == 0
+    assert resolved["job"]["time"] == "90"
+    assert "#SBATCH --nice=5\n" in done.stdout
+
+
+def test_every_key_that_help_lists_can_be_set():
+    keys = json.loads(hpc_gpt("help", "keys", "--json").stdout)["keys"]
+    assert len(keys) > 50
+    settings = [word for row in keys if row["default"] is not None and not isinstance(row["default"], list)
+                for word in ("--set", f"{row['key']}={json.dumps(row['default'])}")]  # fmt: skip
+    assert hpc_gpt("render", "demo", *settings).code == 0
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
+    bare = without_slurm(tmp_path)
+    done = hpc_gpt("submit", "demo", "--dry-run", cwd=tmp_path, environment=bare)
+    assert done.stdout == hpc_gpt("render", "demo").stdout
+    assert "nothing was written" in done.stderr
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
+
+
+def test_rendering_needs_no_slurm(tmp_path):
+    bare = without_slurm(tmp_path)
+    assert hpc_gpt("render", "demo", environment=bare).stdout == hpc_gpt("render", "demo").stdout

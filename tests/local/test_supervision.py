@@ -1,0 +1,153 @@
+"""What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, a clean environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from hpc_gpt.process import is_alive
+from hpc_gpt.run_folder import read_json
+from tests.cli.command import hpc_gpt
+from tests.local.conftest import ended, newest, status_of, wait_until
+
+
+def rank_processes(run):
+    return [read_json(path) for path in sorted(run.attempts()[-1].ranks.glob("*.json"))]
+
+
+def all_gone(run):
+    line = run.submissions()[-1]
+    processes = [line, *rank_processes(run)]
+    return not any(is_alive(process["pid"], process["pid_start"]) for process in processes)
+
+
+def test_one_failing_rank_ends_all(ranks_that):
+    begun = time.monotonic()
+    run = ranks_that("if [ $rank = 1 ]; then sleep 1; exit 7; fi; sleep 300")
+    status = ended(run)
+    assert (status.state, status.cause) == ("error", "rank 1 ended with exit code 7")
+    wait_until(lambda: all_gone(run))
+    assert time.monotonic() - begun < 60
+    assert rank_processes(run)[1]["exit_code"] == 7
+    assert rank_processes(run)[0]["exit_code"] == -signal.SIGKILL
+
+
+def test_a_killed_rank_ends_all_with_what_it_had_started(ranks_that, tmp_path):
+    run = ranks_that(f"sleep 301 & echo $! > {tmp_path}/child.$rank; wait")
+    wait_until(lambda: all((tmp_path / f"child.{rank}").exists() for rank in (0, 1)))
+    wait_until(lambda: len(rank_processes(run)) == 2)
+    os.kill(rank_processes(run)[0]["pid"], signal.SIGKILL)
+    status = ended(run)
+    assert (status.state, status.cause) == ("error", "rank 0 ended with signal SIGKILL")
+    wait_until(lambda: all_gone(run))
+    for rank in (0, 1):
+        pid = int((tmp_path / f"child.{rank}").read_text())
+        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_zombie(pid))
+
+
+def _is_zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
+    assert ended(ranks_that("exit 0")).state == "error"
+
+
+def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
+    template = tmp_path / "t.sh.j2"
+    template.write_text('{% extends "base.sh.j2" %}{% block launch %}\nexit 9\n{% endblock %}')
+    done = hpc_gpt(
+        "submit", "demo", "--cluster", "local", "--set", "data.source=random", "--template", template, "--wait"
+    )
+    assert done.code == 3
+    assert "ended with exit code 9" in done.stderr
+    assert f"hint: hpc-gpt logs {newest().run_id}" in done.stderr
+
+
+def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
+    note = f"trap 'ls $HPC_GPT_RUN > {tmp_path}/seen.$rank; exit 0' TERM"
+    run = ranks_that(f"{note}; touch {tmp_path}/up.$rank; while :; do sleep 0.1; done")
+    wait_until(lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
+    assert status_of(run).state == "running"
+    done = hpc_gpt("cancel", run.run_id)
+    job_id = run.submissions()[-1]["job_id"]
+    assert (done.code, done.stdout) == (0, f"cancelled {run.run_id}, job {job_id}\n")
+    assert ended(run).state == "cancelled"
+    assert f"cancelled.{job_id}" in (tmp_path / "seen.0").read_text()
+    wait_until(lambda: all_gone(run))
+    assert "nothing to cancel, it is cancelled" in hpc_gpt("cancel", run.run_id).stdout
+
+
+def test_a_run_goes_on_without_the_terminal_and_the_command_that_started_it(ranks_that):
+    run = ranks_that("sleep 300")
+    pid = run.submissions()[-1]["pid"]
+    assert os.getsid(pid) == pid
+    assert status_of(run).state == "running"
+    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+    assert os.readlink(f"/proc/{pid}/fd/1") == str(run.attempts()[-1].log)
+
+
+def test_the_time_limit_comes_with_a_warning(ranks_that):
+    run = ranks_that(
+        "trap 'echo rank $rank warned' USR2; while :; do sleep 0.1; done", "-t", "0:04", "--set", "job.signal_lead_s=2"
+    )
+    status = ended(run)
+    assert (status.state, status.cause) == ("walltime", "the time limit of 4 s is over")
+    wait_until(lambda: all_gone(run))
+    assert "rank 0 warned" in run.attempts()[-1].log.read_text()
+    assert "rank 1 warned" in run.attempts()[-1].log.read_text()
+
+
+def test_no_time_limit_means_none(ranks_that):
+    run = ranks_that("sleep 1")
+    assert run.resolved().job.time is None
+    assert "SUBMITIT_LOCAL_TIMEOUT_S" not in run.job_script.read_text()
+
+
+def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
+    outside = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1",
+               "SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_CPU_BIND": "none", "SUBMITIT_LOCAL_GLOBALID": "8",
+               "HPC_GPT_ATTEMPT": "9", "HPC_GPT_RUN": "/nowhere", "CUDA_VISIBLE_DEVICES": "2,3",
+               "MINE": "kept"}  # fmt: skip
+    run = ranks_that('env | sort | sed "s/^/$rank /"', environment=outside)
+    ended(run)
+    found = run.attempts()[0].log.read_text().splitlines()
+    for rank in ("0", "1"):
+        seen = dict(line[2:].partition("=")[::2] for line in found if line.startswith(f"{rank} ") and "=" in line)
+        assert not [name for name in seen if name.startswith("SLURM_")]
+        assert not {"RANK", "MASTER_ADDR", "MASTER_PORT"} & set(seen)
+        assert seen["SUBMITIT_LOCAL_GLOBALID"] == rank
+        assert seen["SUBMITIT_LOCAL_NTASKS"] == "2"
+        assert (seen["HPC_GPT_RUN"], seen["HPC_GPT_ATTEMPT"]) == (str(run.path), "1")
+        assert (seen["CUDA_VISIBLE_DEVICES"], seen["MINE"]) == ("2,3", "kept")
+
+
+def test_two_runs_at_once_do_not_touch_each_other(ranks_that):
+    first = ranks_that("sleep 300")
+    second = ranks_that("exit 4")
+    assert first.path != second.path
+    assert ended(second).state == "error"
+    assert status_of(first).state == "running"
+
+
+def test_a_killed_controller_leaves_no_rank_and_no_running_state(ranks_that):
+    run = ranks_that("sleep 300")
+    wait_until(lambda: len(rank_processes(run)) == 2)
+    os.kill(run.submissions()[-1]["pid"], signal.SIGKILL)
+    wait_until(lambda: all_gone(run))
+    assert status_of(run).state == "error"
+
+
+def test_status_as_json(ranks_that):
+    run = ranks_that("exit 4")
+    ended(run)
+    answer = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)
+    assert answer["schema"] == 1
+    assert answer["runs"][0]["run"] == run.run_id
+    assert answer["runs"][0]["state"] == "error"

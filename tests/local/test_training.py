@@ -1,0 +1,89 @@
+"""Real trainings on this machine: to the end, at once, by hand, interrupted and taken up again, in odd places."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from hpc_gpt.run_folder import RunFolder, list_runs, read_json_lines
+from tests.cli.command import hpc_gpt
+from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def losses(run: RunFolder) -> list[float]:
+    return [line["loss"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+
+
+def test_two_runs_at_once_one_by_hand_give_the_same_figures(tmp_path):
+    assert hpc_gpt("submit", *SMALL, "--set", "train.steps=3").code == 0
+    submitted = newest()
+    rendered = hpc_gpt("render", *SMALL, "--set", "train.steps=3").stdout
+    odd = tmp_path / 'it\'s a "folder" %j $HOME'
+    odd.mkdir()
+    (odd / "job.sh").write_text(rendered)
+    environment = {**os.environ, "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    del environment["HPC_GPT_LOGS"]
+    by_hand = subprocess.run(
+        ["bash", "job.sh"], cwd=odd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
+    [run] = list_runs(odd / "logs")
+    assert ended(submitted).state == "done"
+    assert status_of(run).state == "done"
+    assert losses(run) == losses(submitted)
+    assert len(losses(run)) == 3
+    # What render prints, what runs and what the folder keeps are the same bytes; the folder is complete either way.
+    assert run.job_script.read_text() == submitted.job_script.read_text() == rendered
+    kept = {"experiment.toml", "resolved.json", "job.sh", "ds_config.json", "provenance.json", "submissions.jsonl"}
+    for folder in (run.path, submitted.path):
+        assert kept <= {path.name for path in folder.iterdir()}
+    assert (run.path / "resolved.json").read_text() == (submitted.path / "resolved.json").read_text()
+
+
+def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path):
+    logs = tmp_path / "logs with 'quotes' and %j"
+    os.environ["HPC_GPT_LOGS"] = str(logs)  # own_folders' monkeypatch puts it back
+    command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, "--set", "train.steps=100000", "--wait"]
+    waiting = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: list_runs(logs) and (status_of(newest()).step or 0) >= 2)
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=120)
+    assert waiting.returncode == 130, said
+    run = newest()
+    stopped = status_of(run)
+    assert stopped.state == "stopped"
+    assert list(run.checkpoints.glob("step-*/complete.json"))
+    assert "saves and stops" in said
+
+    assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+    assert hpc_gpt("submit", "--resume", run.run_id).code == 1  # it runs already
+    wait_until(lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
+    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    assert ended(run).state == "cancelled"
+    steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert status_of(run).attempts == 2
+    log = hpc_gpt("logs", run.run_id, "--attempt", "1").stdout
+    assert "ended stopped" in log
+    assert hpc_gpt("logs", run.run_id, "--tail", "1").stdout.startswith("ended cancelled")
+    assert hpc_gpt("logs", run.run_id, "-f").stdout == hpc_gpt("logs", run.run_id).stdout
+
+
+def test_a_full_folder_name_a_prefix_and_a_process_id_all_mean_the_run():
+    assert hpc_gpt("submit", *SMALL, "--set", "train.steps=1").code == 0
+    run = newest()
+    assert ended(run).state == "done"
+    for name in (run.path, run.run_id, run.run_id[:-2], run.submissions()[0]["job_id"]):
+        rows = json.loads(hpc_gpt("status", name, "--json").stdout)["runs"]
+        assert [row["run"] for row in rows] == [run.run_id]
+        assert (rows[0]["state"], rows[0]["step"], rows[0]["attempts"]) == ("done", 1, 1)
+    line = hpc_gpt("status").stdout.splitlines()[1].split()
+    assert line[:2] == [run.run_id, "demo"]
