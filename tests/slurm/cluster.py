@@ -68,7 +68,7 @@ class ClusterSpec:
 
 SMALL = ClusterSpec(
     "small",
-    (Nodes("n", 8),),
+    (Nodes("n", 12),),
     (
         "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=25 MaxTime=INFINITE State=UP",
         "PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",

@@ -45,7 +45,7 @@ def running(spec: ClusterSpec, services: Services) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def small(services: Services) -> Iterator[Cluster]:
-    """Runs jobs: 8 nodes of 4 pretend GPUs, accounting, preemption."""
+    """Runs jobs: 12 nodes of 4 pretend GPUs, accounting, preemption."""
     yield from running(SMALL, services)
 
 

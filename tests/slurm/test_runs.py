@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,12 +19,27 @@ from tests.slurm.launcher import Job, Launcher, any_has_pending
 STEPS = 40
 
 
+class SlowEnds(NamedTuple):
+    """Two runs that Slurm takes its time with; the other tests go on meanwhile."""
+
+    walltime: Job
+    dead_node: Job
+    victim: str
+    frozen: list[int]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def near_walltime(launcher: Launcher) -> Job:
-    """A run of two minutes, paused at once. It comes first, so that the others are tested while its time runs out."""
-    job = launcher.submit("--time", "2")
-    job.pause(step=3)
-    return job
+def slow_ends(launcher: Launcher, small: Cluster) -> Iterator[SlowEnds]:
+    """A run whose two minutes are running out, and one of whose nodes the power was cut. Both begin before all else."""
+    walltime, dead_node = launcher.submit("--time", "2"), launcher.submit()
+    walltime.pause(step=3)
+    dead_node.pause(step=13)
+    victim = dead_node.nodes()[1]
+    frozen = small.cut_power(victim)
+    yield SlowEnds(walltime, dead_node, victim, frozen)
+    for pid in frozen:
+        send(pid, signal.SIGKILL)
+    small.start_slurmd(victim)
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +119,6 @@ def test_preemption_saves_requeues_once_and_resumes(launcher: Launcher, unbroken
     assert len(history(job)) == 2
     assert losses(job) == losses(launcher.job_of(unbroken))
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1, "it goes on where it was, not from a periodic save"
-
-
-def test_a_dead_node_requeues_and_resumes(launcher: Launcher, unbroken: RunFolder, small: Cluster) -> None:
-    job = launcher.submit()
-    job.pause(step=13)
-    victim = job.nodes()[1]
-    frozen = small.cut_power(victim)
-    try:
-        job.wait_end()
-        assert ended(job) == ["node_failure", "done"]
-        assert job.restarts == 1
-        assert history(job) == ["NODE_FAIL", "COMPLETED"]
-        assert min(job.metrics(2)) == 11, "it goes on from the save after step 10"
-        assert losses(job) == losses(launcher.job_of(unbroken))
-    finally:
-        for pid in frozen:
-            send(pid, signal.SIGKILL)
-        small.start_slurmd(victim)
 
 
 def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launcher) -> None:
@@ -203,8 +202,8 @@ def test_a_run_is_submitted_once_more(launcher: Launcher, unbroken: RunFolder) -
     assert [line["job_id"] for line in unbroken.submissions()][1] == job.id
 
 
-def test_walltime_saves_requeues_and_resumes(launcher: Launcher, near_walltime: Job, unbroken: RunFolder) -> None:
-    job = near_walltime
+def test_walltime_saves_requeues_and_resumes(launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder) -> None:
+    job = slow_ends.walltime
     # Slurm lets stopped tasks go on when it signals them; if some version does not, the test does.
     job.wait("signal", lambda: job.run.attempt(1).ended() or any_has_pending(job.ranks(), signal.SIGUSR2), limit_s=150)
     job.resume()
@@ -214,3 +213,14 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, near_walltime: 
     assert history(job) == ["REQUEUED", "COMPLETED"]
     assert losses(job) == losses(launcher.job_of(unbroken))
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
+
+
+def test_a_dead_node_requeues_and_resumes(launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder) -> None:
+    job = slow_ends.dead_node
+    job.wait_end()
+    assert ended(job) == ["node_failure", "done"]
+    assert slow_ends.victim not in job.nodes()
+    assert job.restarts == 1
+    assert history(job) == ["NODE_FAIL", "COMPLETED"]
+    assert min(job.metrics(2)) == 11, "it goes on from the save after step 10"
+    assert losses(job) == losses(launcher.job_of(unbroken))
