@@ -6,6 +6,8 @@ start. Paths and the reading and writing of the small files are settled here, an
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -255,15 +257,27 @@ def write_once(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(text, encoding="utf-8")
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        finally:
-            aside.unlink()
+        with contextlib.suppress(FileExistsError):
+            give_name(aside, path)
+        aside.unlink(missing_ok=True)
     except OSError as fault:
         aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def give_name(aside: Path, path: Path) -> None:
+    """Gives a finished file its name; FileExistsError if that is taken. `aside` may stay, as a second name."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError as fault:
+        # Not every file system has hard links. A rename would replace, so look first.
+        if fault.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
+        aside.rename(path)
 
 
 def replace_whole(path: Path, text: str) -> None:

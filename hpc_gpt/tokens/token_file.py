@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.run_folder import give_name
 
 MAGIC = b"HPCGPTTK"
 VERSION = 1
@@ -153,8 +154,7 @@ class TokenWriter:
         self._file.write(head)
         self._file.flush()
         os.fsync(self._file.fileno())
-        # A link, unlike a rename, fails where the name is taken.
-        os.link(self._aside, self.path)
+        give_name(self._aside, self.path)
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None

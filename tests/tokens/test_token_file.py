@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,19 @@ def test_a_token_outside_the_vocabulary_is_our_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token 256 is outside the vocabulary of 256"):
         write(path, [256])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "x.tokens"
+    write(path, [1])
+    with pytest.raises(FileExistsError):
+        write(path, [2])
+    assert open_tokens(path).tokens.tolist() == [1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
 
 
 def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -84,6 +85,26 @@ def test_interrupted_four_times_and_resumed(tmp_path: Path, tokens: Path, unbrok
     expected = figures(unbroken)
     found = [one for one in figures(run) if one[2] is None or (one[0] % 7 == 0 or one[0] == STEPS)]
     assert found == [expected[one[0] - 1] for one in found]
+
+
+def test_a_damaged_checkpoint_makes_room_for_a_good_one(
+    tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str
+) -> None:
+    """The last checkpoint is cut short: the steps before it are done again, and their checkpoint takes its name."""
+    run = RunFolder(Path(shutil.copytree(unbroken.path, tmp_path / "run")))
+    last = run.checkpoints / f"step-{STEPS:08d}"
+    cut = next(last.rglob("*model_states.pt"))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    size = cut.stat().st_size
+    launch = train(run, RANKS[dtype])
+    assert launch.ended == ("done", STEPS, False), launch.log
+    words = f"passing over checkpoint {last}: {cut.relative_to(last)} has {size} bytes, not {size + 1}"
+    assert words in launch.log
+    assert figures(run)[STEPS:] == figures(unbroken)[STEPS - 10 :]
+    assert (run.checkpoints / f".damaged-{last.name}-1" / cut.relative_to(last)).is_file()
+    again = train(run, RANKS[dtype])
+    assert f"resumed after step {STEPS} of {STEPS}" in again.log
+    assert again.ended == ("done", STEPS, False)
 
 
 KEYS = (
