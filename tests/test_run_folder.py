@@ -56,7 +56,7 @@ def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
 def test_runs_made_at_once_are_apart(logs, resolved):
     runs = [create_run(logs, resolved, "", "", {}) for _ in range(20)]
     assert len({run.run_id for run in runs}) == 20
-    assert [found.path for found in list_runs(logs)] == sorted(run.path for run in runs)
+    assert sorted(found.path for found in list_runs(logs)) == sorted(run.path for run in runs)
 
 
 def test_odd_names_stay_one_folder(logs, resolved):
