@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,11 @@ class RunStatus:
     folder: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON, which has no NaN: a loss that is none reads null."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self).items()
+        }
 
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:

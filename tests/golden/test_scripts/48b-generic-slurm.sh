@@ -195,7 +195,7 @@ fail() { # fail CAUSE HINT: ends the attempt before a rank has started
 }
 command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
   fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
-"$HPC_GPT_PYTHON" -c 'import hpc_gpt' ||
+"$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
   fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" "pip install hpc-gpt there, or set venv in the profile"
 
 # --- launch --------------------------------------------------------------------------------------------------------
@@ -205,6 +205,9 @@ if [ -z "$MASTER_ADDR" ]; then
   mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   [ -n "${hosts[0]:-}" ] || fail "scontrol names no host of '$SLURM_JOB_NODELIST'" "set HPC_GPT_MASTER_ADDR by hand"
   MASTER_ADDR="${hosts[0]}"
+  if type getent >/dev/null 2>&1 && ! getent ahosts "$MASTER_ADDR" >/dev/null; then
+    fail "the host $MASTER_ADDR has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
+  fi
 fi
 # The port follows from the job id, so two jobs on a node differ; below the ports that connections take by
 # themselves; and nobody listens on it (0A in /proc/net/tcp).

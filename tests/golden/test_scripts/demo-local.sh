@@ -149,7 +149,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
 }
 HPC_GPT_RESOLVED
   command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
-  "$HPC_GPT_PYTHON" -c 'import hpc_gpt' ||
+  "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
     die "$HPC_GPT_PYTHON cannot import hpc_gpt" "activate the environment hpc-gpt is in, or set HPC_GPT_PYTHON"
   exec "$HPC_GPT_PYTHON" -m hpc_gpt.local.by_hand "$HPC_GPT_RUN"
 fi
