@@ -23,7 +23,8 @@ def main() -> None:
 
     attempt: Attempt | None = None
     trainer = None
-    rank = 0
+    named = os.environ.get("RANK", "")
+    rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _place(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
         from hpc_gpt.train.ranks import identify, leave
