@@ -1,0 +1,59 @@
+"""Completion: the scripts of three shells are fit for them, and TAB offers verbs, experiments, profiles, runs, keys."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.cli.command import hpc_gpt
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_the_shell_can_read(shell):
+    script = hpc_gpt("completion", shell)
+    assert script.code == 0
+    assert "_HPC_GPT_COMPLETE" in script.stdout
+    if shutil.which(shell) and shell != "fish":
+        done = subprocess.run([shell, "-n"], input=script.stdout, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def offered(*words: str) -> list[str]:
+    """What bash would be offered for the last of the words."""
+    environment = {"_HPC_GPT_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["hpc-gpt", *words]),
+                   "COMP_CWORD": str(len(words))}  # fmt: skip
+    done = hpc_gpt(environment=environment)
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_verbs_and_options():
+    assert offered("re") == ["render", "report"]
+    assert "--pipeline-model-parallel-size" in offered("submit", "--pi")
+
+
+def test_experiments():
+    assert "demo" in offered("submit", "de")
+    assert "gpt2-meg-ds-3d/48b" in offered("render", "gpt2")
+
+
+def test_profiles():
+    assert offered("submit", "--cluster", "jean") == ["jean-zay-v100-16g", "jean-zay-v100-32g"]
+    assert offered("profile", "show", "lo") == ["local"]
+
+
+def test_keys():
+    assert offered("submit", "--set", "train.st") == ["train.steps="]
+
+
+def test_runs(made_run):
+    for verb in ("status", "logs", "cancel"):
+        assert offered(verb, made_run.run_id[:6]) == [made_run.run_id]
+    assert offered("submit", "--resume", "") == [made_run.run_id]
+
+
+def test_no_runs_is_no_fault():
+    assert not os.path.exists(os.environ["HPC_GPT_LOGS"])
+    assert offered("status", "") == []

@@ -1,0 +1,86 @@
+"""On a real terminal: cancel asks, status --watch refreshes in place; off it they do neither."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpc_gpt.run_folder import RunFolder
+from tests.cli.command import hpc_gpt
+
+
+@pytest.fixture
+def waiting_process(made_run: RunFolder):
+    """A run whose process is one of ours that does nothing, so that there is something to cancel."""
+    import platform
+
+    from hpc_gpt.process import start_time
+
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    line = {"scheduler": "local", "job_id": str(process.pid), "pid": process.pid, "pid_start": start_time(process.pid)}
+    made_run.add_submission({**line, "host": platform.node(), "refused": None})
+    yield process
+    process.kill()
+    process.wait()
+
+
+def on_a_terminal(*arguments: str, type_in: str, after: str) -> tuple[int, str]:
+    """(exit code, all output) of the command on a pseudo-terminal; `type_in` is typed once `after` was shown."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "hpc_gpt", *arguments])
+    shown, until, typed = "", time.monotonic() + 60, False
+    while time.monotonic() < until:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                shown += os.read(terminal, 4096).decode()
+            except OSError:
+                break
+        if not typed and after in shown:
+            os.write(terminal, type_in.encode())
+            typed = True
+    _, wait_status = os.waitpid(child, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(wait_status), shown
+
+
+def test_cancel_asks_and_no_means_no(made_run, waiting_process):
+    code, shown = on_a_terminal("cancel", made_run.run_id, type_in="n\n", after="cancel? [y/N]")
+    assert code == 130
+    assert made_run.run_id in shown
+    assert waiting_process.poll() is None
+    assert not list(made_run.path.glob("cancelled.*"))
+
+
+def test_cancel_asks_and_yes_means_yes(made_run, waiting_process):
+    code, shown = on_a_terminal("cancel", made_run.run_id, type_in="y\n", after="cancel? [y/N]")
+    assert code == 0
+    assert f"cancelled {made_run.run_id}" in shown
+    assert waiting_process.wait(10) == -15
+    assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
+
+
+def test_off_a_terminal_nothing_is_asked(made_run, waiting_process):
+    assert hpc_gpt("cancel", made_run.run_id).code == 0
+    assert waiting_process.wait(10) == -15
+
+
+def test_watch_refreshes_in_place_until_ctrl_c(made_run, waiting_process):
+    arguments = ("status", "--watch", "--interval", "0.2")
+    code, shown = on_a_terminal(*arguments, type_in="\x03", after="\x1b[J")
+    assert code == 130
+    assert "running" in shown
+    assert shown.count("experiment") >= 2
+
+
+def test_watch_ends_when_nothing_runs(made_run):
+    done = hpc_gpt("status", "--watch")
+    assert done.code == 0
+    assert made_run.run_id in done.stdout
+    assert "\x1b" not in done.stdout
