@@ -137,6 +137,8 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
             f"job.name {job.name!r} holds {' and '.join(bad_chars)}, which the output's name %x-%j.out cannot carry "
             "(job.name is the experiment's name unless set)"
         )
+    if profile.container is not None and profile.scheduler == "local":
+        yield f"{where} is this machine, where ranks run without a container"
     if profile.container is not None and profile.container.kind == "pyxis":
         for i, mount in enumerate(profile.container.mounts):
             if "," in mount:

@@ -91,6 +91,11 @@ def test_a_mount_with_a_comma_is_refused_for_pyxis():
         render_script(resolved_demo(container=Container("pyxis", "i", ("/a,b",))))
 
 
+def test_a_container_on_this_machine_is_refused():
+    with pytest.raises(ConfigError, match="without a container"):
+        render_script(resolved_demo(profile="local", container=Container("pyxis", "i")))
+
+
 def test_a_variables_name_is_checked():
     with pytest.raises(ConfigError, match="no name of a variable"):
         render_script(resolved_demo(environment={"A B": "1"}))

@@ -58,7 +58,9 @@ class ScriptExecutor(SlurmExecutor):
             raise
         if answer.code != 0:
             self.run.add_submission({**entry, "refused": answer.words})
-            raise sbatch_failed(answer)
+            fault = sbatch_failed(answer)
+            fault.hint += f"; the run is kept, marked refused: {self.run.path}"
+            raise fault
         job_id = self._get_job_id_from_submission_command(answer.stdout)
         self.run.add_submission({**entry, "job_id": job_id})
         return SlurmJob(folder=self.run.path, job_id=job_id, tasks=list(range(self._num_tasks())))

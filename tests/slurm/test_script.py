@@ -1,0 +1,82 @@
+"""What the script does before its ranks start: container, preflight, and whose run folder it writes into."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.slurm.launcher import PROFILE, Launcher
+
+# Leaves out everything up to the image and runs the rest, as a container would.
+APPTAINER = """#!/bin/bash
+echo "apptainer $*"
+while [ "$1" != "/images/it's a.sif" ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def profile(launcher: Launcher, name: str, text: str, site: str = PROFILE) -> str:
+    """Writes a profile of its own name and gives the name."""
+    (launcher.folder / "config" / "clusters" / f"{name}.toml").write_text(text + site)
+    return name
+
+
+def test_a_container_holds_every_rank(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "apptainer").write_text(APPTAINER)
+    (tmp_path / "apptainer").chmod(0o755)
+    container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
+    site = f'{PROFILE}PATH = "{tmp_path}:{os.environ["PATH"]}"\n{container}'
+    cluster = profile(launcher, "container", f'python = "{sys.executable}"\n', site)
+    said, _ = launcher.run("submit", "--wait", "--cluster", cluster, "--set", "train.steps=2")
+    log = (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
+    assert log.count("--bind /data my/x:/data:ro /images/it's a.sif ") == 4
+    assert "ended done after step 2" in log
+
+
+def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Launcher) -> None:
+    cluster = profile(launcher, "no-python", 'python = "/nosuch/python"\n')
+    said, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
+    run = next((launcher.logs / "tiny").glob(said.split()[1]))
+    assert "no /nosuch/python on n" in words
+    log = (run / "attempts" / "1" / "log").read_text()
+    assert log.startswith("Error: no /nosuch/python on n")
+    assert log.count("\n") == 3
+
+
+def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: Launcher) -> None:
+    cluster = profile(launcher, "no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
+    _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
+    assert ".invalid has no address" in words
+
+
+def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(launcher.run("render")[0])
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "job.sh").write_text("#!/bin/bash\n")
+    output = tmp_path / "out"
+    done = subprocess.run(
+        ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
+        env={**launcher.environment, "HPC_GPT_RUN": str(other)},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert output.read_text().startswith("Error: HPC_GPT_RUN names the run of another script: ")
+    assert sorted(path.name for path in other.iterdir()) == ["attempts", "job.sh"]
+
+
+def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(launcher.run("render")[0])
+    output = tmp_path / "out"
+    done = subprocess.run(
+        ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
+        env={**launcher.environment, "HPC_GPT_LOGS": "/proc/nowhere"},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Error: cannot make the run folder /proc/nowhere/tiny/" in output.read_text()
