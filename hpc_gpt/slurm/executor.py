@@ -9,7 +9,7 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_gpt.errors import ConfigError, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.slurm.environment import submission_environment
@@ -58,11 +58,14 @@ class ScriptExecutor(SlurmExecutor):
             raise
         if answer.code != 0:
             self.run.add_submission({**entry, "refused": answer.words})
-            fault = sbatch_failed(answer)
-            fault.hint += f"; the run is kept, marked refused: {self.run.path}"
-            raise fault
+            refusal = sbatch_failed(answer)
+            refusal.hint += f"; the run is kept, marked refused: {self.run.path}"
+            raise refusal
         job_id = self._get_job_id_from_submission_command(answer.stdout)
-        self.run.add_submission({**entry, "job_id": job_id})
+        try:
+            self.run.add_submission({**entry, "job_id": job_id})
+        except RunFolderError as fault:
+            raise RunFolderError(f"job {job_id} is queued, but {fault}", f"scancel {job_id} ends it") from None
         return SlurmJob(folder=self.run.path, job_id=job_id, tasks=list(range(self._num_tasks())))
 
 
