@@ -76,10 +76,11 @@ def _interrupt(run: RunFolder, count: int) -> None:
     """First Ctrl-C: save and stop. Second: quit."""
     from hpc_gpt.cancel import cancel_run, interrupt_run
 
+    begin = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
     if count == 1:
-        sys.stderr.write("\nCtrl-C: the run saves and stops; once more quits it\n")
+        sys.stderr.write(f"{begin}Ctrl-C: the run saves and stops; once more quits it\n")
         interrupt_run(run)
     elif count == 2:
-        sys.stderr.write("\nCtrl-C again: cancelled\n")
+        sys.stderr.write(f"{begin}Ctrl-C again: cancelled\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         cancel_run(run)

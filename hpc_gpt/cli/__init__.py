@@ -110,7 +110,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         _complain(fault.format_message(), "")
         return 1
     except (click.Abort, KeyboardInterrupt):
-        click.echo("", err=True)
+        if sys.stderr.isatty():
+            click.echo("", err=True)
         return 130
     except BrokenPipeError:
         # Whoever read our output has enough; Python would complain once more when it closes stdout.
