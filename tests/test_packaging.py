@@ -1,66 +1,71 @@
-"""What pip installs carries its templates, profiles and experiments, and finds them far from the checkout."""
+"""What an installed hpc-gpt carries: every package, template, profile and experiment of the tree."""
 
 from __future__ import annotations
 
+import configparser
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.cli.command import hpc_gpt
 
-
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+TOP = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source: building leaves files beside it."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in ("hpc_gpt", "templates", "experiments"):
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md"):
-        shutil.copy(REPOSITORY / name, copy)
-    return copy
+def setup():
+    parser = configparser.ConfigParser()
+    parser.read(TOP / "setup.cfg")
+    return parser
 
 
-def check_installed(site: Path, folder: Path) -> None:
-    """The command, run from `folder` with the package in `site`, renders, and knows its profiles."""
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+def test_every_package_is_named(setup):
+    named = set(setup["options"]["packages"].split())
+    packages = {".".join(path.parent.relative_to(TOP).parts) for path in (TOP / "hpc_gpt").rglob("__init__.py")}
+    assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments"}
 
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "hpc_gpt", *arguments]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+@pytest.mark.parametrize("folder", ["templates", "experiments"])
+def test_every_file_beside_the_code_is_carried(setup, folder):
+    patterns = setup["options.package_data"][f"hpc_gpt.{folder}"].replace(",", " ").split()
+    files = [path.relative_to(TOP / folder) for path in (TOP / folder).rglob("*") if path.suffix in (".j2", ".toml")]
+    # setuptools' * stays within a folder, so a pattern must have as many parts as the path.
+    missed = [
+        file
+        for file in files
+        if not any(fnmatch(str(file), text) and len(file.parts) == text.count("/") + 1 for text in patterns)
+    ]
+    assert files
+    assert missed == []
+
+
+def test_the_built_wheel_finds_its_templates_profiles_and_experiments(tmp_path):
+    source = tmp_path / "source"
+    parts = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("hpc_gpt", "templates", "experiments"):
+        shutil.copytree(TOP / folder, source / folder, ignore=parts)
+    for file in ("setup.cfg", "pyproject.toml", "README.md"):
+        shutil.copy(TOP / file, source)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extractall(installed)
+    shutil.rmtree(source)
+    for arguments in (["render", "--gpus", "64", "--pp", "16"], ["render", "demo", "--cluster", "local"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hpc_gpt", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    where = "import hpc_gpt; print(hpc_gpt.__file__)"
-    shown = subprocess.run(
-        [sys.executable, "-c", where], env=environment, cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert Path(shown.stdout.strip()).is_relative_to(site)
-    assert "#SBATCH --constraint=v100-32g" in run("render", "--cluster", "jean-zay-v100-32g")
-    assert run("render", "demo", "--cluster", "local").startswith("#!/bin/bash")
-
-
-@pytest.mark.parametrize("kind", ["folder", "wheel"])
-def test_an_installed_package_is_complete(checkout: Path, tmp_path: Path, kind: str) -> None:
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    source = checkout
-    if kind == "wheel":
-        pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(checkout))
-        (source,) = tmp_path.glob("hpc_gpt-*.whl")
-    pip("install", "--no-deps", "--no-build-isolation", "--target", str(site), str(source))
-    check_installed(site, elsewhere)
-
-
-def test_an_editable_install_finds_what_stands_beside_it(checkout: Path, tmp_path: Path) -> None:
-    """What an editable install amounts to: the package on the path, its files at the top of the checkout."""
-    check_installed(checkout, tmp_path)
+        here = hpc_gpt(*arguments)
+        assert done.stdout == here.stdout

@@ -3,7 +3,8 @@
 from hpc_gpt.slurm.environment import leaks, submission_environment
 
 SHELL = {
-    "PATH": "/bin", "HF_TOKEN": "secret", "SLURM_CONF": "/etc/slurm.conf", "HPC_GPT_LOGS": "/logs", "OMP_NUM_THREADS": "4",
+    "PATH": "/bin", "HF_TOKEN": "secret", "SLURM_CONF": "/etc/slurm.conf", "HPC_GPT_LOGS": "/logs",
+    "OMP_NUM_THREADS": "4",
 }  # fmt: skip
 ENCLOSING_JOB = {
     "SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SRUN_CPUS_PER_TASK": "1", "SBATCH_PARTITION": "x",
