@@ -171,18 +171,22 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, tmp_p
     odd = tmp_path / "a b'c\"d $(touch pwned) `touch pwned`; é"
     odd.mkdir()
     name = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
+    comment = name + " \\ back\\slash %j"
     enclosing = {
         "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
         "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
     }  # fmt: skip
     jobs = [
-        launcher.submit("-J", name, "--comment", name, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing)
+        launcher.submit("-J", name, "--comment", comment, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing)
         for _ in range(2)
     ]
     assert jobs[0].run.path != jobs[1].run.path
     for job in jobs:
         shown = launcher.cluster.run("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j").stdout.rstrip("\n")
         assert shown == name
+        assert (
+            launcher.cluster.run("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%k").stdout.rstrip("\n") == comment
+        )
         job.wait_end()
         assert ended(job) == ["done"]
         assert losses(job) == losses(launcher.job_of(unbroken))
