@@ -6,10 +6,12 @@ A machine that continuous integration runs on has everything; a skip there would
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
+_TESTS = Path(__file__).resolve().parent
 _not_run = pytest.StashKey[list[str]]()
 
 
@@ -29,15 +31,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and call.excinfo is not None:
+        # A skip by a fixture counts where the fixture says it, so that a hundred tests make one line.
+        own = [entry for entry in call.excinfo.traceback if Path(str(entry.path)).is_relative_to(_TESTS)]
+        if own:
+            report.longrepr = (str(own[-1].path), own[-1].lineno + 1, report.longrepr[2])
     if (report.skipped or hasattr(report, "wasxfail")) and item.get_closest_marker("shared") is None:
         item.config.stash[_not_run].append(item.nodeid)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     if report.skipped:
         collector.config.stash[_not_run].append(collector.nodeid)
