@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # (names, key, type, help). The variable is HPC_GPT_ and the first long name.
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
+    (("--model",), "model.preset", str, "Model preset: gpt2, gpt2-xl, 18b, 48b, …"),
     (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
     (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
@@ -110,6 +111,9 @@ def _request(values: dict[str, Any]) -> Request:
         overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
         overrides["layout.nodes"] = None
+    if "model.preset" in overrides:
+        # The preset's sizes, not those the experiment gives its own model.
+        overrides = {"model.hidden": None, "model.layers": None, "model.heads": None} | overrides
     return Request(
         experiment=values.pop("experiment") or DEFAULT_EXPERIMENT,
         cluster=values.pop("cluster"),

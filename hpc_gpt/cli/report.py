@@ -21,7 +21,7 @@ from hpc_gpt.cli import complete
 )
 @click.option("--json", "as_json", is_flag=True, help='Short for --format json: {"schema": 1, "records": [...]}.')
 def report(paths: tuple[str, ...], form: str, as_json: bool) -> None:
-    """Print the records of runs: layout, step time, FLOPs by three formulas, loss.
+    """Print the records of runs: step time, TFLOPs, loss.
 
     A PATH is a run folder, a folder that holds runs (logs/ unless given), or a run by id, prefix or job id. Each
     run's record.json is brought up to date. The step time is the median of the steps after warm-up.

@@ -91,6 +91,12 @@ def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
     assert resolved["model"]["seq"] == 2048
 
 
+def test_a_preset_brings_its_own_sizes_and_keeps_the_experiments_vocabulary():
+    model = resolved_of(hpc_gpt("render", "demo", "--model", "gpt2"))["model"]
+    assert (model["hidden"], model["layers"], model["heads"]) == (768, 12, 12)
+    assert (model["vocab"], model["seq"]) == (256, 128)
+
+
 def test_any_value_can_be_set_and_taken_back():
     settings = ("train.lr=2e-4", "job.time=90", 'job.sbatch=["--nice=5"]', "train.warmup_steps=")
     done = hpc_gpt("render", "demo", *(word for setting in settings for word in ("--set", setting)))
