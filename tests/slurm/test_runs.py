@@ -20,26 +20,32 @@ STEPS = 40
 
 
 class SlowEnds(NamedTuple):
-    """Two runs that Slurm takes its time with; the other tests go on meanwhile."""
+    """Runs that Slurm takes its time with; the other tests go on meanwhile."""
 
     walltime: Job
-    dead_node: Job
-    victim: str
-    frozen: list[int]
+    dead_nodes: dict[str, tuple[Job, str]]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_ends(launcher: Launcher, small: Cluster) -> Iterator[SlowEnds]:
-    """A run whose two minutes are running out, and one of whose nodes the power was cut. Both begin before all else."""
-    walltime, dead_node = launcher.submit("--time", "2"), launcher.submit()
+    """A run whose two minutes are running out, and two that lose a node: the one with the script, and the other.
+
+    They begin before all else. The dead nodes' names are beside their jobs.
+    """
+    walltime = launcher.submit("--time", "2")
+    losing = {which: launcher.submit() for which in ("batch host", "other node")}
     walltime.pause(step=3)
-    dead_node.pause(step=13)
-    victim = dead_node.nodes()[1]
-    frozen = small.cut_power(victim)
-    yield SlowEnds(walltime, dead_node, victim, frozen)
+    dead_nodes, frozen = {}, []
+    for number, (which, job) in enumerate(losing.items()):
+        job.pause(step=13)
+        victim = job.nodes()[number]
+        frozen += small.cut_power(victim)
+        dead_nodes[which] = (job, victim)
+    yield SlowEnds(walltime, dead_nodes)
     for pid in frozen:
         send(pid, signal.SIGKILL)
-    small.start_slurmd(victim)
+    for _, victim in dead_nodes.values():
+        small.start_slurmd(victim)
 
 
 @pytest.fixture(scope="module")
@@ -219,11 +225,14 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, slow_ends: Slow
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
 
 
-def test_a_dead_node_requeues_and_resumes(launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder) -> None:
-    job = slow_ends.dead_node
+@pytest.mark.parametrize("which", ["batch host", "other node"])
+def test_a_dead_node_requeues_and_resumes(
+    launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder, which: str
+) -> None:
+    job, victim = slow_ends.dead_nodes[which]
     job.wait_end()
     assert ended(job) == ["node_failure", "done"]
-    assert slow_ends.victim not in job.nodes()
+    assert victim not in job.nodes()
     assert job.restarts == 1
     assert history(job) == ["NODE_FAIL", "COMPLETED"]
     assert min(job.metrics(2)) == 11, "it goes on from the save after step 10"

@@ -180,12 +180,16 @@ say_ended() { # say_ended FOLDER CLASS CAUSE: ended.json, unless the trainer has
   printf '{"ended": "%s", "cause": "%s", "step": %d, "time": %d, "requeue": false}\n' \
     "$2" "${cause//\"/\\\"}" "${step:-0}" "$(date +%s)" >"$1/.ended.json" && mv -n -- "$1/.ended.json" "$1/ended.json"
 }
-# An earlier attempt that left no word was ended from outside, with its node or by a requeue.
-if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ "$n" -gt 1 ]; then
-  if grep -qs 'Node failure on' "$HPC_GPT_RUN/attempts/$((n - 1))/log"; then
-    say_ended "$HPC_GPT_RUN/attempts/$((n - 1))" node_failure 'a node of the job died'
+# An earlier attempt that left no word was ended from outside; accounting, where there is one, knows how.
+before="$HPC_GPT_RUN/attempts/$((n - 1))"
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -d "$before" ] && [ ! -e "$before/ended.json" ]; then
+  how=$(timeout 20 sacct -D -X -n -P -o State -j "$SLURM_JOB_ID" 2>/dev/null | tail -n 2 | head -n 1)
+  if [ "$how" = NODE_FAIL ] || grep -qs 'Node failure on' "$before/log"; then
+    say_ended "$before" node_failure 'a node of the job died'
+  elif [ "$how" = PREEMPTED ]; then
+    say_ended "$before" preempted 'preempted before it had saved'
   fi
-  say_ended "$HPC_GPT_RUN/attempts/$((n - 1))" requeued 'requeued by Slurm or by hand'
+  say_ended "$before" requeued 'requeued by Slurm or by hand'
 fi
 
 # --- preflight -----------------------------------------------------------------------------------------------------
