@@ -8,7 +8,7 @@
 #SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=USR2@120
+#SBATCH --signal=USR2@900
 #SBATCH --output=%x-%j.out
 
 # Texts of the experiment and the profile stand in single quotes, as they are.
@@ -122,7 +122,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "cpus_per_task": null,
   "dependency": null,
   "exclusive": false,
-  "signal_lead_s": 120,
+  "signal_lead_s": 900,
   "sbatch": [],
   "srun": []
  },

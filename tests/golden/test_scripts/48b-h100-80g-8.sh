@@ -10,7 +10,7 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=USR2@120
+#SBATCH --signal=USR2@900
 #SBATCH --output=%x-%j.out
 
 # Texts of the experiment and the profile stand in single quotes, as they are.
@@ -124,7 +124,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "cpus_per_task": null,
   "dependency": null,
   "exclusive": true,
-  "signal_lead_s": 120,
+  "signal_lead_s": 900,
   "sbatch": [],
   "srun": []
  },

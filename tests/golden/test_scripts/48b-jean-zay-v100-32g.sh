@@ -12,7 +12,7 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=USR2@120
+#SBATCH --signal=USR2@900
 #SBATCH --output=%x-%j.out
 #SBATCH --hint=nomultithread
 
@@ -127,7 +127,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "cpus_per_task": null,
   "dependency": null,
   "exclusive": true,
-  "signal_lead_s": 120,
+  "signal_lead_s": 900,
   "sbatch": [
    "--hint=nomultithread"
   ],
