@@ -23,7 +23,7 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
 
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
-    Raises SlurmUnreachable, DataError, RunFolderError, JobRefused.
+    Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
     from hpc_gpt.ds_config import deepspeed_config
     from hpc_gpt.provenance import collect
@@ -35,8 +35,14 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
 
         check_output_path(logs)
         check_reachable()
+    provenance = collect()
+    if resolved.cluster.scheduler == "local" and resolved.train.dtype == "fp16" and not provenance["gpus"]:
+        raise ConfigError(
+            "train.dtype is fp16, but this machine has no GPU, and a CPU does not train in fp16",
+            "use --set train.dtype=fp32 or bf16",
+        )
     ensure_data(resolved)
-    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved), collect())
+    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved), provenance)
     return _start(run, resolved)
 
 

@@ -35,7 +35,7 @@ HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _READ_TOKENS = 1 << 24
-_REBUILD = "build it again: hpc-gpt data SOURCE OUT"
+_REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
         with open(path, "rb") as file:
             head = file.read(HEADER.size)
     except FileNotFoundError:
-        raise DataError(f"no token file {path}", "make it with hpc-gpt data SOURCE OUT, or mend data.path") from None
+        raise DataError(f"no token file {path}", "make it: hpc-gpt data SOURCE -o FILE, or mend data.path") from None
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", "give a token file that can be read") from None
     if not size:
@@ -84,7 +84,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise DataError(
             f"{path} is no token file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}",
-            f"make one from it: hpc-gpt data {path.name} {path.stem}.tokens",
+            f"if it is text, make one from it: hpc-gpt data {path.name} -o {path.stem}-1.tokens",
         )
     if len(head) < HEADER.size:
         raise DataError(f"{path} is truncated: {len(head)} bytes, but the header alone has {HEADER.size}", _REBUILD)

@@ -1,0 +1,83 @@
+"""The verb data, and what submit says of a token file that will not do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.tokens import open_tokens
+from tests.cli.command import error_of, hpc_gpt, without_slurm
+
+TEXT = "a line of text, the same again and again\n" * 200
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    done = hpc_gpt("data", "text.txt", "-o", "my text.tokens", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    return tmp_path / "my text.tokens"
+
+
+def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
+    assert bytes(open_tokens(tokens).tokens[: len(TEXT)].astype("u1")).decode() == TEXT
+    done = hpc_gpt("data", "text.txt", cwd=tmp_path)
+    assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
+    assert "next: hpc-gpt submit" in done.stderr
+
+
+@pytest.mark.parametrize("source", ["text.txt", "stdlib"])
+def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
+    before = tokens.read_bytes()
+    done = hpc_gpt("data", source, "-o", tokens.name, cwd=tmp_path)
+    assert done.code == 2
+    assert "is there already" in error_of(done)[0]
+    assert tokens.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), "no token file"),
+        (lambda path: path.write_bytes(b""), "is empty: 0 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "truncated"),
+        (lambda path: path.write_text("text, not tokens" * 10), "is no token file"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+    ],
+    ids=["missing", "empty", "truncated", "text", "folder"],
+)
+def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
+    harm(tokens)
+    settings = ("--set", "data.source=tokens", "--set", f"data.path={tokens}")
+    done = hpc_gpt("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path)
+    assert done.code == 2
+    assert message in error_of(done)[0]
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path, tokens):
+    settings = ("data.source=tokens", f"data.path={tokens}", "model.vocab=100")
+    flags = [word for setting in settings for word in ("--set", setting)]
+    done = hpc_gpt("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
+    assert done.code == 2
+    said = error_of(done)[0]
+    assert "256" in said
+    assert "100" in said
+
+
+def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
+    done = hpc_gpt(
+        "submit",
+        "demo",
+        "--cluster",
+        "local",
+        "--set",
+        "train.dtype=fp16",
+        cwd=tmp_path,
+        environment=without_slurm(tmp_path),
+    )
+    assert done.code == 2
+    assert "no GPU" in error_of(done)[0]
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
