@@ -28,7 +28,9 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     if sys.stdin.isatty() and not yes:
         for row in read_status(runs):
             click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
-        click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", abort=True, err=True)
+        if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
+            click.echo("nothing was cancelled", err=True)
+            sys.exit(1)
     for run in runs:
         job_id = cancel_run(run)
         if job_id is None:
