@@ -31,7 +31,7 @@ def waiting_process(made_run: RunFolder):
 
 
 def on_a_terminal(*arguments: str, type_in: str, after: str, times: int = 1) -> tuple[int, str]:
-    """(exit code, all output) of the command on a pseudo-terminal; `type_in` is typed once `after` was shown `times`."""
+    """(exit code, all output) of the command on a pseudo-terminal; types `type_in` once `after` was shown so often."""
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "hpc_gpt", *arguments])
