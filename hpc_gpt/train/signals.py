@@ -78,7 +78,7 @@ class Signals:
 
 
 def ask_preemption(job_id: str | None) -> bool:
-    """Whether Slurm is preempting this job: `scontrol show job` says RUNNING with a PreemptTime.
+    """Whether Slurm is preempting this job: `scontrol show job` says that it runs and has a PreemptTime.
 
     Without Slurm, or without an answer, it is none: a cancel taken for a preemption would bring the job back from the
     dead, while the reverse costs one submission.
@@ -97,11 +97,17 @@ def ask_preemption(job_id: str | None) -> bool:
 def says_preemption(shown: str) -> bool:
     """Whether the text of `scontrol show job` is that of a job being preempted.
 
+    SIGNALING is a running job whose SIGTERM is still being handed out, as to a node that is slow to answer.
+
     >>> says_preemption("JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:00:00")
+    True
+    >>> says_preemption("JobState=SIGNALING Reason=None PreemptTime=2026-11-20T10:00:00")
     True
     >>> says_preemption("JobState=COMPLETING Reason=None PreemptTime=None")
     False
     """
     state = re.search(r"\bJobState=(\S+)", shown)
     since = re.search(r"\bPreemptTime=(\S+)", shown)
-    return bool(state and state[1] == "RUNNING" and since and since[1] not in ("None", "N/A", "Unknown", "(null)"))
+    if state is None or since is None:
+        return False
+    return state[1] in ("RUNNING", "SIGNALING") and since[1] not in ("None", "N/A", "Unknown", "(null)")

@@ -111,15 +111,29 @@ def test_plain_sbatch_trains_the_same(launcher: Launcher, unbroken: RunFolder, t
     assert launcher.state(job) == "done"
 
 
-def test_preemption_saves_requeues_once_and_resumes(launcher: Launcher, unbroken: RunFolder, small: Cluster) -> None:
+@pytest.mark.parametrize("answers", ["at once", "late"])
+def test_preemption_saves_requeues_once_and_resumes(
+    launcher: Launcher, unbroken: RunFolder, small: Cluster, answers: str
+) -> None:
+    """Slurm calls the job SIGNALING, not RUNNING, as long as one of its nodes has not answered."""
     job = launcher.submit("--partition", "low")
     pause_after([(job, 13)])
     nodes = ",".join(job.nodes())
+    slow = [small.slurmds[job.nodes()[1]].pid] if answers == "late" else []
+    for pid in slow:
+        send(pid, signal.SIGSTOP)
     asked = ("--parsable", "-p", "high", "-w", nodes, "-N2", "--gres=gpu:4", "-o", "/dev/null", "--wrap", "sleep 1")
     preemptor = small.run("sbatch", *asked, check=True).stdout.strip()
+    if slow:
+        job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
+        # The slow node's ranks have not heard of it.
+        job.resume()
+        job.wait("the first attempt's end", job.run.attempt(1).ended)
+    for pid in slow:
+        send(pid, signal.SIGCONT)
     job.wait_end()
+    assert ended(job) == ["preempted", "done"], job.log()
     assert "COMPLETED" in small.run("scontrol", "show", "job", preemptor).stdout
-    assert ended(job) == ["preempted", "done"]
     assert job.restarts == 1
     assert len(history(job)) == 2
     assert losses(job) == losses(launcher.job_of(unbroken))

@@ -249,6 +249,8 @@ case "$cause" in
 esac
 cause="${cause:-exit code $rc}"
 state=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o -m 1 'JobState=[A-Z_]*')
+# A running job whose signal is still being handed out.
+[ "$state" = JobState=SIGNALING ] && state=JobState=RUNNING
 if [ -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ]; then
   say_ended "$attempt" cancelled "hpc-gpt cancel, $cause"
 elif grep -qs 'Node failure on' "$attempt/log"; then
