@@ -239,9 +239,15 @@ def _fault_line(kind: type, loc: tuple[int | str, ...], fault: str, message: str
     table: Any = kind
     for part in loc[:-1]:
         table = get_type_hints(table).get(str(part)) if is_dataclass(table) else None
-    known = [entry.name for entry in fields(table)] if is_dataclass(table) else []
-    match = close_matches(str(loc[-1]), known)
+    name, known = str(loc[-1]), _field_names(table)
+    # A key that another table has was put in the wrong one.
+    elsewhere = [f"{other}.{name}" for other, of in get_type_hints(kind).items() if name in _field_names(of)]
+    match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
     return f"unknown key {key}" + (f"; {match}" if match else f"; known here: {', '.join(known)}" if known else "")
+
+
+def _field_names(table: Any) -> list[str]:
+    return [entry.name for entry in fields(table)] if is_dataclass(table) else []
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:
