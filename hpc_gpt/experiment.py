@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -132,7 +132,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One TOML file, its parents folded in and its overrides applied; `text` is the file as given."""
+    """One TOML file, its parents folded in and its overrides applied."""
 
     __pydantic_config__ = _STRICT
 
@@ -143,7 +143,6 @@ class Experiment:
     layout: LayoutRequest = field(default_factory=LayoutRequest)
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
-    text: str = ""
 
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
@@ -180,8 +179,7 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None) -> Ex
     tables.setdefault("name", _default_name(path))
     for key, value in (overrides or {}).items():
         _set_dotted(tables, key, value)
-    experiment = check_tables(tables, Experiment, str(path))
-    return replace(experiment, text=path.read_text(encoding="utf-8"))
+    return check_tables(tables, Experiment, str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

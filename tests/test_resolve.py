@@ -240,7 +240,6 @@ def test_extends_folds_the_parent_in_table_by_table(tmp_path):
     experiment = load_experiment(child)
     assert (experiment.model.preset, experiment.train.steps, experiment.train.lr) == ("gpt2", 9, 0.5)
     assert experiment.name == "child"
-    assert experiment.text.startswith("extends")
 
 
 def test_extends_in_a_circle(tmp_path):

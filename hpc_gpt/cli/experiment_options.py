@@ -134,7 +134,7 @@ class Prepared:
 def prepare(request: Request, queueing: bool = False) -> Prepared:
     """Loads, resolves and renders. `queueing`: the job would really be submitted, so a guessed profile is refused
     where there is no sbatch."""
-    from hpc_gpt.experiment import load_experiment
+    from hpc_gpt.experiment import find_experiment, load_experiment
     from hpc_gpt.render import render_script
     from hpc_gpt.resolve import resolve
 
@@ -148,7 +148,8 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
             follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
             experiment = load_experiment(request.experiment, {**request.overrides, follows: None})
     resolved = resolve(experiment, profile)
-    return Prepared(resolved, render_script(resolved, request.template), experiment.text)
+    text = find_experiment(request.experiment).read_text(encoding="utf-8")
+    return Prepared(resolved, render_script(resolved, request.template), text)
 
 
 def choose_profile(name: str | None, queueing: bool) -> Any:

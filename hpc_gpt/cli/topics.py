@@ -56,7 +56,7 @@ def experiment_keys() -> list[tuple[str, Any, str]]:
     """(dotted key, default, type in words) of every value an experiment can set."""
     from hpc_gpt.experiment import Experiment
 
-    return [row for row in _keys(Experiment, "") if row[0] != "text"]
+    return _keys(Experiment, "")
 
 
 def _keys(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:

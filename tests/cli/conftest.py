@@ -17,7 +17,7 @@ from hpc_gpt.run_folder import RunFolder, create_run
 def make_run(profile: str = "local", **overrides) -> RunFolder:
     experiment = load_experiment("demo", {key.replace("__", "."): value for key, value in overrides.items()})
     resolved = resolve(experiment, load_profile(profile))
-    return create_run(Path(os.environ["HPC_GPT_LOGS"]), resolved, render_script(resolved), experiment.text, {})
+    return create_run(Path(os.environ["HPC_GPT_LOGS"]), resolved, render_script(resolved), "name = 'demo'\n", {})
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ def nothing_written() -> bool:
         (["demo", "--set", "model.heads=6", "--tp", "4", "--pp", "1"], "128 is not a multiple of heads 6", "divide"),
         (["demo", "--gbs", "33", "--mbs", "8"], "33 is not a multiple", "--global-batch-size 32"),
         (["demo", "--set", "train.stepz=3"], "unknown key train.stepz; did you mean steps", "help keys"),
+        (["demo", "--set", "text=3"], "unknown key text; known here: name, model", "help keys"),
         (["demo", "--set", "train.zero_stage=1"], "train.zero_stage; did you mean engine.zero_stage?", "help keys"),
         (["demo", "--set", "train.steps"], "not KEY=VALUE", "train.steps=20"),
         (["demo", "--set", "train.steps=many"], "train.steps: input should be a valid integer", "help keys"),

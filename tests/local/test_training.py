@@ -44,6 +44,8 @@ def test_two_runs_at_once_one_by_hand_give_the_same_figures(tmp_path):
     for folder in (run.path, submitted.path):
         assert kept <= {path.name for path in folder.iterdir()}
     assert (run.path / "resolved.json").read_text() == (submitted.path / "resolved.json").read_text()
+    given = REPOSITORY / "experiments" / "demo.toml"
+    assert (submitted.path / "experiment.toml").read_bytes() == given.read_bytes(), "the file as the user gave it"
 
 
 def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path):
