@@ -17,7 +17,7 @@ from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
-# Slurm's long state names. What is missing here (REVOKED, STOPPED, …) reads as unknown.
+# Slurm's long state names. What is missing here (REVOKED, …) reads as unknown.
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"}
 _ENDED = {
@@ -116,7 +116,9 @@ def _last_submission(run: RunFolder) -> dict[str, Any]:
     attempts = run.attempts()
     start = attempts[-1].started() if attempts else {}
     last = lines[-1] if lines else {}
-    if start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}:
+    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
+    # `submit --resume` after it is the newer job, though that has not started.
+    if by_sbatch and (not last or start.get("started", 0) >= last.get("time", 0)):
         return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
     return last
 

@@ -119,6 +119,16 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
     assert (row.state, row.job_id) == ("running", "31")
 
 
+@pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
+def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, resumed, newest):
+    run = make_run("generic-slurm")
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
+    run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
+    slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
+    row = read_status([run])[0]
+    assert (row.job_id, row.state) == (newest, {"20": "done", "30": "pending"}[newest])
+
+
 def test_a_local_run_lives_while_its_process_does():
     run = make_run()
     line = {"scheduler": "local", "job_id": "1", "pid": os.getpid(), "pid_start": start_time(os.getpid())}
