@@ -168,9 +168,12 @@ def _state(
         return "cancelled", "while it waited" if end else None
     if end and not end.get("requeue"):
         return str(end.get("ended")), end.get("cause")
-    if slurm in _ENDED:
+    cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
+    if end and slurm in _ENDED and not cancelled:
+        return str(end.get("ended")), f"not requeued, Slurm says {slurm}"
+    if not end and slurm in _ENDED:
         return _ENDED[slurm], f"Slurm says {slurm}"
-    if job_id and run.cancelled_mark(job_id).exists():
+    if cancelled:
         return "cancelled", None
     if states is None:
         return "unknown", NO_ANSWER

@@ -77,6 +77,16 @@ def test_state_of_a_slurm_run(slurm_says, slurm, ended, requeue, state):
     assert read_status([run])[0].state == state
 
 
+@pytest.mark.parametrize("slurm", ["COMPLETED", "FAILED", "TIMEOUT"])
+def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slurm):
+    run = slurm_run(ended="preempted", requeue=True)
+    slurm_says({"7": (slurm, "None")})
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("preempted", f"not requeued, Slurm says {slurm}")
+    run.cancelled_mark("7").touch()
+    assert read_status([run])[0].state == "cancelled"
+
+
 def test_an_empty_queue_means_unknown_never_failed(slurm_says):
     slurm_says({})
     assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
