@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from hpc_gpt.errors import CheckpointError, RunFolderError
 from hpc_gpt.run_folder import read_json
@@ -27,7 +27,6 @@ from hpc_gpt.train.engine import Engine
 from hpc_gpt.train.failure import is_lost_peer, probe_disk
 from hpc_gpt.train.ranks import Ranks
 
-T = TypeVar("T")
 COMPLETE = "complete.json"
 SCHEMA = 1
 _PIECE_BYTES = 1 << 22
@@ -50,14 +49,13 @@ class Checkpoints:
         self._ranks = ranks
 
     def save(self, engine: Engine, progress: Progress) -> float:
-        """Saves; returns the seconds it took. Nothing is written where this step has a complete one already.
+        """Saves; returns the seconds it took. A checkpoint that this step has already was passed over, and steps aside.
 
         Raises RunFolderError with the path where the disk refuses. The checkpoints before stay as they are.
         """
         started = time.perf_counter()
         aside, final = self.folder / f".writing-{_name(progress.step)}", self.folder / _name(progress.step)
-        if not self._all(lambda: self._prepare(aside, final)):
-            return 0.0
+        self._all(lambda: self._prepare(aside))
         try:
             engine.save(aside)
         except Exception as fault:
@@ -119,25 +117,12 @@ class Checkpoints:
                     break
         return next((words for words in self._ranks.gather(found) if words), "")
 
-    def _prepare(self, aside: Path, final: Path) -> bool:
-        """Rank 0's: makes the folder to write in; False where the step has a sound-looking checkpoint already."""
-        if (
-            (final / COMPLETE).is_file()
-            and read_json(final / COMPLETE).get("schema") == SCHEMA
-            and not self._odd(final)
-        ):
-            return False
+    def _prepare(self, aside: Path) -> None:
+        """Rank 0's: makes the folder to write in."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob(".writing-*"):
             shutil.rmtree(old)
         aside.mkdir()
-        return True
-
-    def _odd(self, final: Path) -> bool:
-        """Whether a file of a checkpoint is missing or of another size."""
-        files = read_json(final / COMPLETE).get("files", {})
-        sizes = {name: (final / name).stat().st_size for name in files if (final / name).is_file()}
-        return any(sizes.get(name) != expected["bytes"] for name, expected in files.items())
 
     def _checksums(self, aside: Path, files: Iterable[str]) -> dict[str, dict[str, int]]:
         """Size and CRC-32 of every file, each read and brought to the disk by one rank."""
@@ -158,19 +143,17 @@ class Checkpoints:
     def _own_share(self, files: Iterable[str]) -> list[str]:
         return list(files)[self._ranks.rank :: self._ranks.size]
 
-    def _all(self, action: Callable[[], T]) -> T:
-        """Rank 0's result of `action` on all ranks; where it raises OSError there, RunFolderError on all."""
-        result: T | None = None
+    def _all(self, action: Callable[[], None]) -> None:
+        """Rank 0 does `action`; where it raises OSError there, RunFolderError on all ranks."""
         number, words = 0, ""
         if self._ranks.is_first:
             try:
-                result = action()
+                action()
             except OSError as fault:
                 number, words = fault.errno or 0, f"{fault.strerror}: {fault.filename or self.folder}"
-        result, number, words = self._ranks.share((result, number, words))
+        number, words = self._ranks.share((number, words))
         if words:
             raise RunFolderError(f"cannot write checkpoints: {words}", _ROOM) from OSError(number, words)
-        return cast(T, result)
 
     def _say(self, words: str) -> None:
         if self._ranks.is_first:

@@ -1,0 +1,55 @@
+"""One rank on its own, in the test's process: the ranks and the engine that checkpoints and the loop are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from hpc_gpt.train.engine import MicroBatches, StepResult
+from hpc_gpt.train.ranks import Ranks
+
+
+class _Alone:
+    rank, size, is_first, control = 0, 1, True, None
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+
+ALONE = cast(Ranks, _Alone())
+
+
+class CountingEngine:
+    """Trains nothing but its step count, which is what it saves; `loss` tells the loss after a step."""
+
+    tp_rank = pp_rank = dp_rank = 0
+    device = torch.device("cpu")
+
+    def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
+        self.step = 0
+        self._loss = loss
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        self.step += 1
+        return StepResult(torch.tensor(self._loss(self.step)), 1.0, 1e-3, False)
+
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> torch.Tensor:
+        return torch.tensor(1.0)
+
+    def save(self, folder: Path) -> None:
+        (folder / "step").write_text(f"{self.step:08d}")
+
+    def load(self, folder: Path) -> None:
+        self.step = int((folder / "step").read_text())
+
+    def parameter_count(self) -> int:
+        return 0
