@@ -6,9 +6,9 @@ import signal
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.process import is_alive, send
-from hpc_gpt.run_folder import RunFolder, read_json
-from hpc_gpt.status import LIVE, read_status
+from hpc_gpt.process import send
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.status import LIVE, RunStatus, read_own_status
 
 
 def cancel_run(run: RunFolder) -> str | None:
@@ -16,43 +16,40 @@ def cancel_run(run: RunFolder) -> str | None:
 
     Raises SlurmUnreachable; RunFolderError for a local run of another machine.
     """
-    line = _live_submission(run)
-    if line is None:
-        return None
-    job_id = str(line["job_id"])
-    _mark(run, job_id)
-    if line.get("scheduler") == "local":
-        _end_local(run, line)
-    else:
-        from hpc_gpt.slurm.scheduler import cancel_job
-
-        cancel_job(job_id)
-    return job_id
+    line = _live_submission(run, read_own_status(run))
+    return _end(run, line) if line is not None else None
 
 
 def interrupt_run(run: RunFolder) -> None:
-    """Asks the run to save and stop, as one Ctrl-C does; a job that only waits is cancelled."""
-    line = _live_submission(run)
-    if line is None:
-        return
-    if line.get("scheduler") == "local":
-        send(line.get("pid"), line.get("pid_start"), signal.SIGINT)
-    elif read_status([run])[0].state == "pending":
-        cancel_run(run)
-    else:
-        from hpc_gpt.slurm.scheduler import interrupt_job
-
-        _mark(run, str(line["job_id"]))
-        interrupt_job(str(line["job_id"]))
+    """Asks a running run to save and stop, as one Ctrl-C does; a job that waits, or of which nothing is known, is
+    cancelled. Raises as cancel_run.
+    """
+    status = read_own_status(run)
+    line = _live_submission(run, status)
+    if line is not None:
+        _end(run, line, save=status.state == "running")
 
 
-def _live_submission(run: RunFolder) -> dict[str, Any] | None:
-    status = read_status([run])[0]
+def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
+    """The line of submissions.jsonl of a job that may yet run; None where there is none such."""
     unknown = status.state == "unknown" and status.scheduler == "slurm" and status.job_id
     if status.state not in LIVE and not unknown:
         return None
     lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
     return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
+
+
+def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
+    """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
+    job_id = str(line["job_id"])
+    _mark(run, job_id)
+    if line.get("scheduler") == "local":
+        send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
+    else:
+        from hpc_gpt.slurm.scheduler import cancel_job, interrupt_job
+
+        (interrupt_job if save else cancel_job)(job_id)
+    return job_id
 
 
 def _mark(run: RunFolder, job_id: str) -> None:
@@ -62,14 +59,3 @@ def _mark(run: RunFolder, job_id: str) -> None:
         raise RunFolderError(
             f"cannot write the cancel mark in {run.path}: {fault.strerror}", f"scancel {job_id} ends a Slurm job"
         ) from None
-
-
-def _end_local(run: RunFolder, line: dict[str, Any]) -> None:
-    """SIGTERM to the controller, which gives the ranks time to save; to the ranks themselves where it is gone."""
-    if send(line.get("pid"), line.get("pid_start"), signal.SIGTERM):
-        return
-    for attempt in run.attempts():
-        for path in attempt.ranks.glob("*.json"):
-            rank = read_json(path)
-            if is_alive(rank.get("pid"), rank.get("pid_start")):
-                send(rank["pid"], rank["pid_start"], signal.SIGTERM)

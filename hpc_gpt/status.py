@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import UserError
+from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
 
@@ -74,6 +74,14 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
         except UserError as fault:  # a damaged folder is one row, not the end of the list
             rows.append(_damaged(run, submissions[run.path], str(fault)))
     return rows
+
+
+def read_own_status(run: RunFolder) -> RunStatus:
+    """The status of a run that is about to be ended or started; RunFolderError if another machine may be running it."""
+    status = read_status([run])[0]
+    if status.state == "unknown" and (host := _other_host(_last_submission(run))):
+        raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
+    return status
 
 
 def _damaged(run: RunFolder, line: Mapping[str, Any], cause: str) -> RunStatus:
@@ -158,7 +166,7 @@ def _state(
     mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
     end = mine[-1].ended() if mine else {}
     if line.get("scheduler") == "local":
-        return _local_state(line, end)
+        return _local_state(run, line, end)
     slurm, reason = (states or {}).get(job_id or "", ("", ""))
     if slurm in _PENDING:
         return "pending", reason if reason not in ("", "None") else None
@@ -182,14 +190,22 @@ def _state(
     return "unknown", f"Slurm does not know job {job_id}" if job_id else "never submitted"
 
 
-def _local_state(line: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[str, str | None]:
+def _local_state(run: RunFolder, line: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[str, str | None]:
     if end:
         return str(end.get("ended")), end.get("cause")
-    if line.get("host") not in (None, platform.node()):
-        return "unknown", f"runs on {line['host']}, which cannot be asked from here"
+    if host := _other_host(line):
+        return "unknown", f"runs on {host}, which cannot be asked from here"
     if is_alive(line.get("pid"), line.get("pid_start")):
         return "running", None
+    if run.cancelled_mark(str(line.get("job_id"))).exists():
+        return "cancelled", None
     return "error", "its process is gone and left no word"
+
+
+def _other_host(line: Mapping[str, Any]) -> str | None:
+    """The machine of a local run, where it is not this one."""
+    host = line.get("host")
+    return str(host) if line.get("scheduler") == "local" and host not in (None, platform.node()) else None
 
 
 def last_metrics(attempt: Attempt) -> dict[str, Any]:

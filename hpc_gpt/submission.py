@@ -49,12 +49,12 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
 def resume_run(run: RunFolder) -> Submitted:
     """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
 
-    Raises RunFolderError while an earlier job of the run is still there.
+    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine.
     """
-    from hpc_gpt.status import read_status
+    from hpc_gpt.status import LIVE, read_own_status
 
-    state = read_status([run])[0].state
-    if state in ("pending", "running"):
+    state = read_own_status(run).state
+    if state in LIVE:
         raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
     resolved = run.resolved()
     if not run.job_script.is_file():

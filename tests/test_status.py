@@ -146,6 +146,8 @@ def test_a_local_run_lives_while_its_process_does():
     assert read_status([run])[0].state == "running"
     run.add_submission({**line, "pid_start": "1", "host": platform.node()})  # the pid was given to another since
     assert read_status([run])[0].state == "error"
+    run.cancelled_mark("1").touch()
+    assert read_status([run])[0].state == "cancelled"
     run.add_submission({**line, "host": "elsewhere"})
     assert read_status([run])[0].state == "unknown"
 

@@ -5,29 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import select
-import subprocess
 import sys
 import time
 
-import pytest
-
-from hpc_gpt.run_folder import RunFolder
 from tests.cli.command import hpc_gpt
-
-
-@pytest.fixture
-def waiting_process(made_run: RunFolder):
-    """A run whose process is one of ours that does nothing, so that there is something to cancel."""
-    import platform
-
-    from hpc_gpt.process import start_time
-
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    line = {"scheduler": "local", "job_id": str(process.pid), "pid": process.pid, "pid_start": start_time(process.pid)}
-    made_run.add_submission({**line, "host": platform.node(), "refused": None})
-    yield process
-    process.kill()
-    process.wait()
 
 
 def on_a_terminal(*arguments: str, type_in: str, after: str, times: int = 1) -> tuple[int, str]:

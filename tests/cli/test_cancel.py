@@ -1,0 +1,38 @@
+"""Ending runs: what is asked of the scheduler, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.cancel import cancel_run, interrupt_run
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.submission import resume_run
+from tests.cli.conftest import make_run
+
+
+def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
+    run = make_run()
+    line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
+    run.add_submission(line)
+    for verb in (cancel_run, interrupt_run, resume_run):
+        with pytest.raises(RunFolderError, match="runs on elsewhere") as refusal:
+            verb(run)
+        assert "elsewhere" in refusal.value.hint
+    assert len(run.submissions()) == 1
+    assert not run.attempts()
+    assert not list(run.path.glob("cancelled.*"))
+
+
+def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
+    run = make_run()
+    run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere"})
+    attempt = run.new_attempt()
+    (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
+    attempt.write_ended("done", None, 5)
+    assert cancel_run(run) is None
+
+
+def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
+    interrupt_run(made_run)
+    assert waiting_process.wait(10) != 0
+    assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
