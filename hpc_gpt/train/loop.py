@@ -83,14 +83,21 @@ class Loop:
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()
             if agreed.asks_to_stop() and not (last and not agreed.bad_steps):
-                return self._stop(self._end(agreed))
+                return self._stop(agreed)
             if last:
                 break
-            if train.save_every and step % train.save_every == 0:
+            saves = train.save_every and step % train.save_every == 0
+            if saves:
                 self._save()
             if step % train.log_every == 0:
                 self._log()
-        return self._stop(End("done"))
+            elif saves:
+                # A resume begins after this step: its line is not for a later attempt to write.
+                metrics.write()
+            elif self._ranks.is_first and train.max_bad_steps and step % train.max_bad_steps == 0:
+                # Where lines are rare, a training that runs off is to be seen before the next one.
+                metrics.fetch()
+        return self._stop(None)
 
     def _word(self, step: int) -> Word:
         """This rank's word at the edge of `step`. Peaks of memory are looked up when they are about to be logged."""
@@ -162,10 +169,12 @@ class Loop:
         self._metrics.begin_clock()
         return True
 
-    def _stop(self, end: End) -> End:
-        """The last save, fetch and line of an attempt; the end as it turned out."""
+    def _stop(self, agreed: Word | None) -> End:
+        """The last save, fetch and line of an attempt; the end as it turned out. None: all steps are done."""
         self._agreement.finish()
-        saved = end.ended != "nan" and self._save()
+        # Saved before anybody is asked: Slurm may take 15 s of the few that it leaves after a SIGTERM.
+        saved = not (agreed and agreed.bad_steps) and self._save()
+        end = self._end(agreed) if agreed else End("done")
         if self._ranks.is_first:
             self._metrics.fetch()
             if self._metrics.has_lines():

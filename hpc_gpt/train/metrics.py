@@ -1,8 +1,9 @@
 """The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
 
-Nothing here makes the device wait but `fetch`, which runs at a logging step, a save and the end. A step's time is the
-device's own, from the end of the step before to its end, by events; on a CPU, where steps end when the call returns,
-it is the clock's. Evaluations and saves lie between two steps and belong to none.
+Nothing here makes the device wait but `fetch`, which runs at a logging step, a save, the end, and every max_bad_steps
+steps to see whether they were bad. A step's time is the device's own, from the end of the step before to its end, by
+events; on a CPU, where steps end when the call returns, it is the clock's. Evaluations and saves lie between two steps
+and belong to none.
 """
 
 from __future__ import annotations

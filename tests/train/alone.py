@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from hpc_gpt.train.agreement import Word
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.ranks import Ranks
 
@@ -36,11 +37,11 @@ class CountingEngine:
 
     def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
         self.step = 0
-        self._loss = loss
+        self.loss = loss
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         self.step += 1
-        return StepResult(torch.tensor(self._loss(self.step)), 1.0, 1e-3, False)
+        return StepResult(torch.tensor(self.loss(self.step)), 1.0, 1e-3, False)
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> torch.Tensor:
         return torch.tensor(1.0)
@@ -53,3 +54,17 @@ class CountingEngine:
 
     def parameter_count(self) -> int:
         return 0
+
+
+class OwnWord:
+    """One rank's `Agreement`: its own word, read a step later."""
+
+    def __init__(self, group: object, stages: int) -> None:
+        self._pending = Word()
+
+    def exchange(self, word: Word) -> Word:
+        agreed, self._pending = self._pending, word
+        return agreed
+
+    def finish(self) -> Word:
+        return self.exchange(Word())
