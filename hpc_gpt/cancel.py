@@ -11,12 +11,13 @@ from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.status import LIVE, RunStatus, read_own_status
 
 
-def cancel_run(run: RunFolder) -> str | None:
+def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
     """Cancels whatever of the run is queued or runs; the job id, or None where nothing did.
 
-    Raises SlurmUnreachable; RunFolderError for a local run of another machine.
+    A status that is known already spares asking the scheduler first. Raises SlurmUnreachable, JobRefused;
+    RunFolderError for a local run of another machine.
     """
-    line = _live_submission(run, read_own_status(run))
+    line = _live_submission(run, status or read_own_status(run))
     return _end(run, line) if line is not None else None
 
 

@@ -52,6 +52,11 @@ class RunStatus:
     layout: str
     folder: str
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come. Without an answer of Slurm's that is not known."""
+        return self.state not in LIVE and self.cause != NO_ANSWER
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN: a loss that is none reads null."""
         return {

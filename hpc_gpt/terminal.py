@@ -61,10 +61,6 @@ class ProgressLine:
             sys.stderr.flush()
 
 
-def progress_line() -> ProgressLine:
-    return ProgressLine()
-
-
 class Screen:
     """A text that is shown again and again: in place on a terminal, one after another into a file."""
 
@@ -77,7 +73,3 @@ class Screen:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
         self._lines = text.count("\n") + 1
-
-
-def screen() -> Screen:
-    return Screen()

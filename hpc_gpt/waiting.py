@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from typing import Any
 
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.status import LIVE, NO_ANSWER, RunStatus, read_status
+from hpc_gpt.status import RunStatus, read_status
 
 GOOD_ENDS = ("done", "stopped", "budget")
 LOCAL_POLL_S = 0.5
@@ -20,23 +19,27 @@ UNKNOWN_S = 30.0
 def wait_for(run: RunFolder) -> RunStatus:
     """Prints progress until the run has ended and gives its last status.
 
-    Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it; KeyboardInterrupt then
-    goes on. Raises JobFailed where the run ended in anything but a good end.
+    Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it, a third ends the wait at
+    once; KeyboardInterrupt then goes on. Raises JobFailed where the run ended in anything but a good end.
     """
-    from hpc_gpt.terminal import progress_line
+    from hpc_gpt.terminal import ProgressLine
 
     seen: tuple[Any, ...] = ()
     unknown_since: float | None = None
-    interrupts = 0
-    line = progress_line()
+    interrupts = answered = 0
+    status: RunStatus | None = None
+    line = ProgressLine()
     while True:
         try:
+            if answered < interrupts:
+                _interrupt(run, interrupts, status)
+                answered = interrupts
             status = read_status([run])[0]
             now = (status.state, status.step, status.loss)
             if now != seen:
                 line.show(describe(status))
                 seen = now
-            if status.state in LIVE or status.cause == NO_ANSWER:
+            if not status.is_over:
                 unknown_since = None
             elif status.state != "unknown":
                 break
@@ -45,9 +48,11 @@ def wait_for(run: RunFolder) -> RunStatus:
                 if time.monotonic() - unknown_since > UNKNOWN_S:
                     break
             time.sleep(LOCAL_POLL_S if status.scheduler == "local" else SLURM_POLL_S)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # also in the middle of answering the one before
             interrupts += 1
-            _interrupt(run, interrupts)
+            if interrupts > 2:
+                line.end()
+                raise
     line.end()
     if interrupts:
         raise KeyboardInterrupt
@@ -72,15 +77,14 @@ def describe(status: RunStatus) -> str:
     return "  ".join(parts)
 
 
-def _interrupt(run: RunFolder, count: int) -> None:
-    """First Ctrl-C: save and stop. Second: quit."""
+def _interrupt(run: RunFolder, count: int, status: RunStatus | None) -> None:
+    """First Ctrl-C: save and stop. Second: quit, without asking for the state first, as there may be a third."""
     from hpc_gpt.cancel import cancel_run, interrupt_run
 
     begin = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
     if count == 1:
-        sys.stderr.write(f"{begin}Ctrl-C: the run saves and stops; once more quits it\n")
+        sys.stderr.write(f"{begin}Ctrl-C: the run is asked to save and stop; once more cancels it\n")
         interrupt_run(run)
-    elif count == 2:
-        sys.stderr.write(f"{begin}Ctrl-C again: cancelled\n")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        cancel_run(run)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: the run is cancelled\n")
+        cancel_run(run, status)

@@ -30,7 +30,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     default the newest 20 under logs/. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
     from hpc_gpt.run_folder import find_run, list_runs
-    from hpc_gpt.status import LIVE, read_status
+    from hpc_gpt.status import read_status
 
     logs = logs_folder()
 
@@ -54,12 +54,12 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
         return
     import time
 
-    from hpc_gpt.terminal import screen
+    from hpc_gpt.terminal import Screen
 
-    display = screen()
+    display = Screen()
     while True:
         display.show("\n".join(_table(found)))
-        if not any(row.state in LIVE for row in found):
+        if all(row.is_over for row in found):
             break
         time.sleep(interval)
         found = rows()

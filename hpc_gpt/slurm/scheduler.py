@@ -17,6 +17,7 @@ _UNREACHABLE = re.compile(
     r"unable to establish|network is unreachable|host is down|slurm_load_jobs error: unable",
     re.IGNORECASE,
 )
+_GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
 _TIMEOUT_S = 60.0
 _PING_S = 20.0
 
@@ -154,14 +155,18 @@ def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def cancel_job(job_id: str) -> None:
-    """scancel; SlurmUnreachable where it cannot ask. A job that is gone already is no error."""
-    answer = ask(["scancel", job_id])
-    if answer.unreachable:
-        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
-    if answer.code != 0 and "invalid job id" not in answer.stderr.lower():
-        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
+    """Ends a job, queued or running. Raises SlurmUnreachable, JobRefused; a job that is gone already is no error."""
+    _scancel([job_id])
 
 
 def interrupt_job(job_id: str) -> None:
-    """SIGINT to every rank of a running job: it saves and stops."""
-    ask(["scancel", "--signal=INT", job_id])
+    """SIGINT to every rank of a running job: it saves and stops. Raises as cancel_job."""
+    _scancel(["--signal=INT", job_id])
+
+
+def _scancel(arguments: list[str]) -> None:
+    answer = ask(["scancel", *arguments])
+    if answer.unreachable:
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    if answer.code != 0 and not _GONE.search(answer.stderr):
+        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")

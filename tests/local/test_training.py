@@ -63,7 +63,7 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path):
     stopped = status_of(run)
     assert stopped.state == "stopped"
     assert list(run.checkpoints.glob("step-*/complete.json"))
-    assert "saves and stops" in said
+    assert "asked to save and stop" in said
 
     assert hpc_gpt("submit", "--resume", run.run_id).code == 0
     assert hpc_gpt("submit", "--resume", run.run_id).code == 1  # it runs already

@@ -1,0 +1,108 @@
+"""`--wait` and Ctrl-C, however often and whenever it comes. squeue and scancel are scripts that note their calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import JobRefused, SlurmUnreachable
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.slurm.scheduler import cancel_job, interrupt_job
+from tests.cli.conftest import make_run
+
+# Ctrl-C comes while the calls of $CTRL_C are under way.
+SQUEUE = """#!/bin/bash
+echo squeue >>"$0.calls"
+case " $CTRL_C " in *" $(grep -c squeue "$0.calls") "*) kill -INT $PPID && sleep 1 ;; esac
+cat "$0.queue"
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >>"${0%/*}/squeue.calls"
+[ -z "$SAYS" ] || { echo "scancel: error: $SAYS" >&2; exit 1; }
+case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*}/squeue.queue" ;; esac
+"""
+WAIT = (
+    "import sys; from pathlib import Path; from hpc_gpt import waiting; from hpc_gpt.run_folder import RunFolder; "
+    "waiting.SLURM_POLL_S = 0.1; waiting.wait_for(RunFolder(Path(sys.argv[1])))"
+)
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the two clients, first on PATH."""
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for name, text in (("squeue", SQUEUE), ("scancel", SCANCEL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture
+def run(own_folders) -> RunFolder:
+    run = make_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    return run
+
+
+def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) -> list[str]:
+    """What was called from the first squeue to the end of a wait that Ctrl-C ended."""
+    (clients / "squeue.queue").write_text(f"7|{state}|None\n")
+    done = subprocess.run(
+        [sys.executable, "-c", WAIT, str(run.path)],
+        env={**os.environ, "CTRL_C": ctrl_c, **more},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "KeyboardInterrupt" in done.stderr.splitlines()[-1], done.stderr
+    return (clients / "squeue.calls").read_text().splitlines()
+
+
+def test_ctrl_c_cancels_a_job_that_waits(clients, run):
+    assert wait(clients, run, "PENDING", "1") == ["squeue", "squeue", "scancel 7", "squeue"]
+    assert run.cancelled_mark("7").exists()
+
+
+def test_a_second_ctrl_c_while_the_first_is_answered_cancels(clients, run):
+    assert wait(clients, run, "PENDING", "1 2")[-2:] == ["scancel 7", "squeue"]
+    assert run.cancelled_mark("7").exists()
+
+
+def test_the_first_saves_and_stops_the_second_cancels_without_asking_first(clients, run):
+    calls = wait(clients, run, "RUNNING", "2 4")
+    assert calls == ["squeue"] * 3 + ["scancel --signal=INT 7", "squeue", "scancel 7", "squeue"]
+
+
+def test_a_third_ends_the_wait_at_once(clients, run):
+    assert wait(clients, run, "RUNNING", "2 4 5", SLOW="1")[-2:] == ["scancel 7", "squeue"]
+
+
+def test_ctrl_c_on_a_job_of_which_nothing_is_known_cancels_it(clients, run):
+    assert "scancel 7" in wait(clients, run, "REVOKED", "1")
+
+
+@pytest.mark.parametrize("end", [cancel_job, interrupt_job])
+def test_what_scancel_says_is_passed_on(clients, monkeypatch, end):
+    monkeypatch.setenv("SAYS", "Unable to contact slurm controller (connect failure)")
+    with pytest.raises(SlurmUnreachable):
+        end("7")
+    monkeypatch.setenv("SAYS", "Kill job error on job id 7: Access/permission denied")
+    with pytest.raises(JobRefused):
+        end("7")
+    for gone in ("Invalid job id specified", "Job/step already completing or completed"):
+        monkeypatch.setenv("SAYS", f"Kill job error on job id 7: {gone}")
+        end("7")
+
+
+def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):
+    from hpc_gpt import status
+
+    monkeypatch.setattr(status, "_slurm_states", lambda wanted: None)
+    assert not status.read_status([run])[0].is_over
