@@ -106,17 +106,18 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
 
 
 def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
-    """The device that the ranks found, where an attempt says one; else the profile's."""
+    """The device that the ranks found, null for a CPU; the profile's where no attempt says one."""
     # provenance.json is of the machine that submits, so under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
         where = f"attempts/{read.attempt.number}/trainer.json"
         found = read.trainer.get("device")
-        if not isinstance(found, str) or found.lower() == "cpu":
+        if not isinstance(found, str):
             continue
-        name = device_named(found) or found
+        name = None if found == "cpu" else device_named(found) or found
         flags = list(record.flags)
         if record.device and name != record.device:
-            flags.append(f"the profile says device {record.device}, the run found {name}")
+            flags.append(f"the profile says device {record.device}, the run found {name or 'no GPU'}")
+        where += "" if name else ": the ranks ran on CPU"
         return replace(record, device=name, flags=flags, sources={**record.sources, "device": where})
     return record
 

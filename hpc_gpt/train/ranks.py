@@ -54,22 +54,26 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
-    """The rank's GPU; the CPU where the machine has none, or has too few for a local run.
+    """The rank's GPU; the CPU where a local run has too few, or a Slurm one none and its profile names no device.
 
-    Under Slurm too few GPUs are an error: a job that quietly trains on CPUs wastes its allocation.
+    Else too few GPUs are an error: a job that quietly trains on CPUs wastes its allocation.
     """
     found = torch.cuda.device_count()
-    if not found:
+    if found >= resolved.ranks_per_node:
+        torch.cuda.set_device(identity.local_rank)
+        return torch.device("cuda", identity.local_rank)
+    profile = resolved.cluster
+    if profile.scheduler == "local" or (not found and profile.device in (None, "cpu")):
         return torch.device("cpu")
-    if found < resolved.ranks_per_node:
-        if resolved.cluster.scheduler == "local":
-            return torch.device("cpu")
+    if not found:
         raise LayoutError(
-            f"{resolved.ranks_per_node} ranks on this node, but {found} GPUs are visible to rank {identity.rank}",
-            "ask for the node's GPUs: gpu_flag and gpus_per_node of the cluster profile",
+            f"profile {profile.name} has GPUs ({profile.device}), but rank {identity.rank} sees none",
+            f"is torch {torch.__version__} a build with CUDA, and does nvidia-smi list the GPUs within a job?",
         )
-    torch.cuda.set_device(identity.local_rank)
-    return torch.device("cuda", identity.local_rank)
+    raise LayoutError(
+        f"{resolved.ranks_per_node} ranks on this node, but {found} GPUs are visible to rank {identity.rank}",
+        "ask for the node's GPUs: gpu_flag and gpus_per_node of the cluster profile",
+    )
 
 
 class Ranks:

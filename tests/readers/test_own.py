@@ -284,6 +284,13 @@ def test_the_device_that_the_ranks_found_stands_before_the_profiles(logs):
     assert record.sources["device"] == "attempts/1/trainer.json"
 
 
+def test_a_run_that_found_no_gpu_has_no_device_and_no_mfu_whatever_its_profile(logs):
+    record = read_run(slurm_run(logs, device="cpu"))
+    assert (record.device, record.mfu, record.hfu) == (None, None, None)
+    assert "the profile says device v100-32g, the run found no GPU" in record.flags
+    assert record.sources["device"] == "attempts/1/trainer.json: the ranks ran on CPU"
+
+
 def test_an_unknown_device_has_no_mfu_but_a_flag(logs):
     record = read_run(slurm_run(logs, device="NVIDIA Something 9000"))
     assert (record.mfu, record.hfu) == (None, None)

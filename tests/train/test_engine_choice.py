@@ -1,12 +1,22 @@
-"""What the choice of an engine refuses before it builds one."""
+"""What the choice of a device and of an engine refuses before anything is built."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from hpc_gpt.errors import UserError
+from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.errors import LayoutError, UserError
 from hpc_gpt.train.engine import check_dtype
+from hpc_gpt.train.ranks import RankIdentity, choose_device
+from tests.train.launch import LOCAL, settings
+
+FOUR_RANKS = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4})
+SITE = ClusterProfile(name="site")
+V100 = ClusterProfile(name="jean-zay", device="v100-32g")
 
 
 def test_a_cpu_has_no_fp16() -> None:
@@ -27,3 +37,30 @@ def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         check_dtype("bf16", torch.device("cuda", 0))
     assert "fp16" in refused.value.hint
     check_dtype("fp16", torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("found", "profile", "device"),
+    [
+        (4, V100, "cuda:3"),
+        (4, LOCAL, "cuda:3"),
+        (1, LOCAL, "cpu"),
+        (0, LOCAL, "cpu"),
+        (0, SITE, "cpu"),
+        (0, V100, None),
+        (1, V100, None),
+        (1, SITE, None),
+    ],
+)
+def test_a_job_on_gpus_does_not_quietly_train_on_cpus(
+    monkeypatch: pytest.MonkeyPatch, found: int, profile: ClusterProfile, device: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    rank, resolved = RankIdentity(3, 4, 3), replace(FOUR_RANKS, cluster=profile)
+    if device:
+        assert str(choose_device(rank, resolved)) == device
+        return
+    with pytest.raises(LayoutError, match=r"rank 3 sees none|but 1 GPUs are visible to rank 3") as refused:
+        choose_device(rank, resolved)
+    assert ("nvidia-smi" if not found else "gpus_per_node") in refused.value.hint
