@@ -25,13 +25,11 @@ def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bo
     from hpc_gpt.run_folder import find_run
 
     found = find_run(run, logs_folder())
-    file = log_path(found, attempt)
     if path:
-        click.echo(str(file))
-        return
-    out = sys.stdout.buffer
-    if follow:
-        follow_logs(found, attempt, tail, out)
-        return
-    out.write(read_tail(file, tail))
-    out.flush()
+        click.echo(str(log_path(found, attempt)))
+    elif follow:
+        follow_logs(found, attempt, tail, sys.stdout.buffer)
+    else:
+        text, _ = read_tail(log_path(found, attempt), tail)
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()

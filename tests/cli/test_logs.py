@@ -1,0 +1,142 @@
+"""Which log is shown, and how it is followed; Slurm's answers and the time are put in by hand."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt import follow
+from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.follow import follow_logs, log_path
+from hpc_gpt.status import NO_ANSWER, read_status
+from tests.cli.command import error_of, hpc_gpt
+
+
+class Clock:
+    """A time that passes only while one sleeps."""
+
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def scheduler_says(made_run, monkeypatch):
+    """Sets (state, cause) at each second; gives the clock times at which it was asked."""
+    clock, asked = Clock(), []
+    template = read_status([made_run])[0]
+
+    def say(answer):
+        def status(runs):
+            asked.append(clock.now)
+            state, cause = answer(clock.now - 100)
+            return [replace(template, state=state, cause=cause)]
+
+        monkeypatch.setattr(follow, "read_status", status)
+        return asked
+
+    monkeypatch.setattr(follow, "time", clock)
+    return say
+
+
+def followed(run, tail=None):
+    out = io.BytesIO()
+    follow_logs(run, None, tail, out)
+    return out.getvalue().decode()
+
+
+def add_log(run, text, ended=None, requeue=False):
+    attempt = run.new_attempt()
+    attempt.log.write_text(text)
+    if ended:
+        attempt.write_ended(ended, None, 1, requeue)
+    return attempt
+
+
+def test_an_attempt_that_has_written_nothing_yet_does_not_hide_the_last_that_has(made_run):
+    (made_run.path / "slurm-7.out").write_text("the script's own\n")
+    assert log_path(made_run).name == "slurm-7.out"
+    first = add_log(made_run, "one\n")
+    made_run.new_attempt()
+    assert log_path(made_run) == first.log
+    with pytest.raises(NoSuchRun, match="no attempt 3; it has 2"):
+        log_path(made_run, 3)
+
+
+def test_a_requeued_run_is_asked_for_every_five_seconds_not_twice_a_second(made_run, scheduler_says):
+    add_log(made_run, "one\n", "preempted", requeue=True)
+    asked = scheduler_says(lambda second: ("pending" if second < 30 else "cancelled", None))
+    assert followed(made_run) == "one\n"
+    assert len(asked) <= 8
+
+
+def test_an_end_that_is_new_is_asked_about_at_once(made_run, scheduler_says):
+    attempt = add_log(made_run, "one\n")
+
+    def answer(second):
+        if second == 0:
+            attempt.write_ended("done", None, 1)
+            return "running", None
+        return "done", None
+
+    asked = scheduler_says(answer)
+    followed(made_run)
+    assert asked[1] - asked[0] == follow.POLL_S
+
+
+def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
+    def answer(second):
+        if second > 11 and len(made_run.attempts()) == 1:
+            add_log(made_run, "two\n")
+        return ("unknown", NO_ANSWER) if second < 12 else ("done", None)
+
+    add_log(made_run, "one\n")
+    scheduler_says(answer)
+    assert followed(made_run) == "one\n--- attempts/2/log ---\ntwo\n"
+
+
+def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_says, monkeypatch):
+    attempt = add_log(made_run, "one\ntwo\n")
+    read_tail = follow.read_tail
+
+    def read_slowly(path, lines):
+        found = read_tail(path, lines)
+        with attempt.log.open("a") as file:
+            file.write("three\n")
+        return found
+
+    monkeypatch.setattr(follow, "read_tail", read_slowly)
+    scheduler_says(lambda second: ("done", None))
+    assert followed(made_run, tail=1) == "two\nthree\n"
+
+
+def test_logs_f_waits_for_the_first_log(made_run, waiting_process):
+    following = subprocess.Popen(
+        [sys.executable, "-m", "hpc_gpt", "logs", made_run.run_id, "-f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1)
+    attempt = add_log(made_run, "one\n")
+    (attempt.folder / "attempt.json").write_text(f'{{"job_id": "{waiting_process.pid}"}}')
+    attempt.write_ended("done", None, 1)
+    assert following.communicate(timeout=60) == ("one\n", "")
+
+
+def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
+    done = hpc_gpt("logs", made_run.run_id, "-f")
+    assert done.code == 5
+    assert error_of(done) == (
+        f"run {made_run.run_id} ended without a log",
+        f"hpc-gpt status {made_run.run_id} says how",
+    )
