@@ -25,6 +25,7 @@ _OWNED_SBATCH = {
     "requeue": "the profile's requeue", "no-requeue": "the profile's requeue",
     "ntasks": None, "n": None, "ntasks-per-node": None, "gpus-per-task": None, "output": None, "o": None,
     "error": None, "e": None, "open-mode": None, "export": None, "wrap": None, "array": None, "a": None,
+    "wait": None, "W": None, "parsable": None, "quiet": None, "Q": None, "test-only": None,
 }  # fmt: skip
 _OWNED_SRUN = dict.fromkeys(
     ("ntasks", "n", "nodes", "N", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit", "K")
@@ -88,7 +89,8 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     if job.exclusive:
         lines.append("--exclusive")
     lines += ["--requeue" if profile.requeue else "--no-requeue", "--open-mode=append"]
-    if job.signal_lead_s is not None and limit_s(job.time) is not None:
+    # Without a time of its own the job has the partition's limit, which Slurm signals ahead of just the same.
+    if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
     # Never into the run folder: it may not exist yet, and a job whose output cannot be opened dies unheard.
     lines.append("--output=%x-%j.out")

@@ -55,7 +55,8 @@ def test_extra_flags_must_be_flags(flag):
 
 @pytest.mark.parametrize(
     ("flag", "word"),
-    [("--time=5", "job.time"), ("-t5", "job.time"), ("--gpus-per-task=1", "NCCL"), ("--output=x", "attempts"),
+    [("--time=5", "job.time"), ("-t5", "job.time"), ("--gpus-per-task=1", "NCCL"), ("-W", "itself"),
+     ("--parsable", "itself"), ("--output=x", "attempts"),
      ("--export=NONE", "environment"), ("--nodes=3", "layout.nodes"), ("--array=0-3", "itself")],
 )  # fmt: skip
 def test_flags_the_script_settles_are_refused_with_the_key_that_does(flag, word):
@@ -82,6 +83,7 @@ def test_no_directive_points_into_a_folder():
 def test_the_signal_comes_before_the_walltime_or_the_job_is_refused():
     assert "#SBATCH --signal=USR2@120\n" in render_script(resolved_demo({"job.time": "1:00:00"}))
     assert "--signal" not in render_script(resolved_demo({"job.time": "unlimited"}))
+    assert "--signal" in render_script(resolved_demo({"job.time": None})), "the partition's limit holds"
     with pytest.raises(ConfigError, match=r"signal_lead_s 120 s leaves nothing of job\.time 2 \(120 s\)"):
         render_script(resolved_demo({"job.time": "2"}))
 

@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 
 INTERRUPTED_TWICE = 130
 _SCONTROL_S = 15
+_AGAIN_S = 0.5
 
 
 class Signals:
@@ -70,7 +72,7 @@ class Signals:
             self.interrupted = True
 
     def is_preemption(self) -> bool:
-        """Whether the SIGTERM is a preemption: asks Slurm the first time, at most 15 s, and remembers the answer."""
+        """Whether the SIGTERM is a preemption: asks Slurm the first time, and remembers the answer."""
         with self._asked:
             if self._preemption is None:
                 self._preemption = ask_preemption(os.environ.get("SLURM_JOB_ID"))
@@ -80,18 +82,22 @@ class Signals:
 def ask_preemption(job_id: str | None) -> bool:
     """Whether Slurm is preempting this job: `scontrol show job` says that it runs and has a PreemptTime.
 
-    Without Slurm, or without an answer, it is none: a cancel taken for a preemption would bring the job back from the
-    dead, while the reverse costs one submission.
+    A controller that does not answer is asked again, for 15 s in all. Without an answer it is none: a cancel taken
+    for a preemption would bring the job back from the dead, while the reverse costs one submission.
     """
     if not job_id:
         return False
-    try:
-        answer = subprocess.run(
-            ["scontrol", "show", "job", job_id], capture_output=True, text=True, timeout=_SCONTROL_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.returncode == 0 and says_preemption(answer.stdout)
+    command = ["scontrol", "show", "job", job_id]
+    end = time.monotonic() + _SCONTROL_S
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        if answer.returncode == 0:
+            return says_preemption(answer.stdout)
+        time.sleep(_AGAIN_S)
+    return False
 
 
 def says_preemption(shown: str) -> bool:

@@ -116,7 +116,7 @@ class Trainer:
             )
 
     def _write_end(self, end: End) -> None:
-        requeue = end.requeue and not self._is_cancelled()
+        requeue = end.requeue and self._run.resolved().cluster.requeue and not self._is_cancelled()
         if requeue:
             self._attempt.requeue.touch()
         self._attempt.write_ended(end.ended, end.cause, self.step, requeue)

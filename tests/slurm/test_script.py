@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,30 @@ shift
 exec "$@"
 """
 
+# Slurm's own, but its controller is away the first two times that the script asks for its job.
+SCONTROL = """#!/bin/bash
+if [ "$1" = --oneliner ] && [ "$(wc -c <"{folder}/asked")" -lt 2 ]; then
+  printf x >>"{folder}/asked"
+  echo "slurm_load_jobs error: Unable to contact slurm controller" >&2
+  exit 1
+fi
+exec {scontrol} "$@"
+"""
+# A rank's Python that is slow to start, as from a busy network file system.
+SLOW_PYTHON = """#!/bin/bash
+if [ "$2" = hpc_gpt.train ]; then
+  touch "{folder}/starts.$RANK"
+  until [ -e "{folder}/go" ]; do sleep 0.1; done
+fi
+exec "{python}" "$@"
+"""
+
+
+def command(path: Path, text: str) -> None:
+    """A command of the test's own."""
+    path.write_text(text)
+    path.chmod(0o755)
+
 
 def profile(launcher: Launcher, name: str, text: str, site: str = PROFILE) -> str:
     """Writes a profile of its own name and gives the name."""
@@ -25,8 +50,7 @@ def profile(launcher: Launcher, name: str, text: str, site: str = PROFILE) -> st
 
 
 def test_a_container_holds_every_rank(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "apptainer").write_text(APPTAINER)
-    (tmp_path / "apptainer").chmod(0o755)
+    command(tmp_path / "apptainer", APPTAINER)
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
     site = f'{PROFILE}PATH = "{tmp_path}:{os.environ["PATH"]}"\n{container}'
     cluster = profile(launcher, "container", f'python = "{sys.executable}"\n', site)
@@ -34,6 +58,32 @@ def test_a_container_holds_every_rank(launcher: Launcher, tmp_path: Path) -> Non
     log = (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
     assert log.count("--bind /data my/x:/data:ro /images/it's a.sif ") == 4
     assert "ended done after step 2" in log
+
+
+def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "asked").touch()
+    command(tmp_path / "scontrol", SCONTROL.format(folder=tmp_path, scontrol=shutil.which("scontrol")))
+    cluster = profile(launcher, "away", "", f'{PROFILE}PATH = "{tmp_path}:{os.environ["PATH"]}"\n')
+    job = launcher.submit("--cluster", cluster)
+    job.wait_step(2)
+    launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
+    job.wait_end()
+    assert (tmp_path / "asked").read_text() == "xx"
+    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["walltime", "done"]
+
+
+def test_a_sigterm_while_ranks_start_does_not_end_the_job(launcher: Launcher, tmp_path: Path) -> None:
+    """A preemption's: the job has its GraceTime, and Slurm requeues it afterwards if it still runs."""
+    command(tmp_path / "python", SLOW_PYTHON.format(folder=tmp_path, python=sys.executable))
+    cluster = profile(launcher, "slow-start", f'python = "{tmp_path}/python"\n')
+    environment = {"HPC_GPT_PYTHON": f"{tmp_path}/python"}
+    job = launcher.submit("--cluster", cluster, "--set", "train.steps=2", **environment)
+    job.wait("its ranks", lambda: len(list(tmp_path.glob("starts.*"))) == 4)
+    launcher.cluster.run("scancel", "--signal=TERM", job.id, check=True)
+    job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
+    (tmp_path / "go").touch()
+    job.wait_end()
+    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["done"], job.log()
 
 
 def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Launcher) -> None:

@@ -25,7 +25,7 @@ def run_rank(environment: dict[str, str], log: str) -> None:
     run(environment, log)
 
 
-LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none")
+LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", requeue=False)
 PATIENCE_S = 90
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["tests.train.preload"])

@@ -58,7 +58,7 @@ def test_interrupted_four_times_and_resumed(tmp_path: Path, tokens: Path, unbrok
         ends.append(launch.ended)
         assert lines(run)[-1]["step"] == launch.ended[1]
     assert [(end, requeue) for end, _, requeue in ends] == [
-        ("walltime", True),
+        ("walltime", False),  # the profile has no queue to go back to
         ("cancelled", False),
         ("stopped", False),
     ]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_without_slurm_or_without_its_answer_it_is_a_cancel(monkeypatch: pytest.
     monkeypatch.setenv("PATH", "/nonexistent")
     assert ask_preemption("4711") is False
     assert ask_preemption(None) is False
+
+
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = f"""#!/bin/sh
+[ -e {tmp_path}/asked ] && echo "{PREEMPTED.format("2026-11-20T10:01:00")}" && exit
+: >{tmp_path}/asked
+exit 1
+"""
+    (tmp_path / "scontrol").write_text(text)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_preemption("4711") is True
 
 
 def test_flags_rise_while_the_main_thread_stands_still() -> None:

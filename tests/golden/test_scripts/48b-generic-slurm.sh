@@ -232,10 +232,10 @@ export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_TEMP
 
 command=("$HPC_GPT_PYTHON" -m hpc_gpt.train)
 echo "64 ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), rendezvous $MASTER_ADDR:$MASTER_PORT"
-# exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself, and USR2 is ignored until
-# the trainer listens.
+# exec leaves no shell between slurmstepd and the trainer: a signal reaches python itself. USR2 and TERM are ignored
+# until the trainer listens: a preemption that comes while ranks start would end the job as failed, not requeue it.
 srun --export=ALL --kill-on-bad-exit=1 --ntasks=64 --ntasks-per-node=4 \
-  bash -c 'trap "" USR2
+  bash -c 'trap "" USR2 TERM
 export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
 exec "$@"' rank "${command[@]}"
 rc=$?
@@ -243,30 +243,40 @@ rc=$?
 # --- epilogue ------------------------------------------------------------------------------------------------------
 rmdir -- "$attempt/flight" 2>/dev/null
 # When one rank fails srun ends the others and gives their 143: the first one's own code is in its message.
-cause=$(grep -m 1 -oE 'task [0-9]+: (Exited with exit code [0-9]+|Killed|Aborted|Segmentation fault|Bus error).*' "$attempt/log")
+cause=$(grep -m 1 -oE 'tasks? [0-9,-]+: (Exited with exit code [0-9]+|Killed|Aborted|Segmentation fault|Bus error).*' "$attempt/log")
 case "$cause" in
 *'exit code '*) rc=${cause##*exit code } ;;
 esac
 cause="${cause:-exit code $rc}"
-state=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o -m 1 'JobState=[A-Z_]*')
+# A controller that is being restarted is asked again.
+for ((try = 0; try < 20; try++)); do
+  state=$(timeout 20 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o -m 1 'JobState=[A-Z_]*') && break
+  sleep 3
+done
 # A running job whose signal is still being handed out.
 [ "$state" = JobState=SIGNALING ] && state=JobState=RUNNING
 if [ -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ]; then
   say_ended "$attempt" cancelled "hpc-gpt cancel, $cause"
 elif grep -qs 'Node failure on' "$attempt/log"; then
   say_ended "$attempt" node_failure "a node of the job died, $cause"
-elif [ "$state" = JobState=RUNNING ]; then
+elif [ -z "$state" ] || [ "$state" = JobState=RUNNING ]; then
   say_ended "$attempt" error "$cause"
 else
   say_ended "$attempt" cancelled "${state#JobState=}, $cause"
 fi
 # Back to the queue, once, and only when the trainer asks for it, nobody has cancelled the job and it still runs:
 # a requeue under scancel would revive it.
-if [ -e "$attempt/requeue" ] && [ ! -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ] && [ "$state" = JobState=RUNNING ]; then
-  echo "back to the queue: scontrol requeue $SLURM_JOB_ID"
-  scontrol requeue "$SLURM_JOB_ID" || {
-    printf 'Error: Slurm will not requeue job %s\n\nhint: hpc-gpt submit --resume %q\n' "$SLURM_JOB_ID" "$HPC_GPT_RUN" >&2
-    exit 1
-  }
+if [ -e "$attempt/requeue" ] && [ ! -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ]; then
+  case "$state" in
+  JobState=RUNNING)
+    echo "back to the queue: scontrol requeue $SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" ||
+      die "Slurm will not requeue job $SLURM_JOB_ID" "hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+    ;;
+  '')
+    die "Slurm does not answer, so job $SLURM_JOB_ID is not requeued" \
+      "hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+    ;;
+  esac
 fi
 exit "$rc"
