@@ -102,11 +102,10 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 def _request(values: dict[str, Any]) -> Request:
     from hpc_gpt.experiment import DEFAULT_EXPERIMENT, parse_override
 
-    overrides = dict(parse_override(text) for text in values.pop("settings"))
-    for name in [name for name in values if "__" in name]:
-        value = values.pop(name)
-        if value is not None:
-            overrides[name.replace("__", ".")] = value
+    given = {name: values.pop(name) for name in list(values) if "__" in name}
+    settings = dict(parse_override(text) for text in values.pop("settings"))
+    # A variable gives way to the whole command line, --set included; a flag of its own beats --set.
+    overrides = _keys_given(given, by_variable=True) | settings | _keys_given(given, by_variable=False)
     if "layout.nodes" in overrides and "layout.gpus" not in overrides:
         overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
@@ -120,6 +119,16 @@ def _request(values: dict[str, Any]) -> Request:
         template=values.pop("template"),
         overrides=overrides,
     )
+
+
+def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
+    """Dotted key -> value of the options that HPC_GPT_* variables set, or of those on the command line."""
+    source = click.get_current_context().get_parameter_source
+    return {
+        name.replace("__", "."): value
+        for name, value in given.items()
+        if value is not None and (source(name) is click.core.ParameterSource.ENVIRONMENT) is by_variable
+    }
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import hpc_gpt, without_slurm
+from tests.conftest import REPOSITORY
 
 
 def resolved_of(done) -> dict:
@@ -33,13 +34,16 @@ def test_no_experiment_means_the_seeds_own_run():
     assert resolved["nodes"] == 16
 
 
-def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile():
+def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile(tmp_path):
     ours = {"HPC_GPT_TIME": "3:00:00"}
     assert resolved_of(hpc_gpt("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
-    given = ("render", "demo", "--set", "job.time=2:00:00")
+    (tmp_path / "timed.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n[job]\ntime = "2:00:00"\n')
+    given = ("render", str(tmp_path / "timed.toml"))
     assert resolved_of(hpc_gpt(*given))["job"]["time"] == "2:00:00"
     assert resolved_of(hpc_gpt(*given, environment=ours))["job"]["time"] == "3:00:00"
-    assert resolved_of(hpc_gpt(*given, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
+    by_set = (*given, "--set", "job.time=3:30:00")
+    assert resolved_of(hpc_gpt(*by_set, environment=ours))["job"]["time"] == "3:30:00"
+    assert resolved_of(hpc_gpt(*by_set, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
 
 
 def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
