@@ -102,6 +102,9 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise
         _complain(str(fault), fault.hint)
         return fault.exit_code
+    except click.exceptions.NoArgsIsHelpError as fault:
+        click.echo(fault.format_message(), err=True)
+        return 2
     except click.UsageError as fault:
         path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
         _complain(fault.format_message(), f"{path} --help")

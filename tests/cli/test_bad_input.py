@@ -117,6 +117,13 @@ def test_an_unknown_verb_gets_a_close_match():
     assert "did you mean status?" in error_of(done)[1]
 
 
+@pytest.mark.parametrize("group", [[], ["profile"]])
+def test_nothing_given_shows_the_help_not_an_error(group):
+    done = hpc_gpt(*group)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == hpc_gpt(*group, "--help").stdout
+
+
 def test_a_traceback_comes_only_with_debug():
     assert "Traceback" in hpc_gpt("render", "nosuch", "--debug").stderr
     assert "Traceback" not in hpc_gpt("render", "nosuch").stderr
