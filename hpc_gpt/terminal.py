@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -65,11 +66,19 @@ class Screen:
     """A text that is shown again and again: in place on a terminal, one after another into a file."""
 
     def __init__(self) -> None:
-        self._lines = 0
+        self._shown = ""
 
     def show(self, text: str) -> None:
-        if width() is not None and self._lines:
-            sys.stdout.write(f"\x1b[{self._lines}F\x1b[J")
+        columns = width()
+        if columns is not None and self._shown:
+            sys.stdout.write(f"\x1b[{_rows(self._shown, columns)}F\x1b[J")
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-        self._lines = text.count("\n") + 1
+        self._shown = text
+
+
+def _rows(text: str, columns: int) -> int:
+    """Rows of the terminal that a text takes: a line longer than a row goes on in the next."""
+    from rich.cells import cell_len
+
+    return sum(max(1, math.ceil(cell_len(line) / columns)) for line in text.split("\n"))

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 
+from hpc_gpt import terminal
 from tests.cli.command import hpc_gpt
 
 
@@ -66,3 +67,13 @@ def test_watch_ends_when_nothing_runs(made_run):
     assert done.code == 0
     assert made_run.run_id in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_screen_is_drawn_over_itself_however_long_its_lines(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "width", lambda: 80)
+    screen = terminal.Screen()
+    screen.show("x" * 95 + "\n\n" + "y" * 80)
+    screen.show("short")
+    screen.show("")
+    shown = capsys.readouterr().out
+    assert [part.partition("F")[0] for part in shown.split("\x1b[")[1:] if "F" in part] == ["4", "1"]
