@@ -20,6 +20,7 @@ from hpc_gpt.readers.own_attempts import (
     read_attempt,
     run_state,
     steps_that_count,
+    waiting_job,
 )
 from hpc_gpt.readers.step_times import RULE, TimedStep, measure_steps
 from hpc_gpt.record import Record
@@ -198,12 +199,14 @@ def _peak_memory(steps: list[Step], key: str) -> list[float] | None:
 
 
 def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> Record:
-    state, where = run_state(run, attempts)
+    state, where = run_state(run, attempts, resolved.train.log_every)
+    waiting = waiting_job(run, attempts)
     sources = {**record.sources, "ended": where, "cause": where, "attempts": "attempts/*/"}
     ids = job_ids(run)
     last = attempts[-1] if attempts else None
+    started = str(last.started["job_id"]) if last and last.started.get("job_id") else None
     submissions = run.submissions()
-    cause = last.ended.get("cause") if last else None
+    cause = last.ended.get("cause") if last and not waiting else None
     if state == "error" and last and not last.ended:
         cause = "its process is gone and left no word"
     if state == "refused":
@@ -212,12 +215,12 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
     first_start = next((read.start_s for read in attempts if read.start_s), None)
     record = replace(
         record,
-        job_id=ids[-1] if ids else None,
+        job_id=waiting or started or (ids[-1] if ids else None),
         started=iso(first_start or (epoch(submissions[0].get("time")) if submissions else None)),
         ended_at=iso(last.end_s) if over and last else None,
         node_list=str(last.started["node_list"]) if last and last.started.get("node_list") else None,
         gpu_hours=_gpu_hours(record, resolved, attempts, sources),
-        attempts=attempt_tables(attempts, state),
+        attempts=attempt_tables(attempts, "unknown" if waiting else state),
         ended=state,
         cause=None if cause is None else str(cause),
     )

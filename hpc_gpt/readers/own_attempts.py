@@ -152,18 +152,39 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
     return tables
 
 
-def run_state(run: RunFolder, attempts: list[AttemptRead]) -> tuple[str, str]:
-    """(how the run ended or where it stands, which file says so). Asks no scheduler."""
+def waiting_job(run: RunFolder, attempts: list[AttemptRead]) -> str | None:
+    """The job that was submitted last, as long as it has made no attempt."""
+    lines = run.submissions()
+    newest = lines[-1] if lines else {}
+    job_id = _text(newest.get("job_id"))
+    started = [_text(read.started.get("job_id")) for read in attempts]
+    if job_id is None or job_id in started:
+        return None
+    if attempts and started[-1] not in {_text(line.get("job_id")) for line in lines}:
+        # Plain sbatch started it, which leaves no line: only the times tell which came last.
+        last_s, newest_s = attempts[-1].start_s, epoch(newest.get("time"))
+        return job_id if last_s and newest_s and last_s < newest_s else None
+    return job_id
+
+
+def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tuple[str, str]:
+    """(how the run ended or where it stands, which file says so). Asks no scheduler.
+
+    Metrics come every `log_every` steps, so a healthy run is silent for as long.
+    """
     submissions = run.submissions()
     newest = submissions[-1] if submissions else {}
     if newest.get("refused") and not any(read.started.get("job_id") for read in attempts):
         return "refused", "submissions.jsonl"
-    job_id = _text(attempts[-1].started.get("job_id") if attempts else newest.get("job_id"))
+    waiting = waiting_job(run, attempts)
+    job_id = waiting or _text(attempts[-1].started.get("job_id") if attempts else None)
     cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
-    if not attempts:
+    if waiting:
         if cancelled:
             return "cancelled", f"cancelled.{job_id}"
-        return ("pending", "submissions.jsonl, and no attempt yet") if submissions else ("unknown", "no attempt yet")
+        return "pending", f"submissions.jsonl: job {waiting} has made no attempt yet"
+    if not attempts:
+        return "unknown", "no attempt yet"
     last = attempts[-1]
     where = f"attempts/{last.attempt.number}"
     if last.ended.get("ended"):
@@ -179,8 +200,8 @@ def run_state(run: RunFolder, attempts: list[AttemptRead]) -> tuple[str, str]:
             return "running", f"submissions.jsonl: process {newest['pid']}"
         return "error", f"{where} has no ended.json, and process {newest['pid']} of submissions.jsonl is gone"
     silent_s = time.time() - _last_sign(last.attempt)
-    step_s = last.steps[-1].number("step_s") if last.steps else None
-    if silent_s <= max(SILENT_S, 10 * (step_s or 0.0)):
+    step_s = next((read.steps[-1].number("step_s") for read in reversed(attempts) if read.steps), None)
+    if silent_s <= max(SILENT_S, max(10, 3 * log_every) * (step_s or 0.0)):
         return "running", f"{where} was written to {silent_s:.0f} s ago"
     return "unknown", f"{where} has no ended.json and was last written to {silent_s:.0f} s ago"
 

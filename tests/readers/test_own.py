@@ -168,11 +168,53 @@ def test_slow_steps_may_be_silent_for_longer(run):
     assert read_run(run).ended == "running"
 
 
+def test_rare_lines_may_be_silent_for_longer(logs):
+    for log_every, ended in ((100, "running"), (1, "unknown")):
+        run = make_run(logs, train__log_every=log_every)
+        attempt = add_attempt(run, [metrics_line(1, step_s=60.0)], None)
+        old = time.time() - 100 * 60
+        for path in (attempt.metrics, attempt.folder):
+            os.utime(path, (old, old))
+        assert read_run(run).ended == ended
+
+
 def test_back_in_the_queue_is_pending_and_cancelled_there_is_cancelled(run):
     add_attempt(run, [metrics_line(1)], "walltime", requeue=True)
     assert read_run(run).ended == "pending"
     run.cancelled_mark("4711").touch()
     assert read_run(run).ended == "cancelled"
+
+
+def test_submitted_again_and_not_started_is_pending_whatever_its_last_end(run):
+    add_attempt(run, [metrics_line(1)], "stopped", cause="Ctrl-C")
+    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    record = read_run(run)
+    assert (record.ended, record.cause, record.job_id, record.ended_at) == ("pending", None, "4712", None)
+    assert record.sources["ended"] == "submissions.jsonl: job 4712 has made no attempt yet"
+    assert [attempt["ended"] for attempt in record.attempts] == ["stopped"]
+    run.cancelled_mark("4712").touch()
+    assert read_run(run).ended == "cancelled"
+    add_attempt(run, [metrics_line(2)], "done", job_id="4712")
+    assert read_run(run).ended == "done"
+
+
+@pytest.mark.parametrize(
+    ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "done", "99")]
+)
+def test_a_run_of_plain_sbatch_is_pending_only_when_submitted_after_that(logs, submitted, ended, job_id):
+    run = make_run(logs, submit=False)
+    add_attempt(run, [metrics_line(1)], job_id="99")
+    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None, "time": submitted})
+    record = read_run(run)
+    assert (record.ended, record.job_id) == (ended, job_id)
+    add_attempt(run, [metrics_line(2)], job_id="4712")
+    assert read_run(run).job_id == "4712"
+
+
+def test_an_attempt_without_a_word_is_not_pending_because_the_next_is(run):
+    add_attempt(run, [metrics_line(1)], None)
+    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    assert [attempt["ended"] for attempt in read_run(run).attempts] == ["unknown"]
 
 
 def test_cancelled_before_it_started(run):
