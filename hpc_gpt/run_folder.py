@@ -62,6 +62,11 @@ class Attempt:
         """ended.json: `ended, cause, step, time, requeue`; empty while the attempt runs or was killed."""
         return read_json(self.folder / "ended.json")
 
+    def last_metrics(self) -> dict[str, Any]:
+        """The last whole line of metrics.jsonl; empty before the first. Of a long file the end alone is read."""
+        lines = read_json_lines(self.metrics, last_bytes=8192)
+        return lines[-1] if lines else {}
+
     def write_ended(self, ended: str, cause: str | None, step: int, requeue: bool = False) -> None:
         """Writes ended.json unless it is there: the first word on how an attempt ended stands."""
         end = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
@@ -234,10 +239,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, a line each. A line cut off or damaged is left out."""
+def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of a file, or of its end, a line each. A line cut off or damaged is left out."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
     objects = []

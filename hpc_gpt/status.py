@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
@@ -139,7 +136,7 @@ def _last_submission(run: RunFolder) -> dict[str, Any]:
 def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[str, str]] | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
-    metrics = next((found for attempt in reversed(attempts) if (found := last_metrics(attempt))), {})
+    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     state, cause = _state(run, attempts, line, states)
     ids = job_ids(run)
     step = metrics.get("step")
@@ -211,24 +208,3 @@ def _other_host(line: Mapping[str, Any]) -> str | None:
     """The machine of a local run, where it is not this one."""
     host = line.get("host")
     return str(host) if line.get("scheduler") == "local" and host not in (None, platform.node()) else None
-
-
-def last_metrics(attempt: Attempt) -> dict[str, Any]:
-    """The last whole line of metrics.jsonl; empty before the first. Reads the end of the file only."""
-    for line in reversed(_tail(attempt.metrics, 8192)):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _tail(path: Path, size: int) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().splitlines()
-    except OSError:
-        return []

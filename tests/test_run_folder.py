@@ -222,6 +222,15 @@ def test_a_line_after_a_cut_line_is_read(tmp_path):
     assert [line["step"] for line in read_json_lines(path)] == [1, 3]
 
 
+def test_the_last_metrics_are_read_from_the_end_of_the_file(run):
+    attempt = run.new_attempt()
+    assert attempt.last_metrics() == {}
+    lines = [json.dumps({"step": step, "loss": 2.5}) + "\n" for step in range(1, 10_001)]
+    attempt.metrics.write_text("".join(lines) + '{"step": 10001, "lo')
+    assert attempt.last_metrics() == {"step": 10_000, "loss": 2.5}
+    assert [line["step"] for line in read_json_lines(attempt.metrics, last_bytes=100)] == [9999, 10_000]
+
+
 def test_appending_to_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="cannot write"):
         append_line(tmp_path / "none" / "lines", "{}")

@@ -23,7 +23,7 @@ from submitit.local.local import Controller
 
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.process import start_time
-from hpc_gpt.run_folder import Attempt, RunFolder, read_json_lines, replace_whole
+from hpc_gpt.run_folder import Attempt, RunFolder, replace_whole
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -123,8 +123,8 @@ class RunController(Controller):
                 continue
 
     def _say(self, ended: str, cause: str) -> None:
-        lines = read_json_lines(self.attempt.metrics)
-        self.attempt.write_ended(ended, cause, int(lines[-1].get("step") or 0) if lines else 0)
+        if not self.attempt.ended():  # wait() says it again at every turn until the last rank is gone
+            self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
 
     def _say_failed(self) -> None:
         rank, code = next((rank, code) for rank, code in self.codes.items() if code)

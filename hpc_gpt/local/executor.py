@@ -15,7 +15,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.process import start_time
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import Attempt, RunFolder, write_once
-from hpc_gpt.slurm.environment import submission_environment
+from hpc_gpt.slurm.environment import job_python, submission_environment
 
 
 class RunExecutor(LocalExecutor):
@@ -30,10 +30,7 @@ class RunExecutor(LocalExecutor):
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         line = [sys.executable, "-m", "hpc_gpt.local.controller", str(self.run.path), str(self.attempt.number)]
-        own = {"HPC_GPT_PYTHON": os.environ.get("HPC_GPT_PYTHON") or sys.executable}
-        if self.resolved.cluster.venv or self.resolved.cluster.python:
-            own = {}
-        environment = submission_environment(os.environ, own)
+        environment = submission_environment(os.environ, job_python(self.resolved))
         with self.attempt.log.open("ab") as log:
             process = subprocess.Popen(
                 line,

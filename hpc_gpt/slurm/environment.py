@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+
+from hpc_gpt.resolve import Resolved
 
 # Where the cluster is and who we are there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
@@ -22,3 +26,11 @@ def submission_environment(environment: Mapping[str, str], own: Mapping[str, str
     """`environment` without its leaks, with `own` laid over."""
     drop = set(leaks(environment))
     return {name: value for name, value in environment.items() if name not in drop} | dict(own)
+
+
+def job_python(resolved: Resolved) -> dict[str, str]:
+    """HPC_GPT_PYTHON for the job: this very interpreter, unless the profile brings its own."""
+    profile = resolved.cluster
+    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
+        return {}
+    return {"HPC_GPT_PYTHON": sys.executable}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.slurm.environment import submission_environment
+from hpc_gpt.slurm.environment import job_python, submission_environment
 from hpc_gpt.slurm.scheduler import ask, sbatch_failed
 
 
@@ -67,14 +66,6 @@ class ScriptExecutor(SlurmExecutor):
         except RunFolderError as fault:
             raise RunFolderError(f"job {job_id} is queued, but {fault}", f"scancel {job_id} ends it") from None
         return SlurmJob(folder=self.run.path, job_id=job_id, tasks=list(range(self._num_tasks())))
-
-
-def job_python(resolved: Resolved) -> dict[str, str]:
-    """HPC_GPT_PYTHON for the job: this very interpreter, unless the profile brings its own."""
-    profile = resolved.cluster
-    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
-        return {}
-    return {"HPC_GPT_PYTHON": sys.executable}
 
 
 def check_output_path(logs: Path) -> None:

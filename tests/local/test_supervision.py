@@ -6,10 +6,13 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
+from hpc_gpt.local.controller import RunController
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import read_json
+from hpc_gpt.run_folder import Attempt, read_json
 from tests.cli.command import hpc_gpt
+from tests.cli.conftest import make_run
 from tests.local.conftest import ended, newest, status_of, wait_until
 
 
@@ -53,6 +56,16 @@ def _is_zombie(pid):
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_what_is_said_already_costs_no_reading(monkeypatch):
+    read = []
+    monkeypatch.setattr(Attempt, "last_metrics", lambda attempt: read.append(attempt) or {"step": 3})
+    attempt = make_run().new_attempt()
+    for _ in range(3):
+        RunController._say(SimpleNamespace(attempt=attempt), "error", "rank 0 ended with exit code 1")
+    assert attempt.ended()["step"] == 3
+    assert len(read) == 1
 
 
 def test_exit_code_0_without_a_word_of_the_trainer_is_no_success(ranks_that):
