@@ -7,6 +7,7 @@ folder is its text. It holds no run id, time, host or path of the machine that m
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -22,6 +23,10 @@ from hpc_gpt.model_shape import ModelShape, check_shape, check_split
 from hpc_gpt.presets import preset
 
 SCHEMA = 1
+
+# Keys of [train] that may be 0 and not less.
+_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps")
+_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -195,18 +200,20 @@ def _check_engine(engine: Engine, layout: Layout) -> None:
 
 
 def _check_train(train: Train) -> None:
-    faults = []
-    for name in ("steps", "log_every"):
-        if getattr(train, name) < 1:
-            faults.append(f"train.{name} is {getattr(train, name)}, but must be at least 1")
-    for name in ("warmup_steps", "eval_every", "eval_batches", "save_every", "lr", "clip", "weight_decay", "min_lr"):
-        if not getattr(train, name) >= 0:
-            faults.append(f"train.{name} is {getattr(train, name)}, but must not be negative")
-    if train.minutes is not None and not train.minutes > 0:
+    values = asdict(train)
+    endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
+    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1}
+    for key, limit in least.items():
+        if key not in endless and values[key] < limit:
+            faults.append(f"train.{key} is {values[key]}, but must {'be at least 1' if limit else 'not be negative'}")
+    if train.eval_every > 0 and not train.eval_batches:
+        faults.append("train.eval_batches is 0, but must be at least 1 where train.eval_every is not 0")
+    if train.minutes is not None and train.minutes <= 0:
         faults.append(f"train.minutes is {train.minutes}, but must be above 0")
-    for name in ("beta1", "beta2"):
-        if not 0 <= getattr(train, name) < 1:
-            faults.append(f"train.{name} is {getattr(train, name)}, but must be in [0, 1)")
+    for key in ("beta1", "beta2"):
+        if key not in endless and not 0 <= values[key] < 1:
+            faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")
     if faults:
         raise ConfigError("\n".join(faults), "hpc-gpt help keys lists every key")
 

@@ -1,6 +1,7 @@
 """From experiment and profile to a run's settings: defaults, precedence, and every refusal."""
 
 import dataclasses
+import math
 import os
 
 import pytest
@@ -189,6 +190,21 @@ def test_all_faults_of_train_at_once():
     with pytest.raises(ConfigError) as refusal:
         settle(train__steps=0, train__lr=-1.0, train__minutes=0.0, train__beta1=1.0)
     assert len(str(refusal.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"eval_every": 5, "eval_batches": 0}, r"train\.eval_batches is 0, but must be at least 1"),
+        ({"eps": -1e-8}, r"train\.eps is -1e-08, but must not be negative"),
+        ({"max_bad_steps": -1}, r"train\.max_bad_steps is -1, but must not be negative"),
+        ({"lr": math.inf, "minutes": math.inf, "beta2": math.nan}, r"train\.lr is inf, but must be a finite number"),
+    ],
+)
+def test_what_would_die_only_after_queueing(overrides, words):
+    with pytest.raises(ConfigError, match=words) as refusal:
+        settle(**{f"train__{key}": value for key, value in overrides.items()})
+    assert len(str(refusal.value).splitlines()) == (3 if "lr" in overrides else 1)
 
 
 def test_tokens_without_a_path():
