@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from hpc_gpt.devices import device_named
+from hpc_gpt.ds_config import zero_stage
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.own_attempts import (
     AttemptRead,
@@ -84,7 +85,7 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,
-        zero_stage=resolved.engine.zero_stage,
+        zero_stage=zero_stage(resolved),
         micro_batch=batch.micro_batch,
         micro_batches=batch.micro_batches,
         global_batch=batch.global_batch,
@@ -101,6 +102,10 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
     )
     given = [key for key, value in record.to_tables().items() if value is not None and value not in ([], {})]
     sources = {key: "resolved.json" for key in given if key not in ("schema", "run", "dialect")}
+    if record.zero_stage != resolved.engine.zero_stage:
+        sources["zero_stage"] = "resolved.json, by ds_config's rule"
+        flag = f"engine.zero_stage is {resolved.engine.zero_stage}, but {train.dtype} runs ZeRO {record.zero_stage}"
+        record = replace(record, flags=[flag])
     sources["params"] = "from the shape in resolved.json, the tied embedding once"
     sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
     return replace(record, sources=sources)
@@ -179,8 +184,8 @@ def _timed(steps: list[Step]) -> list[TimedStep]:
         seconds = step.number("step_s")
         if seconds is None or not math.isfinite(seconds) or seconds <= 0:
             continue
-        apart = step.number("loss_eval") is not None or step.number("save_s") is not None
-        apart = apart or bool(step.values.get("skipped")) or step.is_nan
+        # Our clock starts anew after an evaluation or a save, so that no step's time holds one.
+        apart = bool(step.values.get("skipped")) or step.is_nan
         timed.append(TimedStep(step.attempt, step.step, seconds, apart))
     return timed
 

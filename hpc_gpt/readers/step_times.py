@@ -2,8 +2,9 @@
 
 The warm-up rule. In each attempt the first step is warm-up: it allocates, opens connections, compiles. So is every
 step after it, up to the first one that takes no more than 1.25 times the median of the attempt's later half; but
-never more than half of the attempt's steps. Steps that hold an evaluation or a save are set apart, as are skipped
-steps, which do no optimizer work, and steps of a NaN loss. Of the rest: the median, the 10th and the 90th percentile.
+never more than half of the attempt's steps. Steps whose time holds an evaluation or a save are set apart, as are
+skipped steps, which do no optimizer work, and steps of a NaN loss. Of the rest: the median, the 10th and the 90th
+percentile.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from statistics import median
 SLOW = 1.25
 RULE = (
     f"warm-up: each attempt's first step, and those after it while above {SLOW} x the median of its later half, "
-    "at most half of them; steps with an evaluation, a save, a skip or a NaN set apart"
+    "at most half of them; steps whose time holds an evaluation or a save, and those of a skip or a NaN, set apart"
 )
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step's seconds. `apart`: it holds an evaluation or a save, was skipped, or its loss is NaN."""
+    """One step's seconds. `apart`: they hold an evaluation or a save, or the step was skipped, or its loss is NaN."""
 
     attempt: int
     step: int

@@ -63,15 +63,22 @@ def test_every_figure_that_is_there_says_where_it_is_from(run):
     assert without <= bare
 
 
-def test_the_speed_is_that_of_steps_after_warm_up_without_evaluations_and_saves(run):
-    lines = [metrics_line(step) for step in range(1, 21)]
-    lines[9].update(step_s=9.0, loss_eval=3.5)
-    lines[19].update(step_s=9.0, save_s=1.5)
+def test_an_evaluation_and_a_save_lie_between_steps_and_set_none_apart(run):
+    lines = [metrics_line(step, loss_eval=3.5, save_s=1.5) for step in range(1, 21)]
     add_attempt(run, lines)
     record = read_run(run)
-    assert (record.step_s, record.step_s_p90, record.steps_used) == (0.5, 0.5, 17)
+    assert (record.step_s, record.step_s_p90, record.steps_used) == (0.5, 0.5, 19)
     assert (record.loss_eval, record.save_s) == (3.5, 1.5)
-    assert "1 warm-up, 2 set apart" in record.sources["step_s"]
+    assert "1 warm-up, 0 set apart" in record.sources["step_s"]
+    assert not record.flags
+
+
+def test_the_zero_stage_is_the_one_that_ran(logs):
+    assert read_run(make_run(logs, engine__zero_stage=0, train__dtype="fp32")).zero_stage == 0
+    record = read_run(make_run(logs, engine__zero_stage=0, train__dtype="bf16"))
+    assert record.zero_stage == 1
+    assert record.settings["engine"]["zero_stage"] == 0
+    assert "engine.zero_stage is 0, but bf16 runs ZeRO 1" in record.flags
 
 
 def test_a_step_trained_again_after_a_resume_counts_once_as_trained_last(run):
