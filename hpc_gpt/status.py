@@ -65,10 +65,13 @@ class RunStatus:
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run. Slurm is asked once for all of them, and only if one of them was a Slurm job."""
     submissions = {run.path: _last_submission(run) for run in runs}
-    slurm_jobs = [
-        str(line["job_id"]) for line in submissions.values() if line.get("scheduler") == "slurm" and line.get("job_id")
-    ]
-    states = _slurm_states(slurm_jobs) if slurm_jobs else {}
+    ends = {  # of each Slurm job, how its run's folder says that it ended
+        str(line["job_id"]): _end_of(run.attempts(), str(line["job_id"]))
+        for run in runs
+        if (line := submissions[run.path]).get("scheduler") == "slurm" and line.get("job_id")
+    }
+    open_jobs = [job_id for job_id, end in ends.items() if not end or end.get("requeue")]
+    states = _slurm_states(open_jobs) if ends else {}
     rows = []
     for run in runs:
         try:
@@ -106,15 +109,18 @@ def _damaged(run: RunFolder, line: Mapping[str, Any], cause: str) -> RunStatus:
     )
 
 
-def _slurm_states(wanted: list[str]) -> dict[str, tuple[str, str]] | None:
-    """(state, reason) of the jobs that squeue or, for those it has forgotten, sacct knows; None without an answer."""
+def _slurm_states(open_jobs: list[str]) -> dict[str, tuple[str, str]] | None:
+    """(state, reason) of the jobs that squeue knows, and of the open ones that only sacct does; None without an answer.
+
+    A job whose run folder says how it ended is not open: accounting has nothing to add.
+    """
     from hpc_gpt.slurm.scheduler import accounted_states, queued_jobs
 
     queue = queued_jobs()
     if queue is None:
         return None
     known = {job_id: (job.state, job.reason) for job_id, job in queue.items()}
-    missing = [job_id for job_id in wanted if job_id not in known]
+    missing = [job_id for job_id in open_jobs if job_id not in known]
     if missing:
         known |= {job_id: (state, "") for job_id, state in accounted_states(missing).items()}
     return known
@@ -165,8 +171,7 @@ def _state(
     if line.get("refused"):
         return "refused", "; ".join(str(line["refused"]).splitlines())
     job_id = str(line["job_id"]) if line.get("job_id") else None
-    mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
-    end = mine[-1].ended() if mine else {}
+    end = _end_of(attempts, job_id)
     if line.get("scheduler") == "local":
         return _local_state(run, line, end)
     slurm, reason = (states or {}).get(job_id or "", ("", ""))
@@ -190,6 +195,12 @@ def _state(
     if end:
         return "unknown", f"{end.get('ended')}, and Slurm no longer knows job {job_id}"
     return "unknown", f"Slurm does not know job {job_id}" if job_id else "never submitted"
+
+
+def _end_of(attempts: list[Attempt], job_id: str | None) -> dict[str, Any]:
+    """ended.json of the job's last attempt; empty while there is none."""
+    mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
+    return mine[-1].ended() if mine else {}
 
 
 def _local_state(run: RunFolder, line: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[str, str | None]:

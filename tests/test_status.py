@@ -13,6 +13,7 @@ import pytest
 
 from hpc_gpt import status
 from hpc_gpt.process import start_time
+from hpc_gpt.slurm import scheduler
 from hpc_gpt.status import read_status
 from tests.cli.conftest import make_run
 
@@ -112,6 +113,21 @@ def test_slurm_is_asked_once_for_all_runs_and_not_at_all_for_local_ones(slurm_sa
     assert asked == [["0", "1", "2", "3", "4"]]
     read_status([make_run()])
     assert len(asked) == 1
+
+
+def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):
+    asked = []
+    monkeypatch.setattr(scheduler, "queued_jobs", lambda: {"4": scheduler.QueuedJob("RUNNING", "None")})
+    monkeypatch.setattr(scheduler, "accounted_states", lambda job_ids: asked.append(job_ids) or {"2": "NODE_FAIL"})
+    runs = [
+        slurm_run(job_id="1", ended="done"),
+        slurm_run(job_id="2"),
+        slurm_run(job_id="3", ended="walltime", requeue=True),
+        slurm_run(job_id="4", ended="done"),
+    ]
+    assert [row.state for row in read_status(runs)] == ["done", "node_failure", "unknown", "running"]
+    read_status(runs[:1])
+    assert asked == [["2", "3"]]
 
 
 def test_a_refused_run_says_why():
