@@ -27,7 +27,7 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
     hpc-gpt submit demo --set train.steps=20 --tp 1
     """
     if resume is not None:
-        submitted = _resume(resume, request, dry_run)
+        submitted = _resume(resume)
     else:
         prepared = prepare(request, queueing=not dry_run)
         if dry_run:
@@ -46,7 +46,7 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
         print_record(leave_record(submitted.run))
 
 
-def _resume(name: str, request: Request, dry_run: bool) -> Any:
+def _resume(name: str) -> Any:
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.run_folder import find_run
     from hpc_gpt.submission import resume_run
