@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,10 +217,32 @@ def find_run(name: str, logs: Path) -> RunFolder:
     if found:
         some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
         raise NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", "give more of the id")
+    folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
     raise NoSuchRun(
-        f"no run {name!r} under {logs}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
+        f"no run {name!r} under {logs}{folder}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
     )
+
+
+def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
+    """The runs that the names mean, each once: a folder of runs, or a RUN as find_run takes it.
+
+    No name means the logs folder. Raises NoSuchRun as find_run, and for a folder without runs outside the logs folder.
+    """
+    found = [run for name in names for run in _runs_of(name, logs)] if names else list_runs(logs)
+    return list({run.path: run for run in found}.values())
+
+
+def _runs_of(name: str, logs: Path) -> list[RunFolder]:
+    folder = Path(name)
+    if not folder.is_dir():
+        return [find_run(name, logs)]
+    found = list_runs(folder)
+    if found or folder.resolve().is_relative_to(logs.resolve()):  # under logs there may well be none yet
+        return found
+    with contextlib.suppress(NoSuchRun):  # a folder that only happens to go by the run's name
+        return [find_run(name, logs)]
+    raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
 
 
 def job_ids(run: RunFolder) -> list[str]:

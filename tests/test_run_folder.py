@@ -20,6 +20,7 @@ from hpc_gpt.run_folder import (
     append_line,
     create_run,
     find_run,
+    find_runs,
     job_ids,
     list_runs,
     read_json,
@@ -196,6 +197,23 @@ def test_a_damaged_run(run):
     (run.path / "resolved.json").write_text('{"schema": 1, "na')
     with pytest.raises(ConfigError, match="cannot be read"):
         run.resolved()
+
+
+def test_names_mean_runs_or_folders_of_runs_each_once(logs, resolved, tmp_path, monkeypatch):
+    runs = [create_run(logs, resolved, "", "", {}) for _ in range(2)]
+    ids = [run.run_id for run in find_runs([], logs)]
+    assert sorted(ids) == sorted(run.run_id for run in runs)
+    assert [run.run_id for run in find_runs([ids[1], str(logs), ids[0]], logs)] == [ids[1], ids[0]]
+    (logs / "none yet").mkdir()
+    assert find_runs([str(logs / "none yet")], logs) == []
+    monkeypatch.chdir(tmp_path)
+    Path(ids[0]).mkdir()  # a folder that happens to go by the run's name
+    assert [run.run_id for run in find_runs([ids[0]], logs)] == ids[:1]
+    Path("other").mkdir()
+    with pytest.raises(NoSuchRun, match="no runs under other"):
+        find_runs(["other"], logs)
+    with pytest.raises(NoSuchRun, match=r"no run 'nosuch' under .*, nor a folder of that name"):
+        find_runs(["nosuch"], logs)
 
 
 # --- half-written files

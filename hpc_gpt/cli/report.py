@@ -27,8 +27,9 @@ def report(paths: tuple[str, ...], form: str, as_json: bool) -> None:
     run's record.json is brought up to date. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.report.gather import find_runs, gather_records
+    from hpc_gpt.report.gather import gather_records
     from hpc_gpt.report.tables import FORMATS, as_table
+    from hpc_gpt.run_folder import find_runs
     from hpc_gpt.terminal import width
 
     gathered = gather_records(find_runs(paths, logs_dir()))

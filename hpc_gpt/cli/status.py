@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -29,16 +28,13 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     State, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a folder; by
     default the newest 20 under logs/. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.run_folder import find_run, list_runs
+    from hpc_gpt.run_folder import find_runs
     from hpc_gpt.status import read_status
 
     logs = logs_folder()
 
     def rows() -> list[Any]:
-        if names:
-            runs = [run for name in names for run in _runs_of(name, logs, find_run, list_runs)]
-        else:
-            runs = list_runs(logs)
+        runs = find_runs(names, logs)
         return read_status(runs if show_all or names else runs[-20:])
 
     if as_json:
@@ -63,13 +59,6 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
             break
         time.sleep(interval)
         found = rows()
-
-
-def _runs_of(name: str, logs: Path, find_run: Any, list_runs: Any) -> list[Any]:
-    """The run a name means, or all runs of a logs folder."""
-    if Path(name).is_dir() and not (Path(name) / "resolved.json").is_file() and (found := list_runs(Path(name))):
-        return list(found)
-    return [find_run(name, logs)]
 
 
 def _table(rows: list[Any]) -> list[str]:

@@ -112,6 +112,7 @@ def test_an_unknown_run_is_no_such_run(runs, tmp_path):
     with pytest.raises(NoSuchRun) as refusal:
         call("nothing")
     assert refusal.value.exit_code == 5
+    assert str(refusal.value).endswith("nor a folder of that name")
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoSuchRun, match="no runs under"):
         call(str(tmp_path / "empty"))
