@@ -36,7 +36,7 @@ def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE_TOKE
     if out.exists():
         raise DataError(f"{out} is there already", "give another name, or remove it first")
     try:
-        _write(pieces(source), out, str(source))
+        _write(pieces(source), out, str(source), "give a file name in a folder with room that you can write")
     except FileExistsError:
         raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
     return open_tokens(out)
@@ -51,7 +51,8 @@ def build_stdlib(path: Path | None = None) -> TokenFile:
     path = path or stdlib_path()
     if not path.exists():
         with contextlib.suppress(FileExistsError):
-            _write(_stdlib_sources(), path, sysconfig.get_path("stdlib"))
+            hint = "set HPC_GPT_DATA to a folder with room that you can write"
+            _write(_stdlib_sources(), path, sysconfig.get_path("stdlib"), hint)
     return open_tokens(path)
 
 
@@ -67,7 +68,7 @@ def _stdlib_sources() -> Iterator[bytes]:
             yield from file_pieces(path)
 
 
-def _write(text: Iterable[bytes], out: Path, source: str) -> None:
+def _write(text: Iterable[bytes], out: Path, source: str, hint: str) -> None:
     try:
         with TokenWriter(out, BYTE_VOCAB, BYTE_TOKENIZER) as writer:
             for piece in text:
@@ -78,6 +79,4 @@ def _write(text: Iterable[bytes], out: Path, source: str) -> None:
     except FileExistsError:
         raise
     except OSError as fault:
-        raise DataError(
-            f"cannot write {out}: {fault.strerror}", "set HPC_GPT_DATA to a folder with room that you can write"
-        ) from None
+        raise DataError(f"cannot write {out}: {fault.strerror}", hint) from None

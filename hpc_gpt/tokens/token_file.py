@@ -14,6 +14,7 @@ The header is a multiple of 64 bytes, so the tokens start on a cache line when t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -131,7 +132,11 @@ class TokenWriter:
         self._aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
     def __enter__(self) -> TokenWriter:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            # A file stands where the folder should; the token file itself is not there.
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path.parent)) from None
         self._file = open(self._aside, "xb")
         self._file.write(bytes(HEADER.size))
         return self

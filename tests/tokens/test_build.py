@@ -77,6 +77,17 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     assert text_of(out) == b"one\0"
 
 
+def test_a_file_where_the_folder_should_be_is_not_the_token_file(tmp_path: Path) -> None:
+    source = tmp_path / "t.txt"
+    source.write_text("one")
+    for out in (source / "x.tokens", source / "deeper" / "x.tokens"):
+        with pytest.raises(DataError, match=f"cannot write {out}: Not a directory") as refused:
+            build_tokens(source, out)
+        assert "file name" in refused.value.hint
+    with pytest.raises(DataError, match="Not a directory"):
+        build_stdlib(source / "s.tokens")
+
+
 def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file size refuses like a full disk; a process of its own takes it."""
     source = tmp_path / "t.txt"
