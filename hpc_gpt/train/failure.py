@@ -15,11 +15,14 @@ from hpc_gpt.errors import DataError, RunFolderError, UserError
 from hpc_gpt.run_folder import Attempt, RunFolder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What gloo, NCCL and the store say when it was another rank that died.
+# What gloo, NCCL and the store say when it was another rank that died; nothing that a path or a taken port can say.
 _LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset)|broken pipe|remote process exited|peer|recvvalue failed|failed to recv|socket",
+    r"\b(connection|socket) (was )?(likely )?(closed|reset)|\b(closed|reset) by (remote )?peer\b|\bremote peer closed"
+    r"|\bbroken pipe|\bremote process exit|\brecvvalue failed|\bfailed to recv\b|\bsocket timeout",
     re.IGNORECASE,
 )
+# A rank that never met the others lost none.
+_NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
 _PATIENCE_S = 10.0
 
 
@@ -58,7 +61,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether it was another rank that died, and this one only lost its connection."""
-    return isinstance(error, RuntimeError) and not isinstance(error, UserError) and bool(_LOST_PEER.search(str(error)))
+    words = str(error)
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words)) and not _NEVER_MET.search(words)
 
 
 def report_failure(error: BaseException, rank: int, attempt: Attempt | None, step: int) -> int:

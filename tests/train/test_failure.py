@@ -55,6 +55,26 @@ def test_the_first_rank_to_fail_names_the_cause(tmp_path: Path, capsys: pytest.C
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("[pair.cc:553] Connection closed by peer [127.0.0.1]:16048", True),
+        ("[pair.cc:534] Read error [127.0.0.1]:2: Connection reset by peer", True),
+        ("writev [127.0.0.1]:2: Broken pipe", True),
+        ("Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?", True),
+        ("ncclRemoteError: possibly due to a network error or a remote process exiting prematurely", True),
+        ("socketProgress: Connection closed by remote peer node1<4711>", True),
+        ("Remote peer closed the connection.", True),
+        ("The server socket has failed to listen on any local network address. name: EADDRINUSE", False),
+        ("The client socket has timed out after 2000ms while trying to connect to (127.0.0.1, 1).", False),
+        ("failed to connect to node1: Connection reset by peer", False),
+        ("unexpected pos 64 vs 0 in /home/speer/socket/model.pt", False),
+    ],
+)
+def test_only_a_lost_connection_is_a_lost_peer(words: str, expected: bool) -> None:
+    assert is_lost_peer(torch.distributed.DistNetworkError(words)) is expected
+
+
 def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise ZeroDivisionError("division by zero")
