@@ -27,7 +27,7 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _place(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
-        from hpc_gpt.train.ranks import identify, leave
+        from hpc_gpt.train.ranks import identify
 
         identity = identify(os.environ)
         rank = identity.rank

@@ -92,7 +92,7 @@ class Deepspeed3D:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         with self._attention():
-            loss = self._engine.train_batch(_on_device(micro_batches, self.device))
+            loss = self._engine.train_batch(micro_batches)
         if self._norm is not None:
             assert self._norm.norm is not None
             assert self._norm.skipped is not None
@@ -104,7 +104,7 @@ class Deepspeed3D:
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank."""
         with self._attention():
-            loss = self._engine.eval_batch(_on_device(micro_batches, self.device), num_micro_batches=count)
+            loss = self._engine.eval_batch(micro_batches, num_micro_batches=count)
         outputs = self._engine.pipe_buffers["outputs"]
         outputs[:] = [None] * len(outputs)
         result: Tensor = loss.detach().reshape(())
@@ -117,7 +117,6 @@ class Deepspeed3D:
         save_random_state(folder, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
             write_identity(folder, self._resolved, self.step)
-        dist.barrier()
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
@@ -192,8 +191,3 @@ def _attention_kernels(resolved: Resolved, device: torch.device) -> Any:
     if not resolved.train.deterministic:
         order.insert(0, SDPBackend.CUDNN_ATTENTION)
     return lambda: sdpa_kernel(order, set_priority=True)
-
-
-def _on_device(micro_batches: MicroBatches, device: torch.device) -> MicroBatches:
-    for tokens, targets in micro_batches:
-        yield tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -44,7 +44,8 @@ class Engine(Protocol):
         """Optimizer steps done, skipped ones included; `load` restores it."""
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step. Takes `resolved.batch.micro_batches` pairs (tokens, targets), int64 [micro_batch, seq].
+        """One optimizer step. Takes `resolved.batch.micro_batches` pairs (tokens, targets), int64 [micro_batch, seq],
+        on the rank's device.
 
         Every rank gets the pairs of its own data-parallel rank; a stage leaves what it does not need.
         """
@@ -53,7 +54,10 @@ class Engine(Protocol):
         """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
 
     def save(self, folder: Path) -> None:
-        """Writes model, optimizer, step and generator states into an existing folder."""
+        """Writes model, optimizer, step and generator states into an existing folder.
+
+        It holds a rank's share once that rank has returned; who reads the others' waits for them.
+        """
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. CheckpointError if that is of another model, layout or arithmetic."""

@@ -185,6 +185,7 @@ def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
     dist.barrier()
     engine = _build(resolved)
     engine.save(kept)
+    dist.barrier()
     others = {
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
         "layout": replace(resolved, layout=Layout(1, 2, 2)),
