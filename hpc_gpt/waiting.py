@@ -9,6 +9,7 @@ from typing import Any
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.status import RunStatus, read_status
+from hpc_gpt.terminal import ProgressLine
 
 GOOD_ENDS = ("done", "stopped", "budget")
 LOCAL_POLL_S = 0.5
@@ -16,17 +17,15 @@ SLURM_POLL_S = 5.0
 UNKNOWN_S = 30.0
 
 
-def wait_for(run: RunFolder) -> RunStatus:
-    """Prints progress until the run has ended and gives its last status.
+def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
+    """Prints progress until the run has ended and gives its last status. `interrupts`: Ctrl-Cs that came before.
 
     Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it, a third ends the wait at
     once; KeyboardInterrupt then goes on. Raises JobFailed where the run ended in anything but a good end.
     """
-    from hpc_gpt.terminal import ProgressLine
-
     seen: tuple[Any, ...] = ()
     unknown_since: float | None = None
-    interrupts = answered = 0
+    answered = 0
     status: RunStatus | None = None
     line = ProgressLine()
     while True:

@@ -26,6 +26,9 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
     hpc-gpt submit experiments/demo.toml --cluster local --wait
     hpc-gpt submit demo --set train.steps=20 --tp 1
     """
+    if wait:
+        # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
+        from hpc_gpt.waiting import wait_for
     if resume is not None:
         submitted = _resume(resume)
     else:
@@ -36,13 +39,18 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
         from hpc_gpt.submission import submit_run
 
         submitted = submit_run(prepared.resolved, prepared.script, prepared.text, logs_folder())
-    _say(submitted, wait)
+    interrupts = 0
+    try:
+        _say(submitted, wait)
+    except KeyboardInterrupt:
+        if not wait:
+            raise
+        interrupts = 1
     if wait:
+        wait_for(submitted.run, interrupts)
         from hpc_gpt.report.gather import leave_record
         from hpc_gpt.report.tables import print_record
-        from hpc_gpt.waiting import wait_for
 
-        wait_for(submitted.run)
         print_record(leave_record(submitted.run))
 
 

@@ -25,13 +25,20 @@ def start_by_hand() -> tuple[subprocess.Popen[str], Path]:
     return owner, conf
 
 
+def _is_step(pid: int) -> bool:
+    try:
+        return b"slurmstepd" in Path(f"/proc/{pid}/comm").read_bytes()
+    except OSError:  # gone by now
+        return False
+
+
 def start_job(conf: Path) -> None:
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     command = ["srun", "--output=/dev/null", "bash", "-c", 'trap "" TERM INT; while :; do sleep 1; done']
     subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
     folder = conf.parent
     end = time.monotonic() + 20
-    while not any(b"slurmstepd" in Path(f"/proc/{pid}/comm").read_bytes() for pid in processes_of(folder)):
+    while not any(_is_step(pid) for pid in processes_of(folder)):
         assert time.monotonic() < end, "no step came up"
         time.sleep(0.05)
 

@@ -173,6 +173,15 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
     assert launcher.state(job) == "cancelled"
 
 
+def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
+    waiting, job = launcher.submit_and_wait("--set", 'job.sbatch=["--begin=now+1hour"]')
+    waiting.send_signal(signal.SIGINT)
+    words, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 130, words
+    job.wait_end("CANCELLED")
+    assert launcher.state(job) == "cancelled"
+
+
 def test_one_dead_rank_ends_them_all_and_wait_exits_3(launcher: Launcher) -> None:
     waiting, job = launcher.submit_and_wait("--set", f"train.steps={10**6}")
     job.wait_step(2)
@@ -183,11 +192,12 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3(launcher: Launcher) -> Non
     assert ended(job) == ["error"]
     assert "Error:" in words
     assert "hint:" in words
+    assert job.slurm_state == "FAILED", "the script ends with the rank's own code"
 
 
 def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, tmp_path: Path, unbroken: RunFolder) -> None:
     """Two runs of one experiment at once, from an odd folder to an odd folder, inside what looks like another job."""
-    odd = tmp_path / "a b'c\"d $(touch pwned) `touch pwned`; é"
+    odd = tmp_path / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j"
     odd.mkdir()
     name = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
     comment = name + " \\ back\\slash %j"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,10 @@ if [ "$1" = --oneliner ] && [ "$(wc -c <"{folder}/asked")" -lt 2 ]; then
   exit 1
 fi
 exec {scontrol} "$@"
+"""
+# Slurm's own, which knows no host.
+HOSTLESS = """#!/bin/bash
+[ "$2" = hostnames ] || exec {scontrol} "$@"
 """
 # A rank's Python that is slow to start, as from a busy network file system.
 SLOW_PYTHON = """#!/bin/bash
@@ -100,6 +105,22 @@ def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: 
     cluster = profile(launcher, "no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
     _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     assert ".invalid has no address" in words
+
+
+def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launcher: Launcher, tmp_path: Path) -> None:
+    """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
+    command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
+    site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'
+    said, words = launcher.run("submit", "--wait", "--cluster", profile(launcher, "hostless", "", site), code=3)
+    assert "scontrol names no host of 'n" in words
+    before = int(said.split()[-1])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 10000 + before + 1))
+        taken.listen()
+        job = launcher.submit("--set", "train.steps=2")
+        assert int(job.id) == before + 1, "nobody else submits here"
+        job.wait_end()
+    assert f"rendezvous 127.0.0.1:{10000 + int(job.id) + 7919}\n" in job.log()
 
 
 def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.slurm.launcher import Job, Launcher
 
 def forgotten(job: Job) -> bool:
     """Whether Slurm no longer knows the job at all."""
-    return job.id not in job.cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout.split()
+    return job.id not in job.cluster.run("squeue", "-h", "-t", "all", "-o", "%i", check=True).stdout.split()
 
 
 @pytest.fixture(scope="module")
