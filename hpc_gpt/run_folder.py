@@ -252,6 +252,23 @@ def job_ids(run: RunFolder) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
+def newest_submission(run: RunFolder) -> dict[str, Any]:
+    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
+    lines = run.submissions()
+    last = lines[-1] if lines else {}
+    attempts = run.attempts()
+    start = attempts[-1].started() if attempts else {}
+    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
+    # Plain sbatch leaves no line; a `submit --resume` after it is the newer job, though that has not started.
+    if by_sbatch and not _seconds(start.get("started")) < _seconds(last.get("time")):
+        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
+    return last
+
+
+def _seconds(moment: Any) -> float:
+    return float(moment) if isinstance(moment, int | float) else 0.0
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where the file is missing, half written or no object."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt, RunFolder, job_ids
+from hpc_gpt.run_folder import Attempt, RunFolder, job_ids, newest_submission
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
@@ -64,7 +64,7 @@ class RunStatus:
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run. Slurm is asked once for all of them, and only if one of them was a Slurm job."""
-    submissions = {run.path: _last_submission(run) for run in runs}
+    submissions = {run.path: newest_submission(run) for run in runs}
     ends = {  # of each Slurm job, how its run's folder says that it ended
         str(line["job_id"]): _end_of(run.attempts(), str(line["job_id"]))
         for run in runs
@@ -84,7 +84,7 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
 def read_own_status(run: RunFolder) -> RunStatus:
     """The status of a run that is about to be ended or started; RunFolderError if another machine may be running it."""
     status = read_status([run])[0]
-    if status.state == "unknown" and (host := _other_host(_last_submission(run))):
+    if status.state == "unknown" and (host := _other_host(newest_submission(run))):
         raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
     return status
 
@@ -124,19 +124,6 @@ def _slurm_states(open_jobs: list[str]) -> dict[str, tuple[str, str]] | None:
     if missing:
         known |= {job_id: (state, "") for job_id, state in accounted_states(missing).items()}
     return known
-
-
-def _last_submission(run: RunFolder) -> dict[str, Any]:
-    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
-    lines = run.submissions()
-    attempts = run.attempts()
-    start = attempts[-1].started() if attempts else {}
-    last = lines[-1] if lines else {}
-    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
-    # `submit --resume` after it is the newer job, though that has not started.
-    if by_sbatch and (not last or start.get("started", 0) >= last.get("time", 0)):
-        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
-    return last
 
 
 def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[str, str]] | None) -> RunStatus:

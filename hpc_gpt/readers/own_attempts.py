@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt, RunFolder, read_json
+from hpc_gpt.run_folder import Attempt, RunFolder, newest_submission, read_json
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0
@@ -154,17 +154,8 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
 
 def waiting_job(run: RunFolder, attempts: list[AttemptRead]) -> str | None:
     """The job that was submitted last, as long as it has made no attempt."""
-    lines = run.submissions()
-    newest = lines[-1] if lines else {}
-    job_id = _text(newest.get("job_id"))
-    started = [_text(read.started.get("job_id")) for read in attempts]
-    if job_id is None or job_id in started:
-        return None
-    if attempts and started[-1] not in {_text(line.get("job_id")) for line in lines}:
-        # Plain sbatch started it, which leaves no line: only the times tell which came last.
-        last_s, newest_s = attempts[-1].start_s, epoch(newest.get("time"))
-        return job_id if last_s and newest_s and last_s < newest_s else None
-    return job_id
+    job_id = _text(newest_submission(run).get("job_id"))
+    return None if job_id in [_text(read.started.get("job_id")) for read in attempts] else job_id
 
 
 def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tuple[str, str]:
