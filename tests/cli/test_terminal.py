@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import sys
-import time
+import pytest
 
 from hpc_gpt import terminal
 from tests.cli.command import hpc_gpt
-
-
-def on_a_terminal(*arguments: str, type_in: str, after: str, times: int = 1) -> tuple[int, str]:
-    """(exit code, all output) of the command on a pseudo-terminal; types `type_in` once `after` was shown so often."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "hpc_gpt", *arguments])
-    shown, until, typed = "", time.monotonic() + 60, False
-    while time.monotonic() < until:
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                shown += os.read(terminal, 4096).decode()
-            except OSError:
-                break
-        if not typed and shown.count(after) >= times:
-            os.write(terminal, type_in.encode())
-            typed = True
-    _, wait_status = os.waitpid(child, 0)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(wait_status), shown
+from tests.terminal import on_a_terminal
 
 
 def test_cancel_asks_and_no_means_no(made_run, waiting_process):
-    code, shown = on_a_terminal("cancel", made_run.run_id, type_in="n\n", after="cancel? [y/N]")
+    code, shown = on_a_terminal("-m", "hpc_gpt", "cancel", made_run.run_id, type_in="n\n", after="cancel? [y/N]")
     assert code == 1
     assert "nothing was cancelled" in shown
     assert made_run.run_id in shown
@@ -42,7 +19,7 @@ def test_cancel_asks_and_no_means_no(made_run, waiting_process):
 
 
 def test_cancel_asks_and_yes_means_yes(made_run, waiting_process):
-    code, shown = on_a_terminal("cancel", made_run.run_id, type_in="y\n", after="cancel? [y/N]")
+    code, shown = on_a_terminal("-m", "hpc_gpt", "cancel", made_run.run_id, type_in="y\n", after="cancel? [y/N]")
     assert code == 0
     assert f"cancelled {made_run.run_id}" in shown
     assert waiting_process.wait(10) == -15
@@ -55,11 +32,18 @@ def test_off_a_terminal_nothing_is_asked(made_run, waiting_process):
 
 
 def test_watch_refreshes_in_place_until_ctrl_c(made_run, waiting_process):
-    arguments = ("status", "--watch", "--interval", "0.2")
-    code, shown = on_a_terminal(*arguments, type_in="\x03", after="experiment", times=2)
+    words = ("-m", "hpc_gpt", "status", "--watch", "--interval", "0.2")
+    code, shown = on_a_terminal(*words, type_in="\x03", after="experiment", times=2)
     assert code == 130
     assert "running" in shown
     assert "\x1b[J" in shown
+
+
+def test_a_command_that_never_shows_the_words_fails_its_test_with_what_it_shows():
+    with pytest.raises(pytest.fail.Exception, match=r"did not end in 2 s; it showed:\nanother question"):
+        on_a_terminal("-S", "-c", "input('another question')", type_in="y\n", after="cancel?", seconds=2)
+    with pytest.raises(pytest.fail.Exception, match=r"ended with 0 and had not shown 'cancel\?' 1 times, but:\nbye"):
+        on_a_terminal("-c", "print('bye')", type_in="y\n", after="cancel?")
 
 
 def test_watch_ends_when_nothing_runs(made_run):
