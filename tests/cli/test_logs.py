@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -119,18 +120,29 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
     assert followed(made_run, tail=1) == "two\nthree\n"
 
 
-def test_logs_f_waits_for_the_first_log(made_run, waiting_process):
+def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waiting_process):
     following = subprocess.Popen(
         [sys.executable, "-m", "hpc_gpt", "logs", made_run.run_id, "-f"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(1)
-    attempt = add_log(made_run, "one\n")
-    (attempt.folder / "attempt.json").write_text(f'{{"job_id": "{waiting_process.pid}"}}')
-    attempt.write_ended("done", None, 1)
-    assert following.communicate(timeout=60) == ("one\n", "")
+    killer = threading.Timer(60, following.kill)
+    killer.start()
+    try:
+        time.sleep(1)
+        attempt = add_log(made_run, "one\n")
+        (attempt.folder / "attempt.json").write_text(f'{{"job_id": "{waiting_process.pid}"}}')
+        assert following.stdout.readline() == "one\n"
+        with attempt.log.open("a") as log:
+            log.write("two\n")
+        assert following.stdout.readline() == "two\n"  # while the run lives
+        attempt.write_ended("done", None, 1)
+        assert following.communicate() == ("", "")
+        assert following.returncode == 0
+    finally:
+        killer.cancel()
+        following.kill()
 
 
 def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
