@@ -32,14 +32,24 @@ def nothing_left(own_folders):
 
 
 @pytest.fixture
-def ranks_that(tmp_path):
-    """Submits two ranks that do what the given shell text says, under the real launcher; gives the run."""
+def rank_template(tmp_path):
+    """Writes the template of ranks that do what the given shell text says."""
 
-    def submit(text: str, *arguments: object, environment: dict[str, str] | None = None) -> RunFolder:
+    def write(text: str) -> Path:
         template = tmp_path / "ranks.sh.j2"
         head = '{% extends "base.sh.j2" %}\n{% block launch %}\nrank=$SUBMITIT_LOCAL_GLOBALID\n'
         template.write_text(f"{head}{text}\n{{% endblock %}}\n")
-        done = hpc_gpt("submit", *SMALL, "--template", template, *arguments, environment=environment)
+        return template
+
+    return write
+
+
+@pytest.fixture
+def ranks_that(rank_template):
+    """Submits two ranks that do what the given shell text says, under the real launcher; gives the run."""
+
+    def submit(text: str, *arguments: object, environment: dict[str, str] | None = None) -> RunFolder:
+        done = hpc_gpt("submit", *SMALL, "--template", rank_template(text), *arguments, environment=environment)
         assert done.code == 0, done.stderr
         return newest()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -13,7 +15,8 @@ from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, read_json
 from tests.cli.command import hpc_gpt
 from tests.cli.conftest import make_run
-from tests.local.conftest import ended, newest, status_of, wait_until
+from tests.conftest import REPOSITORY
+from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
 
 
 def rank_processes(run):
@@ -83,6 +86,38 @@ def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     assert f"hint: hpc-gpt logs {newest().run_id}" in done.stderr
 
 
+def test_by_hand_the_script_ends_with_the_worst_of_the_ranks_codes(rank_template, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text(hpc_gpt("render", *SMALL, "--template", rank_template("exit $((8 + rank))")).stdout)
+    environment = {**os.environ, "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert "ended with exit code" in done.stdout
+
+
+def test_a_second_ctrl_c_cancels_a_run_that_does_not_heed_the_first(rank_template, tmp_path):
+    text = f"trap '' INT; touch {tmp_path}/up.$rank; while :; do sleep 0.1; done"
+    command = ["submit", *SMALL, "--template", str(rank_template(text)), "--wait"]
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "hpc_gpt", *command],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: all((tmp_path / f"up.{rank}").exists() for rank in (0, 1)))
+    run = newest()
+    waiting.send_signal(signal.SIGINT)
+    wait_until(lambda: list(run.path.glob("cancelled.*")))
+    time.sleep(1)
+    assert status_of(run).state == "running"
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=60)
+    assert waiting.returncode == 130, said
+    assert "Ctrl-C again: the run is cancelled" in said
+    assert status_of(run).state == "cancelled"
+    wait_until(lambda: all_gone(run))
+
+
 def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
     note = f"trap 'ls $HPC_GPT_RUN > {tmp_path}/seen.$rank; exit 0' TERM"
     run = ranks_that(f"{note}; touch {tmp_path}/up.$rank; while :; do sleep 0.1; done")
@@ -108,10 +143,10 @@ def test_a_run_goes_on_without_the_terminal_and_the_command_that_started_it(rank
 
 def test_the_time_limit_comes_with_a_warning(ranks_that):
     run = ranks_that(
-        "trap 'echo rank $rank warned' USR2; while :; do sleep 0.1; done", "-t", "0:04", "--set", "job.signal_lead_s=2"
+        "trap 'echo rank $rank warned' USR2; while :; do sleep 0.1; done", "-t", "0:10", "--set", "job.signal_lead_s=4"
     )
     status = ended(run)
-    assert (status.state, status.cause) == ("walltime", "the time limit of 4 s is over")
+    assert (status.state, status.cause) == ("walltime", "the time limit of 10 s is over")
     wait_until(lambda: all_gone(run))
     assert "rank 0 warned" in run.attempts()[-1].log.read_text()
     assert "rank 1 warned" in run.attempts()[-1].log.read_text()

@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from hpc_gpt.run_folder import RunFolder, list_runs, read_json_lines
 from tests.cli.command import hpc_gpt
+from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -79,13 +77,18 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path):
     assert hpc_gpt("logs", run.run_id, "-f").stdout == hpc_gpt("logs", run.run_id).stdout
 
 
-def test_a_full_folder_name_a_prefix_and_a_process_id_all_mean_the_run():
-    assert hpc_gpt("submit", *SMALL, "--set", "train.steps=1").code == 0
+def test_wait_ends_with_the_record_and_any_name_of_the_run_means_it():
+    waited = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", "--wait")
+    assert waited.code == 0, waited.stderr
     run = newest()
-    assert ended(run).state == "done"
+    assert status_of(run).state == "done"
+    record = json.loads((run.path / "record.json").read_text())
+    for formula in ("tflops_seed", "tflops_hardware", "tflops_model"):
+        assert formula in waited.stdout
+        assert record[formula] > 0
     for name in (run.path, run.run_id, run.run_id[:-2], run.submissions()[0]["job_id"]):
         rows = json.loads(hpc_gpt("status", name, "--json").stdout)["runs"]
         assert [row["run"] for row in rows] == [run.run_id]
-        assert (rows[0]["state"], rows[0]["step"], rows[0]["attempts"]) == ("done", 1, 1)
+        assert (rows[0]["state"], rows[0]["step"], rows[0]["attempts"]) == ("done", 3, 1)
     line = hpc_gpt("status").stdout.splitlines()[1].split()
     assert line[:2] == [run.run_id, "demo"]
