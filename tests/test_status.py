@@ -107,12 +107,18 @@ def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
     assert read_status([run])[0].state == "cancelled"
 
 
-def test_slurm_is_asked_once_for_all_runs_and_not_at_all_for_local_ones(slurm_says):
-    asked = slurm_says({})
-    read_status([slurm_run(job_id=str(number)) for number in range(5)] + [make_run()])
-    assert asked == [["0", "1", "2", "3", "4"]]
+def test_one_squeue_for_all_runs_and_none_for_local_ones(tmp_path, monkeypatch):
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text('#!/bin/bash\necho "$*" >>"$0.calls"\nprintf "%s|RUNNING|None\\n" 0 1 2 3 4\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    calls = squeue.with_name("squeue.calls")
     read_status([make_run()])
-    assert len(asked) == 1
+    assert not calls.exists()
+    rows = read_status([slurm_run(job_id=str(number)) for number in range(5)] + [make_run()])
+    assert [row.state for row in rows[:5]] == ["running"] * 5
+    assert len(calls.read_text().splitlines()) == 1
 
 
 def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):

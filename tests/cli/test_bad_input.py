@@ -53,6 +53,18 @@ def test_what_cannot_run_is_refused_before_anything_is_written(verb, arguments, 
     assert not list(tmp_path.glob("*.*"))
 
 
+@pytest.mark.parametrize(("name", "what"), [("a\\b", "a backslash"), ("a\nb", "a newline")])
+def test_a_logs_folder_that_sbatchs_output_cannot_carry_is_refused_and_not_made(tmp_path, monkeypatch, name, what):
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / name))
+    done = hpc_gpt("submit", "demo", "--cluster", "generic-slurm", cwd=tmp_path)
+    assert done.code == 2
+    message, hint = error_of(done)
+    assert message.startswith("HPC_GPT_LOGS: ")
+    assert f"holds {what}, which sbatch's --output cannot carry" in message
+    assert "set HPC_GPT_LOGS" in hint
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_syntax_error_is_named_with_file_and_line(tmp_path):
     (tmp_path / "bad.toml").write_text("[train]\nsteps = = 3\n")
     done = hpc_gpt("render", "bad.toml", cwd=tmp_path)
