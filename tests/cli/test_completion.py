@@ -16,9 +16,10 @@ def test_the_script_is_one_the_shell_can_read(shell):
     script = hpc_gpt("completion", shell)
     assert script.code == 0
     assert "_HPC_GPT_COMPLETE" in script.stdout
-    if shutil.which(shell) and shell != "fish":
-        done = subprocess.run([shell, "-n"], input=script.stdout, text=True, capture_output=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here to read its completion script")
+    done = subprocess.run([shell, "-n"], input=script.stdout, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def offered(*words: str) -> list[str]:
