@@ -38,11 +38,18 @@ def shared() -> Path:
     pytest.skip("neither HPC_GPT_SHARED nor ../shared holds the real files")
 
 
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token files, shared by all tests of the session: the standard library's is built once."""
+    return tmp_path_factory.mktemp("data")
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folders(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own profiles, data or runs."""
     for name in list(os.environ):
-        if name.startswith("HPC_GPT_") and name not in ("HPC_GPT_SHARED", "HPC_GPT_DATA"):
+        if name.startswith("HPC_GPT_") and name != "HPC_GPT_SHARED":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
