@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hpc_gpt.cluster import load_profile
 from hpc_gpt.experiment import load_experiment
+from hpc_gpt.paths import logs_dir
+from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import Attempt, RunFolder, create_run, write_once
 
@@ -19,10 +21,15 @@ def make_run(
     """A run that was submitted as job 4711 and has not started."""
     settings = {key.replace("__", "."): value for key, value in overrides.items()}
     resolved = resolve(load_experiment(experiment, settings), load_profile(cluster))
-    run = create_run(logs, resolved, "#!/bin/bash\n", "", {})
+    run = create_run(logs, resolved, render_script(resolved), f"name = '{experiment}'\n", {})
     if submit:
         run.add_submission({"scheduler": resolved.cluster.scheduler, "job_id": "4711", "refused": None})
     return run
+
+
+def unsubmitted_run(cluster: str = "local", **overrides) -> RunFolder:
+    """A run in the test's own logs folder that no scheduler knows of."""
+    return make_run(logs_dir(), cluster, submit=False, **overrides)
 
 
 def metrics_line(step: int, **values) -> dict:

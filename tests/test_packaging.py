@@ -9,32 +9,36 @@ import subprocess
 import sys
 import zipfile
 from fnmatch import fnmatch
-from pathlib import Path
 
 import pytest
 
 from tests.cli.command import hpc_gpt
-
-TOP = Path(__file__).resolve().parents[1]
+from tests.conftest import REPOSITORY
 
 
 @pytest.fixture(scope="module")
 def setup():
     parser = configparser.ConfigParser()
-    parser.read(TOP / "setup.cfg")
+    parser.read(REPOSITORY / "setup.cfg")
     return parser
 
 
 def test_every_package_is_named(setup):
     named = set(setup["options"]["packages"].split())
-    packages = {".".join(path.parent.relative_to(TOP).parts) for path in (TOP / "hpc_gpt").rglob("__init__.py")}
+    packages = {
+        ".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "hpc_gpt").rglob("__init__.py")
+    }
     assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments"}
 
 
 @pytest.mark.parametrize("folder", ["templates", "experiments"])
 def test_every_file_beside_the_code_is_carried(setup, folder):
     patterns = setup["options.package_data"][f"hpc_gpt.{folder}"].replace(",", " ").split()
-    files = [path.relative_to(TOP / folder) for path in (TOP / folder).rglob("*") if path.suffix in (".j2", ".toml")]
+    files = [
+        path.relative_to(REPOSITORY / folder)
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".j2", ".toml")
+    ]
     # setuptools' * stays within a folder, so a pattern must have as many parts as the path.
     missed = [
         file
@@ -49,9 +53,9 @@ def test_the_built_wheel_finds_its_templates_profiles_and_experiments(tmp_path):
     source = tmp_path / "source"
     parts = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("hpc_gpt", "templates", "experiments"):
-        shutil.copytree(TOP / folder, source / folder, ignore=parts)
+        shutil.copytree(REPOSITORY / folder, source / folder, ignore=parts)
     for file in ("setup.cfg", "pyproject.toml", "README.md"):
-        shutil.copy(TOP / file, source)
+        shutil.copy(REPOSITORY / file, source)
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     installed = tmp_path / "installed"

@@ -15,7 +15,7 @@ from hpc_gpt import status
 from hpc_gpt.process import start_time
 from hpc_gpt.slurm import scheduler
 from hpc_gpt.status import read_status
-from tests.cli.conftest import make_run
+from tests.made_runs import unsubmitted_run
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def slurm_says(monkeypatch):
 
 
 def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool = True, job_id: str = "7"):
-    run = make_run("generic-slurm")
+    run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
     if attempt:
         folder = run.new_attempt().folder
@@ -114,9 +114,9 @@ def test_one_squeue_for_all_runs_and_none_for_local_ones(tmp_path, monkeypatch):
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
     calls = squeue.with_name("squeue.calls")
-    read_status([make_run()])
+    read_status([unsubmitted_run()])
     assert not calls.exists()
-    rows = read_status([slurm_run(job_id=str(number)) for number in range(5)] + [make_run()])
+    rows = read_status([slurm_run(job_id=str(number)) for number in range(5)] + [unsubmitted_run()])
     assert [row.state for row in rows[:5]] == ["running"] * 5
     assert len(calls.read_text().splitlines()) == 1
 
@@ -137,14 +137,14 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):
 
 
 def test_a_refused_run_says_why():
-    run = make_run("generic-slurm")
+    run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "error: no\nerror: such partition"})
     row = read_status([run])[0]
     assert (row.state, row.cause) == ("refused", "error: no; error: such partition")
 
 
 def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
-    run = make_run("generic-slurm")
+    run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "31"}))
     slurm_says({"31": ("RUNNING", "None")})
     row = read_status([run])[0]
@@ -153,7 +153,7 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
 
 @pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
 def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, resumed, newest):
-    run = make_run("generic-slurm")
+    run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
     run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
     slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
@@ -162,7 +162,7 @@ def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, re
 
 
 def test_a_local_run_lives_while_its_process_does():
-    run = make_run()
+    run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "1", "pid": os.getpid(), "pid_start": start_time(os.getpid())}
     run.add_submission({**line, "host": platform.node()})
     assert read_status([run])[0].state == "running"
@@ -191,7 +191,7 @@ def test_nan_is_null_in_json(slurm_says):
 
 
 def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
-    good, bad = make_run(), make_run()
+    good, bad = unsubmitted_run(), unsubmitted_run()
     (bad.path / "resolved.json").write_text("{")
     rows = {row.run: row for row in read_status([good, bad])}
     assert rows[bad.run_id].state == "unknown"

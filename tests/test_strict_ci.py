@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.conftest import REPOSITORY
+
 SHARED = "import pytest\n@pytest.fixture\ndef shared(): pytest.skip('none here')\ndef test_a(shared): pass\n"
 
 

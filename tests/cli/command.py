@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conftest import REPOSITORY
+
 
 @dataclass(frozen=True)
 class Done:
@@ -21,7 +23,7 @@ def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, 
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

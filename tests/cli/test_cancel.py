@@ -7,11 +7,11 @@ import pytest
 from hpc_gpt.cancel import cancel_run, interrupt_run
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.submission import resume_run
-from tests.cli.conftest import make_run
+from tests.made_runs import unsubmitted_run
 
 
 def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
-    run = make_run()
+    run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
     run.add_submission(line)
     for verb in (cancel_run, interrupt_run, resume_run):
@@ -24,7 +24,7 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
 
 
 def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
-    run = make_run()
+    run = unsubmitted_run()
     run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere"})
     attempt = run.new_attempt()
     (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')

@@ -12,7 +12,7 @@ import pytest
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.slurm.scheduler import cancel_job, interrupt_job
-from tests.cli.conftest import make_run
+from tests.made_runs import unsubmitted_run
 
 # Ctrl-C comes while the calls of $CTRL_C are under way.
 SQUEUE = """#!/bin/bash
@@ -45,7 +45,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(own_folders) -> RunFolder:
-    run = make_run("generic-slurm")
+    run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     return run
 

@@ -14,9 +14,9 @@ from hpc_gpt.local.controller import RunController
 from hpc_gpt.process import is_alive
 from hpc_gpt.run_folder import Attempt, read_json
 from tests.cli.command import hpc_gpt
-from tests.cli.conftest import make_run
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.made_runs import unsubmitted_run
 
 
 def rank_processes(run):
@@ -64,7 +64,7 @@ def _is_zombie(pid):
 def test_what_is_said_already_costs_no_reading(monkeypatch):
     read = []
     monkeypatch.setattr(Attempt, "last_metrics", lambda attempt: read.append(attempt) or {"step": 3})
-    attempt = make_run().new_attempt()
+    attempt = unsubmitted_run().new_attempt()
     for _ in range(3):
         RunController._say(SimpleNamespace(attempt=attempt), "error", "rank 0 ended with exit code 1")
     assert attempt.ended()["step"] == 3
