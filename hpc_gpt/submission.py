@@ -49,9 +49,10 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
 def resume_run(run: RunFolder) -> Submitted:
     """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
 
-    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine.
+    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; DataError.
     """
     from hpc_gpt.status import LIVE, read_own_status
+    from hpc_gpt.tokens.run_data import ensure_data
 
     state = read_own_status(run).state
     if state in LIVE:
@@ -63,6 +64,7 @@ def resume_run(run: RunFolder) -> Submitted:
         from hpc_gpt.slurm.scheduler import check_reachable
 
         check_reachable()
+    ensure_data(resolved)  # a path without a leading / is another file from another folder
     return _start(run, resolved)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.made_runs import unsubmitted_run
 
 
 def nothing_written() -> bool:
@@ -106,6 +107,14 @@ def test_a_missing_token_file_is_refused_before_anything_starts(tmp_path):
     assert done.code == 2
     assert "no.tokens" in error_of(done)[0]
     assert nothing_written()
+
+
+def test_a_run_whose_token_file_is_not_here_is_not_started_again(own_folders):
+    run = unsubmitted_run(data__source="tokens", data__path="elsewhere.tokens")
+    done = hpc_gpt("submit", "--resume", run.run_id)
+    assert done.code == 2
+    assert "elsewhere.tokens" in error_of(done)[0]
+    assert not run.submissions()
 
 
 @pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
