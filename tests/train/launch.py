@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,29 @@ class Launch:
 
     def await_words(self, words: str) -> None:
         """Waits until the log says `words`."""
+        self._await(lambda: words in self.log, repr(words))
+
+    def await_hold(self) -> None:
+        """Waits until rank 0 has stopped itself, HOLD_AT_LINE being in its environment."""
+        status = Path(f"/proc/{self.ranks[0].pid}/status")
+        self._await(lambda: status.exists() and "T (stopped)" in status.read_text(), "rank 0 on hold")
+
+    def _await(self, happened: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + PATIENCE_S
-        while words not in self.log:
-            assert time.monotonic() < until, f"no {words!r} in {PATIENCE_S} s:\n{self.log}"
-            assert any(rank.is_alive() for rank in self.ranks), f"the ranks ended without {words!r}:\n{self.log}"
+        while not happened():
+            late, ended = time.monotonic() > until, not any(rank.is_alive() for rank in self.ranks)
+            if late or ended:
+                # One that stands still would be waited for when the tests end.
+                for rank in self.ranks:
+                    rank.kill()
+                why = "before the ranks ended" if ended else f"in {PATIENCE_S} s"
+                raise AssertionError(f"no {what} {why}:\n{self.log}")
             time.sleep(0.01)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every rank, as Slurm and a terminal do."""
-        for rank in self.ranks:
-            os.kill(rank.pid, number)
+    def signal(self, number: signal.Signals, ranks: Iterable[int] | None = None) -> None:
+        """Sends a signal to every rank, as Slurm and a terminal do, or to some."""
+        for rank in range(len(self.ranks)) if ranks is None else ranks:
+            os.kill(self.ranks[rank].pid, number)
 
     def wait(self, patience_s: float = PATIENCE_S) -> list[int]:
         """The exit codes of all ranks."""

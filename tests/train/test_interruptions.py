@@ -23,7 +23,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, tokens: Path, dtype: str) -> RunFolder:
-    """A run of four ranks that nobody interrupts; the shape of the layout differs with the arithmetic."""
+    """A run that nobody interrupts; its layout and the number of its ranks differ with the arithmetic."""
     run = new_run(tmp_path_factory.mktemp("unbroken"), resolved(tokens, dtype))
     launch = train(run, RANKS[dtype])
     assert launch.ended == ("done", STEPS, False), launch.log
@@ -46,17 +46,24 @@ def test_every_step_has_its_line(unbroken: RunFolder) -> None:
     assert found[-1]["loss"] < found[0]["loss"] < 6
 
 
-def test_interrupted_four_times_and_resumed(tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str) -> None:
-    """SIGUSR2, SIGTERM without Slurm, Ctrl-C, a damaged and a half-written checkpoint: one run, five attempts."""
+def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbroken: RunFolder, dtype: str) -> None:
+    """SIGUSR2 on one rank, SIGTERM without Slurm, Ctrl-C, a damaged and a half-written checkpoint: four attempts."""
     run = new_run(tmp_path, resolved(tokens, dtype))
+    everyone = range(RANKS[dtype])
     ends = []
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-        launch = Launch(run, RANKS[dtype])
-        launch.await_words(f"step {len(lines(run)) + 3}/{STEPS}")
-        launch.signal(number)
+    # What a single rank has seen, all agree upon.
+    for number, told in ((signal.SIGUSR2, everyone[-1:]), (signal.SIGTERM, everyone), (signal.SIGINT, everyone)):
+        done = len(lines(run))
+        # Rank 0 stands still after three steps and the others wait for it in the fourth, so the signal comes to that
+        # one, however late the test comes to send it.
+        launch = Launch(run, RANKS[dtype], HOLD_AT_LINE="3")
+        launch.await_hold()
+        launch.signal(number, told)
+        launch.await_words(f"rank {told[-1]} has {number.name}")
+        launch.signal(signal.SIGCONT, [0])
         assert launch.wait() == [0] * RANKS[dtype], launch.log
         ends.append(launch.ended)
-        assert lines(run)[-1]["step"] == launch.ended[1]
+        assert lines(run)[-1]["step"] == launch.ended[1] <= done + 5
     assert [(end, requeue) for end, _, requeue in ends] == [
         ("walltime", False),  # the profile has no queue to go back to
         ("cancelled", False),
@@ -83,7 +90,7 @@ def test_interrupted_four_times_and_resumed(tmp_path: Path, tokens: Path, unbrok
     steps = [line["step"] for line in lines(run)]
     assert steps == [*range(1, resumed + again + 1), *range(resumed + 1, STEPS + 1)]
     expected = figures(unbroken)
-    found = [one for one in figures(run) if one[2] is None or (one[0] % 7 == 0 or one[0] == STEPS)]
+    found = figures(run)
     assert found == [expected[one[0] - 1] for one in found]
 
 
