@@ -48,13 +48,15 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
     launch = Launch(run, 2)
     launch.await_words("saved after step 2")
     # Rank 1 stands still, so rank 0 stands in a collective and comes to no step's edge. It must leave all the same.
-    os.kill(launch.ranks[1].pid, signal.SIGSTOP)
-    for _ in range(2):
-        time.sleep(0.3)
-        os.kill(launch.ranks[0].pid, signal.SIGINT)
+    launch.signal(signal.SIGSTOP, [1])
+    time.sleep(0.3)
+    launch.signal(signal.SIGINT, [0])
+    # Two at once would be one.
+    launch.await_words("rank 0 has SIGINT")
+    launch.signal(signal.SIGINT, [0])
     launch.ranks[0].join(10)
+    launch.signal(signal.SIGCONT, [1])
     assert launch.ranks[0].exitcode == 130, launch.log
-    os.kill(launch.ranks[1].pid, signal.SIGCONT)
     assert launch.wait(20)[1] == 1
     assert launch.ended[0] == "stopped"
     assert "step-00000002" in checkpoints(run)
