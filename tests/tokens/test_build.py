@@ -110,7 +110,11 @@ def test_two_builders_of_the_standard_library_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    shas = {builder.communicate()[0] for builder in builders}
+    try:
+        shas = {builder.communicate(timeout=60)[0] for builder in builders}
+    finally:
+        for builder in builders:
+            builder.kill()
     assert [builder.returncode for builder in builders] == [0, 0]
     assert len(shas) == 1
     assert [entry.name for entry in (tmp_path / "data").iterdir()] == [stdlib_path().name]
