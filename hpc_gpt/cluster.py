@@ -31,7 +31,8 @@ class ClusterProfile:
 
     `gpu_flag` says how GPUs are asked for: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all.
     `node_suffix` is put behind a node's short name to reach it. `environment` is exported in the job by value,
-    so it is no place for a secret: a job inherits those from the shell that submits it.
+    so it is no place for a secret: a job inherits those from the shell that submits it. `megatron_lm` is the folder
+    of a Megatron-LM checkout, for the engine of that name.
     """
 
     __pydantic_config__ = _CLOSED
@@ -57,6 +58,7 @@ class ClusterProfile:
     modules: tuple[str, ...] = ()
     venv: str | None = None
     python: str | None = None
+    megatron_lm: str | None = None
     container: Container | None = None
     environment: dict[str, str] = field(default_factory=dict)
     node_suffix: str = ""

@@ -19,7 +19,9 @@ def zero_stage(resolved: Resolved) -> int:
     BF16_Optimizer, which shards the optimizer whatever the stage, and only stage 1 accumulates its gradients in
     fp32; fp16 without ZeRO has no gradient norm that is right for tied weights. The arithmetic is the same.
     """
-    return resolved.engine.zero_stage if resolved.train.dtype == "fp32" else 1
+    stage = resolved.engine.zero_stage
+    assert stage is not None, "resolve settles it"
+    return stage if resolved.train.dtype == "fp32" else 1
 
 
 def clips_itself(resolved: Resolved) -> bool:

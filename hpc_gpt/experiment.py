@@ -17,7 +17,8 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import experiments_dir
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Recompute = Literal["none", "full"]
+EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
+Recompute = Literal["none", "selective", "full"]
 T = TypeVar("T")
 _STRICT = {"extra": "forbid"}
 
@@ -40,24 +41,51 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation."""
+    """`[data]`: where the tokens come from. The last `eval_fraction` of them is kept for evaluation.
+
+    `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx, `stream` text, jsonl, gzip and zstd files
+    that are tokenised as they are read, by `workers` processes a rank. `path = "stdlib"` means for both the standard
+    library's own sources, prepared where they are missing.
+    """
 
     __pydantic_config__ = _STRICT
 
-    source: Literal["stdlib", "tokens", "random"] = "stdlib"
+    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = "stdlib"
     path: str | None = None
     eval_fraction: float = 0.05
+    tokenizer: str = "byte"
+    workers: int = 0
+    on_bad_shard: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: which trainer runs the steps, and its switches."""
+    """`[engine]`: which trainer runs the steps, and its switches. `hpc_gpt.engines` says which engine takes which.
+
+    `partition` deals blocks out to pipeline stages: evenly, by parameters, or as a list of blocks a stage.
+    `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` the share of the
+    optimizer that is offloaded (ZeRO-3). `tiles` splits every linear layer's outputs (ZeRO-3 gathers one at a time).
+    """
 
     __pydantic_config__ = _STRICT
 
-    name: Literal["deepspeed-3d"] = "deepspeed-3d"
-    zero_stage: int = 1
+    name: EngineName = "deepspeed-3d"
+    zero_stage: int | None = None
     recompute: Recompute = "none"
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    compile: Literal["none", "block", "whole"] = "none"
+    compile_backend: Literal["inductor", "aot_eager"] = "inductor"
+    sequence_parallel: bool = False
+    partition: Literal["layers", "parameters"] | tuple[int, ...] = "layers"
+    offload: Literal["none", "optimizer", "full"] = "none"
+    offload_path: str | None = None
+    offload_ratio: float = 1.0
+    tiles: int = 1
+    activation_offload: bool = False
+    loss_chunks: int = 1
+    sharded_optimizer: bool = False
+    prefetch: bool = True
+    reshard: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,7 +116,9 @@ class Train:
     dtype: Dtype = "bf16"
     seed: int = 1
     deterministic: bool = False
+    tf32: bool = False
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer_mode: Literal["fused", "foreach", "for-loop"] = "fused"
     lr: float = 3e-4
     min_lr: float = 0.0
     warmup_steps: int = 0

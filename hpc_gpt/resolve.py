@@ -10,12 +10,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from hpc_gpt import __version__
 from hpc_gpt.batch import Batch, solve_batch
 from hpc_gpt.cluster import ClusterProfile, Container
+from hpc_gpt.engines import settle_engine
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
@@ -83,6 +84,8 @@ def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for entry in fields(kind):
+        if entry.name not in tables and entry.default is not MISSING:
+            continue  # written by a version before the key was there
         value, hint = tables[entry.name], hints[entry.name]
         if entry.name == "container" and value is not None:
             hint = Container
@@ -104,7 +107,6 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     check_split(shape, layout)
     asked = experiment.layout
     batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
-    _check_engine(experiment.engine, layout)
     _check_train(experiment.train)
     _check_data(experiment.data)
     return Resolved(
@@ -112,7 +114,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         preset=experiment.model.preset,
         model=shape,
         data=experiment.data,
-        engine=experiment.engine,
+        engine=settle_engine(experiment.engine, layout),
         layout=layout,
         batch=batch,
         gpus=layout.gpus,
@@ -184,19 +186,6 @@ def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterPro
             f"use --gpus {per_node} or fewer, or another --cluster",
         )
     return layout, nodes
-
-
-def _check_engine(engine: Engine, layout: Layout) -> None:
-    if engine.zero_stage not in (0, 1, 2, 3):
-        raise ConfigError(f"engine.zero_stage is {engine.zero_stage}, but must be 0, 1, 2 or 3", "use 1")
-    if layout.pp > 1 and engine.zero_stage > 1:
-        raise LayoutError(
-            f"pp {layout.pp} with ZeRO-{engine.zero_stage} cannot run: a pipeline keeps its gradients between "
-            "micro-batches, ZeRO-2 and -3 give them away",
-            "use --zero-stage 1, or --pp 1 on an engine that shards gradients",
-        )
-    if engine.name == "deepspeed-3d" and engine.zero_stage > 1:
-        raise ConfigError(f"engine deepspeed-3d runs ZeRO 0 and 1, not {engine.zero_stage}", "use --zero-stage 1")
 
 
 def _check_train(train: Train) -> None:

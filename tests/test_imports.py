@@ -17,6 +17,7 @@ VALUES = {
     "cluster",
     "devices",
     "ds_config",
+    "engines",
     "errors",
     "experiment",
     "formulas",

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -81,13 +82,13 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer. With `recompute` its activations are dropped and made anew in the backward pass."""
+    """One transformer layer. Under full recomputation its activations are made anew in the backward pass."""
 
     def __init__(
-        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, recompute: bool = False
+        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
     ) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.recompute = techniques.recompute == "full"
         self.norm1 = Norm(f"{name}.norm1", shape.hidden)
         self.attention = Attention(f"{name}.attention", shape, tp, initial)
         self.norm2 = Norm(f"{name}.norm2", shape.hidden)
@@ -110,15 +111,21 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """The whole model, on one rank or split over a tensor-parallel group."""
 
-    def __init__(self, shape: ModelShape, seed: int, tp: TensorParallel | None = None, recompute: bool = False) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        seed: int,
+        tp: TensorParallel | None = None,
+        techniques: Techniques | None = None,
+    ) -> None:
         super().__init__()
-        tp = tp or TensorParallel()
+        tp, techniques = tp or TensorParallel(), techniques or Techniques()
         initial = InitialWeights(seed, shape.layers)
         self.shape = shape
         self.embedding = VocabParallelEmbedding("embedding", shape.padded_vocab, shape.hidden, tp, initial)
         self.position = PositionEmbedding("position", shape.seq, shape.hidden, initial)
         self.blocks = nn.ModuleList(
-            Block(f"blocks.{number}", shape, tp, initial, recompute) for number in range(shape.layers)
+            Block(f"blocks.{number}", shape, tp, initial, techniques) for number in range(shape.layers)
         )
         self.norm = Norm("norm", shape.hidden)
         self.head = None if shape.tied else VocabParallelHead("head", shape.padded_vocab, shape.hidden, tp, initial)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import (
     TensorParallel,
     VocabParallelEmbedding,
@@ -20,7 +21,7 @@ from hpc_gpt.model.tensor_parallel import (
 from hpc_gpt.model_shape import ModelShape, stage_layers
 
 
-def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, recompute: bool) -> list[Any]:
+def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, techniques: Techniques) -> list[Any]:
     """The model as DeepSpeed's layer specifications: embedding, positions, blocks, norm, head.
 
     Only a stage's own layers are ever built. The tied embedding is a module of its own, without the positions:
@@ -33,7 +34,7 @@ def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, recompute: boo
     if shape.tied:
         first = TiedLayerSpec("embedding", *embedding)
         last = TiedLayerSpec("embedding", *embedding, forward_fn=_logits)
-    blocks = [LayerSpec(Block, f"blocks.{number}", shape, tp, initial, recompute) for number in range(shape.layers)]
+    blocks = [LayerSpec(Block, f"blocks.{number}", shape, tp, initial, techniques) for number in range(shape.layers)]
     position = LayerSpec(PositionEmbedding, "position", shape.seq, hidden, initial)
     return [first, position, *blocks, LayerSpec(Norm, "norm", hidden), last]
 
@@ -45,10 +46,10 @@ def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
 class StagedGpt(PipelineModule):  # type: ignore[misc]
     """This rank's stage of the model. Its class name avoids those DeepSpeed treats specially."""
 
-    def __init__(self, shape: ModelShape, seed: int, topology: Any, tp: TensorParallel, recompute: bool) -> None:
+    def __init__(self, shape: ModelShape, seed: int, topology: Any, tp: TensorParallel, techniques: Techniques) -> None:
         self.shape = shape
         super().__init__(
-            layers=layer_specs(shape, seed, tp, recompute),
+            layers=layer_specs(shape, seed, tp, techniques),
             topology=topology,
             loss_fn=VocabParallelLoss(shape.vocab, shape.padded_vocab, tp),
         )

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import os
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.ds_config import clips_itself, deepspeed_config
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.layout import Layout
+from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.groups import own_group
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.random_state import load_random_state, save_random_state
 
@@ -49,21 +45,21 @@ class Deepspeed3D:
         self.device = device
         self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(rank)
         self._resolved = resolved
-        self._attention = _attention_kernels(resolved, device)
-        deepspeed = _import_deepspeed(device)
+        self._attention = attention_kernels(resolved, device)
+        deepspeed = import_deepspeed(device)
         from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
         from hpc_gpt.model.pipeline import StagedGpt
 
-        with _quiet():
+        with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
             topology = PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp)
             self.module = StagedGpt(
                 resolved.model,
                 resolved.train.seed,
                 topology,
-                TensorParallel(self.tp_rank, layout.tp, _own_group(layout, "tp", rank)),
-                recompute=resolved.engine.recompute == "full",
+                TensorParallel(self.tp_rank, layout.tp, own_group(layout, "tp", rank)),
+                Techniques.of(resolved.engine),
             )
             parameters = list(self.module.parameters())
             self._optimizer = build_optimizer(resolved.train, parameters)
@@ -112,7 +108,7 @@ class Deepspeed3D:
 
     def save(self, folder: Path) -> None:
         """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
-        with _quiet():
+        with quiet():
             self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
         save_random_state(folder, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
@@ -123,7 +119,7 @@ class Deepspeed3D:
         check_identity(folder, self._resolved)
         if not (folder / _TAG).is_dir():
             raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
-        with _quiet():
+        with quiet():
             self._engine.load_checkpoint(str(folder), tag=_TAG)
         load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
@@ -134,29 +130,6 @@ class Deepspeed3D:
         total = torch.tensor(count, dtype=torch.int64, device=self.device)
         dist.all_reduce(total, group=self._replica_group)
         return int(total)
-
-
-def _import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, told which device it serves, quiet, and kept from compiling anything."""
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    with _quiet():
-        import deepspeed
-
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # It calls collectives by names that torch has deprecated; nothing a user could mend.
-        warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
-        if device.type == "cpu":
-            # Its shared-memory all-reduce takes a compiler and leaks 69 MB of /dev/shm a rank; gloo does without.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Swallows what DeepSpeed prints while it sets up, saves and loads; its errors are exceptions."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 def _forget_logits(engine: Any) -> None:
@@ -171,23 +144,3 @@ def _forget_logits(engine: Any) -> None:
         self.pipe_buffers["outputs"][buffer_id] = None
 
     engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, BackwardPass: backward_pass}
-
-
-def _own_group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup | None:
-    """This rank's process group along `axis`; None for a group of one. Every rank makes every group, in order."""
-    own = None
-    for ranks in layout.groups(axis):
-        if len(ranks) > 1:
-            group = dist.new_group(ranks)
-            own = group if rank in ranks else own
-    return own
-
-
-def _attention_kernels(resolved: Resolved, device: torch.device) -> Any:
-    """A context in which SDPA takes the fastest kernel of this device: cuDNN's, which it must be told to."""
-    if device.type != "cuda":
-        return contextlib.nullcontext
-    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    if not resolved.train.deterministic:
-        order.insert(0, SDPBackend.CUDNN_ATTENTION)
-    return lambda: sdpa_kernel(order, set_priority=True)

@@ -66,7 +66,16 @@ class Engine(Protocol):
         """Parameters of the whole model, a tied embedding once."""
 
 
-_MODULES = {"deepspeed-3d": "hpc_gpt.train.deepspeed_3d"}
+# Each has `build(resolved, device) -> Engine` and
+# `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`: from a checkpoint that `save` wrote, in one process
+# without torch.distributed, every parameter of the whole model by its full name (`tensor_parallel.full_name`), fp32.
+_MODULES = {
+    "deepspeed-3d": "hpc_gpt.train.deepspeed_3d",
+    "deepspeed-zero": "hpc_gpt.train.deepspeed_zero",
+    "fsdp": "hpc_gpt.train.fsdp",
+    "ddp": "hpc_gpt.train.ddp",
+    "hf-deepspeed": "hpc_gpt.train.hf_deepspeed",
+}
 
 
 def build_engine(resolved: Resolved, device: torch.device) -> Engine:

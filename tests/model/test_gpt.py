@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 from hpc_gpt.model_shape import ModelShape
 
@@ -146,8 +147,8 @@ def test_a_shorter_sequence_takes_the_first_positions() -> None:
 
 def test_recomputation_gives_the_same_gradients_and_keeps_less() -> None:
     gradients, kept = [], []
-    for recompute in (False, True):
-        model = Gpt(SMALL, 1, recompute=recompute)
+    for recompute in ("none", "full"):
+        model = Gpt(SMALL, 1, techniques=Techniques(recompute=recompute))
         saved = 0
 
         def count(tensor: Tensor) -> Tensor:

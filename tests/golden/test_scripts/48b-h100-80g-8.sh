@@ -67,12 +67,29 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
  "data": {
   "source": "stdlib",
   "path": null,
-  "eval_fraction": 0.05
+  "eval_fraction": 0.05,
+  "tokenizer": "byte",
+  "workers": 0,
+  "on_bad_shard": "stop"
  },
  "engine": {
   "name": "deepspeed-3d",
   "zero_stage": 1,
-  "recompute": "full"
+  "recompute": "full",
+  "attention": "auto",
+  "compile": "none",
+  "compile_backend": "inductor",
+  "sequence_parallel": false,
+  "partition": "layers",
+  "offload": "none",
+  "offload_path": null,
+  "offload_ratio": 1.0,
+  "tiles": 1,
+  "activation_offload": false,
+  "loss_chunks": 1,
+  "sharded_optimizer": false,
+  "prefetch": true,
+  "reshard": true
  },
  "layout": {
   "tp": 4,
@@ -93,7 +110,9 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "dtype": "fp16",
   "seed": 1,
   "deterministic": false,
+  "tf32": false,
   "optimizer": "adamw",
+  "optimizer_mode": "fused",
   "lr": 0.00015,
   "min_lr": 1e-05,
   "warmup_steps": 10,
@@ -150,6 +169,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "modules": [],
   "venv": null,
   "python": null,
+  "megatron_lm": null,
   "container": null,
   "environment": {},
   "node_suffix": "",
