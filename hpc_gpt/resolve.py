@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from hpc_gpt import __version__
 from hpc_gpt.batch import Batch, solve_batch
 from hpc_gpt.cluster import ClusterProfile, Container
-from hpc_gpt.engines import settle_engine
+from hpc_gpt.engines import settle_engine, settle_optimizer, splits
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
@@ -103,24 +103,25 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     Raises LayoutError or ConfigError, before anything is written or queued.
     """
     shape = resolve_shape(experiment.model)
-    layout, nodes = _resolve_layout(experiment.layout, shape, profile)
+    layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
     check_split(shape, layout)
     asked = experiment.layout
     batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
     _check_train(experiment.train)
+    engine = settle_engine(experiment.engine, layout, shape, experiment.train)
     _check_data(experiment.data)
     return Resolved(
         name=experiment.name,
         preset=experiment.model.preset,
         model=shape,
         data=experiment.data,
-        engine=settle_engine(experiment.engine, layout),
+        engine=engine,
         layout=layout,
         batch=batch,
         gpus=layout.gpus,
         nodes=nodes,
         ranks_per_node=-(-layout.gpus // nodes),
-        train=experiment.train,
+        train=settle_optimizer(experiment.train, engine),
         job=_job_over_profile(experiment, profile),
         cluster=profile,
     )
@@ -142,8 +143,13 @@ def resolve_shape(model: Model) -> ModelShape:
     return shape
 
 
-def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterProfile) -> tuple[Layout, int]:
-    """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest."""
+def _resolve_layout(
+    asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
+) -> tuple[Layout, int]:
+    """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest.
+
+    An engine that has no pipeline splits over tp only where that is asked for.
+    """
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
         if size is not None and size < 1:
@@ -159,6 +165,8 @@ def _resolve_layout(asked: LayoutRequest, shape: ModelShape, profile: ClusterPro
         else:
             gpus = per_node
     tp = asked.tp
+    if tp is None and not splits(engine.name, "pp") and not (asked.dp and splits(engine.name, "tp")):
+        tp = 1
     if tp is None:
         if gpus % pp:
             raise LayoutError(
