@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import check_tables, close_matches, merge_tables, read_toml
 from hpc_gpt.paths import clusters_dir, config_dir
+from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 
 _CLOSED = {"extra": "forbid"}
 FALLBACK = "generic-slurm"

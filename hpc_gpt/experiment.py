@@ -6,20 +6,19 @@ profile, a rule of `resolve`, or the default named beside it settles it.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import experiments_dir
+from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
 Recompute = Literal["none", "selective", "full"]
-T = TypeVar("T")
 _STRICT = {"extra": "forbid"}
 
 
@@ -107,7 +106,10 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Train:
-    """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never)."""
+    """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
+
+    `optimizer_mode` is how the update is computed; `host` is the processor's own kernel, for offloaded states.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -118,7 +120,7 @@ class Train:
     deterministic: bool = False
     tf32: bool = False
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    optimizer_mode: Literal["fused", "foreach", "for-loop"] = "fused"
+    optimizer_mode: Literal["fused", "foreach", "for-loop", "host"] | None = None
     lr: float = 3e-4
     min_lr: float = 0.0
     warmup_steps: int = 0
@@ -176,16 +178,17 @@ class Experiment:
 
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
+SWEEP_FILE = "sweep.toml"
 
 
 def find_experiment(name: str) -> Path:
-    """The TOML file that EXPERIMENT means: a file, a folder's first row, or either under `experiments/`."""
+    """The TOML file that EXPERIMENT means: a file, a folder's sweep or first file, or either under `experiments/`."""
     for base in (Path(), experiments_dir()):
         for path in (base / name, base / f"{name}.toml"):
             if path.is_file():
                 return path
-            if path.is_dir() and (rows := sorted(path.glob("*.toml"))):
-                return rows[0]
+            if path.is_dir() and (files := sorted(path.glob("*.toml"))):
+                return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
     known = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
@@ -194,34 +197,33 @@ def find_experiment(name: str) -> Path:
 
 
 def list_experiments() -> list[str]:
-    """Names under `experiments/`, without the suffix, sorted."""
+    """Names under `experiments/`, without the suffix, sorted; a folder's sweep goes by the folder's name."""
     top = experiments_dir()
-    return sorted(str(path.relative_to(top).with_suffix("")) for path in top.rglob("*.toml"))
+    files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
+    return sorted(str(path.relative_to(top)) for path in files)
 
 
-def load_experiment(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
+def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: str | None = None) -> Experiment:
     """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
 
+    Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
     Raises ConfigError with every fault of the file at once.
     """
     path = find_experiment(name)
-    tables = _read_with_parents(path, ())
-    tables.setdefault("name", _default_name(path))
+    tables = read_tables(path)
+    tables.setdefault("name", default_name(path))
+    rows = tables.pop("rows", None)
+    if row is not None and rows is None:
+        raise ConfigError(f"{path}: no row {row!r}, as it is no sweep: it has no [rows]", "leave --row out")
+    if rows is not None:
+        from hpc_gpt.sweep import choose_row, rows_of  # which checks its rows against the tables above
+
+        chosen = choose_row(rows_of(rows, path), row, path)
+        tables = merge_tables(tables, chosen.overrides)
+        tables["name"] = f"{tables['name']}-{chosen.name}"
     for key, value in (overrides or {}).items():
-        _set_dotted(tables, key, value)
+        set_dotted(tables, key, value)
     return check_tables(tables, Experiment, str(path))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError with file and line where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as fault:
-        raise ConfigError(f"{path}: {fault}", "mend the TOML there; strings need quotes") from None
-    except UnicodeDecodeError as fault:
-        raise ConfigError(f"{path}: not UTF-8 at byte {fault.start}", "TOML files are UTF-8") from None
-    except OSError as fault:
-        raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -249,45 +251,9 @@ def _wants_text(key: str) -> bool:
     return kind in (str, str | None)
 
 
-def check_tables(tables: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """The tables as dataclass `kind`. ConfigError lists every fault at once, unknown keys with close matches."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(kind).validate_python(tables)
-    except ValidationError as failure:
-        lines = [_fault_line(kind, fault["loc"], fault["type"], fault["msg"]) for fault in failure.errors()]
-    raise ConfigError("\n".join(f"{where}: {line}" for line in lines), "hpc-gpt help keys lists every key")
-
-
-def _fault_line(kind: type, loc: tuple[int | str, ...], fault: str, message: str) -> str:
-    key = ".".join(str(part) for part in loc)
-    if fault not in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: {message[0].lower()}{message[1:]}"
-    table: Any = kind
-    for part in loc[:-1]:
-        table = get_type_hints(table).get(str(part)) if is_dataclass(table) else None
-    name, known = str(loc[-1]), _field_names(table)
-    # A key that another table has was put in the wrong one.
-    elsewhere = [f"{other}.{name}" for other, of in get_type_hints(kind).items() if name in _field_names(of)]
-    match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
-    return f"unknown key {key}" + (f"; {match}" if match else f"; known here: {', '.join(known)}" if known else "")
-
-
-def _field_names(table: Any) -> list[str]:
-    return [entry.name for entry in fields(table)] if is_dataclass(table) else []
-
-
-def close_matches(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?` for the names nearest to `name`, or nothing."""
-    known = list(known)
-    begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
-    return f"did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _letters(name: str) -> str:
-    return "".join(char for char in name.lower() if char.isalnum())
+def read_tables(path: Path) -> dict[str, Any]:
+    """The file's tables, `rows` among them, over those of the file it extends."""
+    return _read_with_parents(path, ())
 
 
 def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -304,35 +270,16 @@ def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     beside = [path.parent / parent, path.parent / f"{parent}.toml"]
     found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
     inherited = _read_with_parents(found, (*seen, path.resolve()))
-    inherited.pop("name", None)
+    for own in ("name", "rows"):
+        inherited.pop(own, None)
     return merge_tables(inherited, tables)
 
 
-def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, table by table."""
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge_tables(merged[key], value) if both else value
-    return merged
-
-
-def _set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for part in parents:
-        table = tables.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{key}: {part} is a value, not a table", "give the key as table.key")
-        tables = table
-    if value is None:
-        tables.pop(last, None)
-    else:
-        tables[last] = value
-
-
-def _default_name(path: Path) -> str:
-    """The path below `experiments/` without its suffix, or the file's own name elsewhere."""
+def default_name(path: Path) -> str:
+    """The path below `experiments/` without its suffix, or the file's own name elsewhere; a sweep's is its folder's."""
+    file = path.resolve()
+    named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
     try:
-        return "-".join(path.resolve().relative_to(experiments_dir().resolve()).with_suffix("").parts)
+        return "-".join(named.relative_to(experiments_dir().resolve()).parts) or named.name
     except ValueError:
-        return path.stem
+        return named.name

@@ -7,8 +7,8 @@ OpenAI's four GPT-2 sizes, and seed 001's by the size its tables print. Those sh
 from __future__ import annotations
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import close_matches
 from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.tables import close_matches
 
 # hidden, layers, heads
 _SIZES = {

@@ -32,7 +32,10 @@ _RATES = ("lr", "min_lr", "eps", "clip", "weight_decay")
 
 @dataclass(frozen=True)
 class Resolved:
-    """One run's settings, complete. `job` is the experiment's request laid over the profile's."""
+    """One run's settings, complete. `job` is the experiment's request laid over the profile's.
+
+    `sweep` and `row` say which row of which sweep it is, if it is one.
+    """
 
     name: str
     preset: str | None
@@ -47,6 +50,8 @@ class Resolved:
     train: Train
     job: Job
     cluster: ClusterProfile
+    sweep: str | None = None
+    row: str | None = None
     version: str = __version__
     schema: int = SCHEMA
 

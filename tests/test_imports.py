@@ -30,6 +30,8 @@ VALUES = {
     "record",
     "resolve",
     "run_folder",
+    "sweep",
+    "tables",
 }
 # What each part may import of the package, beside itself and the values. The launcher is every other module.
 MAY_IMPORT = {

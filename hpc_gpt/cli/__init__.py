@@ -43,7 +43,7 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from hpc_gpt.experiment import close_matches
+            from hpc_gpt.tables import close_matches
 
             hint = close_matches(args[0], VERBS) or f"verbs: {', '.join(VERBS)}"
             raise UserError(f"no verb {args[0]!r}", hint)
