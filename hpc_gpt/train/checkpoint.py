@@ -16,20 +16,20 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import CheckpointError, RunFolderError
 from hpc_gpt.run_folder import read_json
 from hpc_gpt.train.engine import Engine
 from hpc_gpt.train.failure import is_lost_peer, probe_disk
-from hpc_gpt.train.ranks import Ranks
 
 COMPLETE = "complete.json"
 SCHEMA = 1
 _PIECE_BYTES = 1 << 22
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,39 @@ class Progress:
     data: str = ""
 
 
+class Peers(Protocol):
+    """The ranks that share the work; `train.ranks.Ranks` are some."""
+
+    rank: int
+    size: int
+    is_first: bool
+
+    def share(self, value: T) -> T: ...
+
+    def gather(self, value: T) -> list[T]: ...
+
+    def barrier(self) -> None: ...
+
+
+class Alone:
+    """The peers of a process that is the only one, as of a command that reads a run's checkpoints."""
+
+    rank, size, is_first = 0, 1, True
+
+    def share(self, value: T) -> T:
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def barrier(self) -> None:
+        return None
+
+
 class Checkpoints:
     """The checkpoints of one run, in `folder`; every method is collective."""
 
-    def __init__(self, folder: Path, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, ranks: Peers) -> None:
         self.folder = folder
         self._ranks = ranks
 
@@ -75,11 +104,7 @@ class Checkpoints:
         One that is half written or damaged is passed over with a word. Raises CheckpointError for a checkpoint of
         another model, layout or arithmetic, rather than training anew beside it.
         """
-        for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
-            marker = read_json(path / COMPLETE)
-            if fault := self._fault(path, marker):
-                self._say(f"passing over checkpoint {path}: {fault}")
-                continue
+        for path, marker in self.sound():
             engine.load(path)
             step = int(marker["step"])
             if engine.step != step:
@@ -88,6 +113,18 @@ class Checkpoints:
                 )
             return Progress(step, float(marker["train_s"]), str(marker["data"]))
         return Progress()
+
+    def sound(self, step: int | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone; passes the others
+        over with a word."""
+        for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
+            if step is not None and path.name != _name(step):
+                continue
+            marker = read_json(path / COMPLETE)
+            if fault := self._fault(path, marker):
+                self._say(f"passing over checkpoint {path}: {fault}")
+            else:
+                yield path, marker
 
     def _candidates(self) -> list[Path]:
         """Complete-looking checkpoints, newest first; says which are half written."""

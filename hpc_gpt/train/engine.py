@@ -69,7 +69,7 @@ class Engine(Protocol):
 # Each has `build(resolved, device) -> Engine` and
 # `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`: from a checkpoint that `save` wrote, in one process
 # without torch.distributed, every parameter of the whole model by its full name (`tensor_parallel.full_name`), fp32.
-_MODULES = {
+MODULES = {
     "deepspeed-3d": "hpc_gpt.train.deepspeed_3d",
     "deepspeed-zero": "hpc_gpt.train.deepspeed_zero",
     "fsdp": "hpc_gpt.train.fsdp",
@@ -87,7 +87,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     check_dtype(resolved.train.dtype, device)
     if resolved.train.deterministic:
         make_deterministic()
-    module = importlib.import_module(_MODULES[resolved.engine.name])
+    module = importlib.import_module(MODULES[resolved.engine.name])
     engine: Engine = module.build(resolved, device)
     return engine
 
