@@ -68,6 +68,11 @@ def splits(name: str, axis: str) -> bool:
     return axis in OFFERS[name].axes
 
 
+def has_zero(name: str) -> bool:
+    """Whether the engine shards by a ZeRO stage."""
+    return len(OFFERS[name].zero_stages) > 1
+
+
 def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
     """The engine with every switch settled.
 
@@ -111,7 +116,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
         )
     elif stage not in offer.zero_stages:
         stages = ", ".join(map(str, offer.zero_stages))
-        if len(offer.zero_stages) == 1:
+        if not has_zero(engine.name):
             message = f"engine {engine.name} takes no engine.zero_stage, but it is {stage}"
             yield Fault(message, _INSTEAD.get((engine.name, "zero_stage"), "leave it out"))
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpc_gpt.devices import device_named
 from hpc_gpt.ds_config import zero_stage
+from hpc_gpt.engines import has_zero
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.own_attempts import (
     AttemptRead,
@@ -46,6 +47,7 @@ def read_run(run: RunFolder) -> Record:
     provenance = read_json(run.path / "provenance.json")
     record = _from_settings(run, resolved)
     record = _with_device(record, attempts)
+    record = _with_measurements(record, attempts)
     record = _with_steps(record, steps)
     record = _with_attempts(record, run, resolved, attempts)
     versions = provenance.get("versions")
@@ -85,7 +87,7 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,
-        zero_stage=zero_stage(resolved),
+        zero_stage=zero_stage(resolved) if has_zero(resolved.engine.name) else None,
         micro_batch=batch.micro_batch,
         micro_batches=batch.micro_batches,
         global_batch=batch.global_batch,
@@ -102,7 +104,7 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
     )
     given = [key for key, value in record.to_tables().items() if value is not None and value not in ([], {})]
     sources = {key: "resolved.json" for key in given if key not in ("schema", "run", "dialect")}
-    if record.zero_stage != resolved.engine.zero_stage:
+    if record.zero_stage is not None and record.zero_stage != resolved.engine.zero_stage:
         sources["zero_stage"] = "resolved.json, by ds_config's rule"
         flag = f"engine.zero_stage is {resolved.engine.zero_stage}, but {train.dtype} runs ZeRO {record.zero_stage}"
         record = replace(record, flags=[flag])
@@ -126,6 +128,25 @@ def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
         where += "" if name else ": the ranks ran on CPU"
         return replace(record, device=name, flags=flags, sources={**record.sources, "device": where})
     return record
+
+
+# Keys of an attempt's measured.json that a record takes over.
+_MEASURED = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w", "compile_s", "allocator_retries")
+
+
+def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
+    """What the last attempt that measured anything says of its GPUs, its compiler, its kernels; null without one."""
+    found: dict[str, Any] = {}
+    sources = dict(record.sources)
+    for read in attempts:
+        for name, tables, keys in (
+            ("trainer", read.trainer, ("attention_used",)),
+            ("measured", read.measured, _MEASURED),
+        ):
+            given = {key: tables[key] for key in keys if tables.get(key) is not None}
+            found |= given
+            sources |= dict.fromkeys(given, f"attempts/{read.attempt.number}/{name}.json")
+    return replace(record, **found, sources=sources)
 
 
 def _with_steps(record: Record, steps: list[Step]) -> Record:

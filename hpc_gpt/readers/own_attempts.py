@@ -49,7 +49,8 @@ class Step:
 
 @dataclass(frozen=True)
 class AttemptRead:
-    """What one attempt left: its steps, the count of lines that cannot be read, what says its start and its end."""
+    """What one attempt left: its steps, the count of lines that cannot be read, what says its start and its end, and
+    what it measured beside the steps."""
 
     attempt: Attempt
     steps: tuple[Step, ...]
@@ -57,6 +58,7 @@ class AttemptRead:
     started: dict[str, Any]
     trainer: dict[str, Any]
     ended: dict[str, Any]
+    measured: dict[str, Any]
 
     @property
     def first_step(self) -> float:
@@ -88,8 +90,8 @@ def read_attempt(attempt: Attempt) -> AttemptRead:
         else:
             steps[values["step"]] = Step(attempt.number, number, values)
     ordered = tuple(steps[step] for step in sorted(steps))
-    trainer = read_json(attempt.folder / "trainer.json")
-    return AttemptRead(attempt, ordered, damaged, attempt.started(), trainer, attempt.ended())
+    trainer, measured = (read_json(attempt.folder / f"{name}.json") for name in ("trainer", "measured"))
+    return AttemptRead(attempt, ordered, damaged, attempt.started(), trainer, attempt.ended(), measured)
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:

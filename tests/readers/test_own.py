@@ -14,6 +14,7 @@ from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.own import config_hash, read_run
 from hpc_gpt.record import ENDED, Record
+from hpc_gpt.run_folder import write_once
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 
@@ -383,3 +384,21 @@ def test_no_state_is_outside_the_designs_list(run):
     add_attempt(run, [metrics_line(1)], None)
     states.append(read_run(run).ended)
     assert set(states) <= set(ENDED)
+
+
+def test_what_an_attempt_measured_beside_its_steps(run):
+    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+    write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
+    measured = {"gpu_util_mean": 71.9, "gpu_util_spread": 22.0, "compile_s": 3.5, "power_w": None}
+    write_once(attempt.folder / "measured.json", json.dumps(measured))
+    record = read_run(run)
+    assert (record.gpu_util_mean, record.gpu_util_spread, record.compile_s) == (71.9, 22.0, 3.5)
+    assert record.power_w is None
+    assert record.attention_used == "flash"
+    assert record.sources["gpu_util_mean"] == "attempts/1/measured.json"
+
+
+def test_an_engine_without_zero_stages_has_none_in_its_record(logs):
+    layout = {"layout__tp": 1, "layout__pp": 1, "layout__dp": 4}
+    assert read_run(make_run(logs, engine__name="ddp", **layout)).zero_stage is None
+    assert read_run(make_run(logs, **layout)).zero_stage == 1
