@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.requirements import check_requirements
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, create_run
 
@@ -36,11 +37,8 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
         check_output_path(logs)
         check_reachable()
     provenance = collect()
-    if resolved.cluster.scheduler == "local" and resolved.train.dtype == "fp16" and not provenance["gpus"]:
-        raise ConfigError(
-            "train.dtype is fp16, but this machine has no GPU, and a CPU does not train in fp16",
-            "use --set train.dtype=fp32 or bf16",
-        )
+    if resolved.cluster.scheduler == "local":
+        check_requirements(resolved, bool(provenance["gpus"]))
     ensure_data(resolved)
     run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved), provenance)
     return _start(run, resolved)

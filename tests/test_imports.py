@@ -28,6 +28,7 @@ VALUES = {
     "process",
     "provenance",
     "record",
+    "requirements",
     "resolve",
     "run_folder",
     "sweep",
