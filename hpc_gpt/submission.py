@@ -26,7 +26,7 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
-    from hpc_gpt.ds_config import deepspeed_config
+    from hpc_gpt.ds_config import ENGINES, deepspeed_config
     from hpc_gpt.provenance import collect
     from hpc_gpt.tokens.run_data import ensure_data
 
@@ -40,7 +40,8 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, bool(provenance["gpus"]))
     ensure_data(resolved)
-    run = create_run(logs, resolved, script, experiment_text, deepspeed_config(resolved), provenance)
+    ds_config = deepspeed_config(resolved) if resolved.engine.name in ENGINES else None
+    run = create_run(logs, resolved, script, experiment_text, ds_config, provenance)
     return _start(run, resolved)
 
 

@@ -32,23 +32,33 @@ def write_identity(folder: Path, resolved: Resolved, step: int) -> None:
     (folder / NAME).write_text(text, encoding="utf-8")
 
 
-def check_identity(folder: Path, resolved: Resolved) -> None:
-    """CheckpointError, with every difference named, unless the checkpoint is of this model and layout."""
+def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The keys in which the checkpoint differs from this run, all of them `convertible`; empty where it is of the same.
+
+    CheckpointError, with every difference named, for a checkpoint of another model or arithmetic, or of another layout
+    that the engine cannot take its share of.
+    """
+    saved = read_identity(folder)
+    wanted = identity(resolved)
+    differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
+    if not differences.keys() <= convertible:
+        of_model = any(key.startswith("model.") for key in differences)
+        words = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
+            + "; ".join(words),
+            "resume with the settings it was saved with, or start a new run",
+        )
+    return frozenset(differences)
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """What `write_identity` wrote, `step` with it; CheckpointError where it cannot be read."""
     try:
-        saved = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        saved: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise CheckpointError(
             f"{folder}: {NAME} cannot be read: {fault}",
             "the checkpoint is damaged; remove it, and the one before is used",
         ) from None
-    wanted = identity(resolved)
-    differences = [
-        f"{key} is {saved.get(key)} there and {value} here" for key, value in wanted.items() if saved.get(key) != value
-    ]
-    if differences:
-        of_model = any(line.startswith("model.") for line in differences)
-        raise CheckpointError(
-            f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
-            + "; ".join(differences),
-            "resume with the settings it was saved with, or start a new run",
-        )
+    return saved

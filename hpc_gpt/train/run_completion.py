@@ -6,20 +6,20 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from hpc_gpt.ds_config import deepspeed_config
+from hpc_gpt.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.provenance import collect
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, write_once
 
 
 def complete_run(run: RunFolder, resolved: Resolved) -> None:
-    """Writes experiment.toml, ds_config.json and provenance.json where they are missing.
+    """Writes experiment.toml, provenance.json and a DeepSpeed engine's ds_config.json where they are missing.
 
     Raises RunFolderError where the folder cannot be written.
     """
     if not (run.path / "experiment.toml").exists():
         write_once(run.path / "experiment.toml", experiment_text(resolved))
-    if not (run.path / "ds_config.json").exists():
+    if resolved.engine.name in ENGINES and not (run.path / "ds_config.json").exists():
         write_once(run.path / "ds_config.json", json.dumps(deepspeed_config(resolved), indent=1) + "\n")
     if not (run.path / "provenance.json").exists():
         write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
