@@ -19,15 +19,13 @@ from hpc_gpt.run_folder import (
     RunFolder,
     append_line,
     create_run,
-    find_run,
-    find_runs,
     job_ids,
-    list_runs,
     read_json,
     read_json_lines,
     replace_whole,
     write_once,
 )
+from hpc_gpt.runs import find_run, find_runs, list_runs
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     prefix, a job id or a folder.
     """
     from hpc_gpt.cancel import cancel_run
-    from hpc_gpt.run_folder import find_run
+    from hpc_gpt.runs import find_run
     from hpc_gpt.status import read_status
     from hpc_gpt.waiting import describe
 

@@ -28,7 +28,8 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, and job ids where digits were begun that are no run id."""
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.run_folder import job_ids, list_runs
+    from hpc_gpt.run_folder import job_ids
+    from hpc_gpt.runs import list_runs
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]

@@ -29,7 +29,7 @@ def report(paths: tuple[str, ...], form: str, as_json: bool) -> None:
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import gather_records
     from hpc_gpt.report.tables import FORMATS, as_table
-    from hpc_gpt.run_folder import find_runs
+    from hpc_gpt.runs import find_runs
     from hpc_gpt.terminal import width
 
     gathered = gather_records(find_runs(paths, logs_dir()))

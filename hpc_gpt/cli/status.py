@@ -28,7 +28,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     State, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a folder; by
     default the newest 20 under logs/. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.run_folder import find_runs
+    from hpc_gpt.runs import find_runs
     from hpc_gpt.status import read_status
 
     logs = logs_folder()

@@ -56,7 +56,7 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
 
 def _resume(name: str) -> Any:
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.run_folder import find_run
+    from hpc_gpt.runs import find_run
     from hpc_gpt.submission import resume_run
 
     ctx = click.get_current_context()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.cancel import cancel_run
-from hpc_gpt.run_folder import RunFolder, list_runs
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs import list_runs
 from hpc_gpt.status import LIVE, RunStatus, read_status
 from tests.cli.command import hpc_gpt
 

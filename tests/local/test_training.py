@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 
-from hpc_gpt.run_folder import RunFolder, list_runs, read_json_lines
+from hpc_gpt.run_folder import RunFolder, read_json_lines
+from hpc_gpt.runs import list_runs
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
