@@ -17,12 +17,13 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import CheckpointError, RunFolderError
 from hpc_gpt.run_folder import read_json
+from hpc_gpt.train.data_position import read_positions, write_positions
 from hpc_gpt.train.engine import Engine
 from hpc_gpt.train.failure import is_lost_peer, probe_disk
 
@@ -34,11 +35,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: optimizer steps, seconds spent on them in all attempts, and the data it reads."""
+    """How far a run has come: optimizer steps, seconds spent on them in all attempts, and the data it reads.
+
+    `positions` says by data-parallel rank where streams stand: to save, the rank's own or nothing; read back, all.
+    """
 
     step: int = 0
     train_s: float = 0.0
     data: str = ""
+    positions: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 class Peers(Protocol):
@@ -87,6 +92,7 @@ class Checkpoints:
         self._all(lambda: self._prepare(aside))
         try:
             engine.save(aside)
+            write_positions(aside, progress.positions)
         except Exception as fault:
             if is_lost_peer(fault):
                 raise
@@ -111,7 +117,7 @@ class Checkpoints:
                 raise CheckpointError(
                     f"{path} says step {step}, but holds step {engine.step}", "remove it, and the one before is used"
                 )
-            return Progress(step, float(marker["train_s"]), str(marker["data"]))
+            return Progress(step, float(marker["train_s"]), str(marker["data"]), read_positions(path))
         return Progress()
 
     def sound(self, step: int | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +18,37 @@ MicroBatch = tuple[Tensor, Tensor]
 _READ_AHEAD = 4
 
 
+class Stream(Protocol):
+    """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device."""
+
+    skipped_shards: int
+
+    def step(self, step: int) -> Iterator[MicroBatch]:
+        """The micro-batches of a training step, counted from 0; steps are asked for in order."""
+
+    def evaluation(self, batches: int) -> Iterator[MicroBatch]:
+        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
+
+    def position(self) -> dict[str, Any] | None:
+        """What this data-parallel rank has consumed, as JSON; None where the step alone says it."""
+
+    def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
+        """Goes on from the positions of all data-parallel ranks, however many there were; before the first step."""
+
+
+def open_stream(samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device) -> Stream:
+    """The stream of a data-parallel rank."""
+    return DataStream(samples, resolved, dp_rank, device)
+
+
 class DataStream:
     """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each.
 
     Which samples they hold depends on the step alone. On a GPU a thread reads up to four micro-batches ahead into
     pinned memory, from which they are copied without waiting.
     """
+
+    skipped_shards = 0
 
     def __init__(self, samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device) -> None:
         self._samples = samples
@@ -51,6 +77,12 @@ class DataStream:
         for batch in range(batches):
             for index in range(self._batch.micro_batches):
                 yield self._to_device(self._read(self._samples.evaluation, batch, index))
+
+    def position(self) -> None:
+        """Nothing: the step says it all."""
+
+    def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
+        """Nothing to do."""
 
     def _submit(self, step: int, index: int) -> None:
         """Has the reader fetch a micro-batch unless it already does; an index past the step's end is in the next."""

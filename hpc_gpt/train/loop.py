@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.data import DataStream
+from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engine import Engine
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Ranks
@@ -58,7 +59,8 @@ class Loop:
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
-        self._stream = DataStream(samples, resolved, engine.dp_rank, engine.device)
+        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device)
+        self._stream.restore(progress.positions)
         self._checkpoints = checkpoints
         self._metrics = Metrics(metrics, resolved, engine.device)
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
@@ -94,9 +96,9 @@ class Loop:
             elif saves:
                 # A resume begins after this step: its line is not for a later attempt to write.
                 metrics.write()
-            elif self._ranks.is_first and train.max_bad_steps and step % train.max_bad_steps == 0:
+            elif self._ranks.is_first and train.max_bad_steps:
                 # Where lines are rare, a training that runs off is to be seen before the next one.
-                metrics.fetch()
+                metrics.look_back(begin=step % train.max_bad_steps == 0)
         return self._stop(None)
 
     def _word(self, step: int) -> Word:
@@ -162,7 +164,8 @@ class Loop:
             self._say(f"not saved after step {step}: loss or gradient are not finite")
             return False
         if step > self._saved_step:
-            save_s = self._checkpoints.save(self._engine, Progress(step, train_s, self._identity))
+            progress = Progress(step, train_s, self._identity, self._position())
+            save_s = self._checkpoints.save(self._engine, progress)
             self._saved_step = step
             self._metrics.add_save(save_s)
             self._say(f"saved after step {step} in {save_s:.2f} s")
@@ -183,6 +186,12 @@ class Loop:
         if not saved and end.ended == "done":
             return End("nan", "the last loss or gradient is not finite")
         return end
+
+    def _position(self) -> dict[int, dict[str, Any]]:
+        """This rank's data-parallel rank and where its stream stands, where it is this rank that saves it."""
+        engine = self._engine
+        position = self._stream.position() if engine.tp_rank == engine.pp_rank == 0 else None
+        return {} if position is None else {engine.dp_rank: position}
 
     def _train_s(self) -> float:
         return time.monotonic() - self._began
