@@ -1,9 +1,9 @@
 """The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
 
-Nothing here makes the device wait but `fetch`, which runs at a logging step, a save, the end, and every max_bad_steps
-steps to see whether they were bad. A step's time is the device's own, from the end of the step before to its end, by
-events; on a CPU, where steps end when the call returns, it is the clock's. Evaluations and saves lie between two steps
-and belong to none.
+Nothing here waits for the device but `fetch`, which runs at a logging step, a save and the end. Between them
+`look_back` sees whether steps were bad, by copies that have arrived meanwhile. A step's time is the device's own, from
+the end of the step before to its end, by events; on a CPU, where steps end when the call returns, it is the clock's.
+Evaluations and saves lie between two steps and belong to none.
 """
 
 from __future__ import annotations
@@ -38,6 +38,37 @@ class _Step:
     loss_eval: Tensor | None = None
 
 
+class _Copy:
+    """Figures of some steps on their way from the device, in one copy that nobody waits for."""
+
+    def __init__(self, steps: list[_Step], device: torch.device) -> None:
+        self.steps = steps
+        values: list[Tensor | float] = []
+        for kept in steps:
+            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped]
+            values.append(math.nan if kept.loss_eval is None else kept.loss_eval)
+        on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
+        self._values = values
+        self._numbers = torch.stack([value.to(device) for value in on_device]) if on_device else torch.empty(0)
+        self._arrived: torch.cuda.Event | None = None
+        if self._numbers.is_cuda:
+            host = torch.empty(self._numbers.shape, dtype=torch.float64, pin_memory=True)
+            self._numbers = host.copy_(self._numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def has_arrived(self) -> bool:
+        return self._arrived is None or bool(self._arrived.query())
+
+    def numbers(self) -> list[list[float]]:
+        """Loss, norm, skipped and evaluation of each step; waits for the copy."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        fetched = iter(self._numbers.tolist())
+        flat = [next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values]
+        return [flat[index : index + 4] for index in range(0, len(flat), 4)]
+
+
 class Metrics:
     """Rank 0's book of steps."""
 
@@ -50,6 +81,7 @@ class Metrics:
         self._tokens = resolved.batch.global_batch * resolved.model.seq
         self._device = device
         self._kept: list[_Step] = []
+        self._coming: _Copy | None = None
         self._lines: list[dict[str, Any]] = []
         self._began: Moment | None = None
 
@@ -79,15 +111,27 @@ class Metrics:
         Afterwards `bad_in_row` is the number of steps without a sound update up to now, and `poisoned` says that the
         weights are not worth saving: the last loss is not finite, or the gradient they were moved by.
         """
-        if not self._kept:
+        self._begin_copy()
+        self._take_in()
+
+    def look_back(self, begin: bool) -> None:
+        """Takes in what has arrived; `begin` sends what has been kept since on its way. Waits for nothing."""
+        if begin and self._coming is None:
+            self._begin_copy()
+        if self._coming is not None and self._coming.has_arrived():
+            self._take_in()
+
+    def _begin_copy(self) -> None:
+        self._take_in()
+        if self._kept:
+            self._coming = _Copy(self._kept, self._device)
+            self._kept = []
+
+    def _take_in(self) -> None:
+        """What was on its way becomes lines."""
+        if self._coming is None:
             return
-        values: list[Tensor | float] = []
-        for kept in self._kept:
-            values += [kept.result.loss, kept.result.grad_norm, kept.result.skipped]
-            values.append(math.nan if kept.loss_eval is None else kept.loss_eval)
-        numbers = _fetch_numbers(values, self._device)
-        for index, kept in enumerate(self._kept):
-            loss, grad_norm, skipped, loss_eval = numbers[4 * index : 4 * index + 4]
+        for kept, (loss, grad_norm, skipped, loss_eval) in zip(self._coming.steps, self._coming.numbers(), strict=True):
             self._judge(loss, grad_norm, bool(skipped))
             step_s = _seconds(kept.began, kept.ended)
             self._lines.append(
@@ -107,7 +151,7 @@ class Metrics:
                     "time": round(kept.time, 3),
                 }
             )
-        self._kept.clear()
+        self._coming = None
 
     def forget(self) -> None:
         """Drops the figures kept: for the ranks that write none."""
@@ -176,10 +220,3 @@ def _seconds(began: Moment, ended: Moment) -> float:
         assert isinstance(ended, float)
         return ended - began
     return float(began.elapsed_time(ended)) / 1000
-
-
-def _fetch_numbers(values: list[Tensor | float], device: torch.device) -> list[float]:
-    """The values as floats, those on the device in one copy."""
-    on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
-    fetched = iter(torch.stack([value.to(device) for value in on_device]).tolist() if on_device else [])
-    return [next(fetched) if isinstance(value, Tensor) else float(value) for value in values]

@@ -67,6 +67,29 @@ def test_bad_steps_in_a_row(tmp_path: Path) -> None:
         assert (metrics.bad_in_row, metrics.poisoned) == (in_row, poisoned), f"step {step}"
 
 
+def test_a_look_back_sees_bad_steps_and_takes_nothing_in_that_has_not_arrived(tmp_path, monkeypatch) -> None:
+    metrics = Metrics(tmp_path / "m", RESOLVED, torch.device("cpu"))
+    metrics.begin_clock()
+    for step in (1, 2, 3):
+        metrics.add(step, result(math.nan))
+        metrics.look_back(begin=step == 3)
+    assert metrics.bad_in_row == 3
+    # A device that is behind: the copy is on its way.
+    with monkeypatch.context() as behind:
+        behind.setattr("hpc_gpt.train.metrics._Copy.has_arrived", lambda copy: False)
+        metrics.add(4, result(math.nan))
+        metrics.look_back(begin=True)
+        metrics.add(5, result(math.nan))
+        metrics.look_back(begin=True)
+        assert metrics.bad_in_row == 3
+    metrics.look_back(begin=False)
+    assert metrics.bad_in_row == 4
+    metrics.fetch()
+    assert metrics.bad_in_row == 5
+    metrics.write()
+    assert [json.loads(line)["step"] for line in (tmp_path / "m").read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_refused_disk_is_named() -> None:
     metrics = Metrics(Path("/dev/full"), RESOLVED, torch.device("cpu"))
