@@ -33,9 +33,14 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
     """
     parameters = list(parameters)
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0},
     ]
     if train.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=train.lr, fused=True)
     return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=True)
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Of the whole parameter: under ZeRO-3 a rank holds but a flat piece of it."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
