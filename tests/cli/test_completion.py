@@ -37,7 +37,7 @@ def test_verbs_and_options():
 
 def test_experiments():
     assert "demo" in offered("submit", "de")
-    assert "gpt2-meg-ds-3d/48b" in offered("render", "gpt2")
+    assert "gpt2-meg-ds-3d" in offered("render", "gpt2")
 
 
 def test_profiles():

@@ -56,7 +56,7 @@ def test_the_profile_it_shows_is_one(tmp_path):
 
 def test_the_experiment_it_shows_runs_on_that_profile(tmp_path):
     text = next(block for block in blocks("toml") if "[train]" in block)
-    assert tomllib.loads(text)["extends"] == "gpt2-meg-ds-3d/48b"
+    assert tomllib.loads(text)["extends"] == "gpt2-meg-ds-3d"
     (tmp_path / "myrun.toml").write_text(text)
     run = resolve(load_experiment(str(tmp_path / "myrun.toml")), load_profile("a100-80g-8"))
     assert (run.gpus, run.batch.global_batch, run.name) == (16, 512, "myrun")
