@@ -131,8 +131,8 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         zero |= {
             "sub_group_size": 1_000_000_000,
             "stage3_prefetch_bucket_size": 50_000_000,
-            # Smaller parameters, norms and biases, stay whole on every rank.
-            "stage3_param_persistence_threshold": 100_000,
+            # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split.
+            "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
             "stage3_module_granularity_threshold": 0,

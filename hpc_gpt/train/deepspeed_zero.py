@@ -1,0 +1,256 @@
+"""Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.errors import CheckpointError, ConfigError
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.attention import attention_kernels
+from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.train.engine import MicroBatches, StepResult
+from hpc_gpt.train.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.random_state import load_random_state, save_random_state
+
+_TAG = "deepspeed"
+
+
+def build(resolved: Resolved, device: torch.device) -> DeepspeedZero:
+    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
+    return DeepspeedZero(resolved, device)
+
+
+class Groups:
+    """DeepSpeed's `mpu`: a rank's place along tp, which it calls model parallel, and along dp."""
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        at = layout.coordinate(rank)
+        self._tp = _group(layout, "tp", rank), at.tp, layout.tp
+        self._dp = _group(layout, "dp", rank), at.dp, layout.dp
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._tp[0]
+
+    def get_model_parallel_rank(self) -> int:
+        return self._tp[1]
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._tp[2]
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._dp[0]
+
+    def get_data_parallel_rank(self) -> int:
+        return self._dp[1]
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._dp[2]
+
+    # Newer names for the same, which parts of DeepSpeed ask for first.
+    get_tensor_model_parallel_group = get_model_parallel_group
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+
+
+def _group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup:
+    """This rank's group along `axis`, also where it is alone in it: DeepSpeed takes None for all ranks."""
+    groups = {number: dist.new_group(ranks) for ranks in layout.groups(axis) for number in ranks[:1]}
+    return next(groups[ranks[0]] for ranks in layout.groups(axis) if rank in ranks)
+
+
+class DeepspeedZero:
+    """See `hpc_gpt.train.engine.Engine`."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout, engine = resolved.layout, resolved.engine
+        rank = dist.get_rank()
+        assert layout.pp == 1, "settle_engine refuses stages"
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(rank)
+        self._resolved = resolved
+        self._attention = attention_kernels(resolved, device)
+        config = deepspeed_config(resolved)
+        if engine.offload_path is not None:
+            check_offload_path(Path(engine.offload_path))
+        deepspeed = import_deepspeed(device)
+        with quiet():
+            deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+            self._groups = Groups(layout, rank)
+            tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
+            partitioned = zero_stage(resolved) == 3
+            context = (
+                _partitioned_as_built(deepspeed, config, self._groups) if partitioned else contextlib.nullcontext()
+            )
+            with context:
+                self.module = Gpt(resolved.model, resolved.train.seed, tp, Techniques.of(engine))
+            if engine.compile != "none":
+                from hpc_gpt.train.compilation import compile_model
+
+                compile_model(self.module, engine)
+            parameters = list(self.module.parameters())
+            self._optimizer = _build_optimizer(resolved, parameters)
+            self._norm: GradientNorm | None = None
+            if clips_itself(resolved):
+                self._norm = GradientNorm(
+                    self._optimizer,
+                    parameters,
+                    self.tp_rank,
+                    self._groups.get_model_parallel_group(),
+                    resolved.train.clip,
+                )
+            self._engine, *_ = deepspeed.initialize(
+                model=self.module, optimizer=self._optimizer, config=config, mpu=self._groups
+            )
+        if layout.dp == 1 and (self._norm is not None or shards_in_bf16_optimizer(resolved)):
+            # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizers need the call.)
+            self._engine.enable_backward_allreduce = False
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included."""
+        return int(self._engine.global_steps)
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """One optimizer step; see `Engine`."""
+        engine, count = self._engine, self._resolved.batch.micro_batches
+        lr = learning_rate(self._resolved.train, self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        total = torch.zeros((), device=self.device)
+        with self._attention():
+            for tokens, targets in islice(micro_batches, count):
+                loss = engine(tokens, targets)
+                total += loss.detach()
+                engine.backward(loss)
+                engine.step()  # counts; the last one of the step does it
+        loss = self._mean(total / count)
+        if self._norm is not None:
+            assert self._norm.norm is not None
+            assert self._norm.skipped is not None
+            return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
+        optimizer = engine.optimizer
+        return StepResult(loss, optimizer._global_grad_norm, lr, bool(optimizer.overflow))
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank."""
+        total = torch.zeros((), device=self.device)
+        with self._attention():
+            for tokens, targets in islice(micro_batches, count):
+                total += self._engine(tokens, targets)
+        return self._mean(total / count)
+
+    def _mean(self, own: Tensor) -> Tensor:
+        """The mean over data-parallel ranks."""
+        if self._resolved.layout.dp > 1:
+            dist.all_reduce(own, group=self._groups.get_data_parallel_group())
+            own /= self._resolved.layout.dp
+        return own
+
+    def save(self, folder: Path) -> None:
+        """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
+        with quiet():
+            self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        save_random_state(folder, dist.get_rank(), self.device)
+        if dist.get_rank() == 0:
+            write_identity(folder, self._resolved, self.step)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
+        check_identity(folder, self._resolved)
+        if not (folder / _TAG).is_dir():
+            raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
+        with quiet():
+            self._engine.load_checkpoint(str(folder), tag=_TAG)
+        load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+        own = owned(self.module.parameters(), self.tp_rank)
+        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
+        total = torch.tensor(count, dtype=torch.int64, device=self.device)
+        dist.all_reduce(total, group=self._groups.get_model_parallel_group())
+        return int(total)
+
+
+@contextlib.contextmanager
+def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups) -> Iterator[None]:
+    """Modules built inside give each rank its share of their parameters as soon as they are part of a larger module.
+
+    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
+    constructors for that, and with them the generator that our initial weights are drawn by.
+    """
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    init = deepspeed.zero.Init(
+        config_dict_or_path=config, data_parallel_group=groups.get_data_parallel_group(), mpu=groups
+    )
+
+    def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        for parameter in module.parameters() if module is not None else ():
+            if not hasattr(parameter, "ds_id"):
+                parameter.data = parameter.data.to(init.dtype)
+                init._convert_to_zero_parameters([parameter])
+
+    hook = register_module_module_registration_hook(convert)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's own; DeepSpeed's where part of the states is offloaded, as it insists."""
+    train = resolved.train
+    if resolved.engine.offload_ratio < 1:
+        check_compiler()
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        groups = build_optimizer(train, parameters).param_groups
+        kept = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+        adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            kept, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, adamw_mode=True
+        )
+        return adam
+    return build_optimizer(train, parameters)
+
+
+def check_offload_path(path: Path) -> None:
+    """ConfigError unless the folder on NVMe is there and can be written. Every node looks at its own."""
+    import os
+
+    if not path.is_dir() or not os.access(path, os.W_OK):
+        raise ConfigError(
+            f"engine.offload_path is {path}, which is no folder that can be written here",
+            "name a folder on every node's NVMe, or leave it out to offload to the host's memory",
+        )
+
+
+def check_compiler() -> None:
+    """ConfigError where DeepSpeed cannot build its CPU Adam."""
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if missing:
+        raise ConfigError(
+            f"engine.offload_ratio below 1 needs DeepSpeed's CPU Adam, which is built with g++ and ninja; "
+            f"{' and '.join(missing)} cannot be found",
+            "use engine.offload_ratio = 1.0, or install them (pip install ninja)",
+        )
