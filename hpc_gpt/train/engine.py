@@ -84,7 +84,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     torch.distributed must be initialised with one rank to each GPU of the layout. ConfigError where the device cannot
     do the arithmetic.
     """
-    check_dtype(resolved.train.dtype, device)
+    check_dtype(resolved.train.dtype, device, resolved.engine.name)
     if resolved.train.deterministic:
         make_deterministic()
     module = importlib.import_module(MODULES[resolved.engine.name])
@@ -92,10 +92,13 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     return engine
 
 
-def check_dtype(dtype: str, device: torch.device) -> None:
-    """Refuses arithmetic the device does not have: fp16 on a CPU, bf16 on a GPU older than Ampere."""
-    if dtype == "fp16" and device.type == "cpu":
-        raise ConfigError("train.dtype is fp16, but a CPU does not train in fp16", 'use train.dtype = "fp32" or "bf16"')
+def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
+    """Refuses arithmetic that is not there: fp16 under DeepSpeed on a CPU, bf16 on a GPU older than Ampere."""
+    if dtype == "fp16" and device.type == "cpu" and "deepspeed" in engine:
+        raise ConfigError(
+            "train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU",
+            'use train.dtype = "fp32" or "bf16", or engine.name = "ddp" or "fsdp"',
+        )
     if dtype == "bf16" and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:

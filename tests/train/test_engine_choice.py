@@ -19,24 +19,28 @@ SITE = ClusterProfile(name="site")
 V100 = ClusterProfile(name="jean-zay", device="v100-32g")
 
 
-def test_a_cpu_has_no_fp16() -> None:
-    with pytest.raises(UserError, match=r"train\.dtype is fp16, but a CPU does not train in fp16") as refused:
-        check_dtype("fp16", torch.device("cpu"))
+@pytest.mark.parametrize("engine", ["deepspeed-3d", "deepspeed-zero", "hf-deepspeed"])
+def test_deepspeed_has_no_fp16_on_a_cpu(engine: str) -> None:
+    with pytest.raises(UserError, match=r"train\.dtype is fp16, but DeepSpeed does not train in fp16") as refused:
+        check_dtype("fp16", torch.device("cpu"), engine)
     assert "bf16" in refused.value.hint
+    assert "ddp" in refused.value.hint
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_cpu_has_the_others(dtype: str) -> None:
-    check_dtype(dtype, torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("dtype", "engine"), [("fp32", "deepspeed-3d"), ("bf16", "deepspeed-3d"), ("fp16", "ddp"), ("fp16", "fsdp")]
+)
+def test_a_cpu_has_the_others(dtype: str, engine: str) -> None:
+    check_dtype(dtype, torch.device("cpu"), engine)
 
 
 def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with pytest.raises(UserError, match=r"Tesla V100 \(compute capability 7\.0\) has no bf16") as refused:
-        check_dtype("bf16", torch.device("cuda", 0))
+        check_dtype("bf16", torch.device("cuda", 0), "ddp")
     assert "fp16" in refused.value.hint
-    check_dtype("fp16", torch.device("cuda", 0))
+    check_dtype("fp16", torch.device("cuda", 0), "deepspeed-3d")
 
 
 @pytest.mark.parametrize(
