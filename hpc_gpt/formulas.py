@@ -1,4 +1,4 @@
-"""FLOPs of a training step, by the three formulas people print, and utilisation.
+"""FLOPs of a training step, by the three formulas people print, utilisation, and seed 003's formula for memory.
 
 A figure is in TFLOP/s (1e12 a second) per GPU, from the seconds of one optimizer step. Each formula counts
 something else, so a figure always goes by the name of its formula. Letters: P parameters (tied embedding once),
@@ -68,6 +68,34 @@ def tflops_model(
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     return (6 * params + 12 * layers * hidden * seq) * seq * global_batch / (step_s * gpus * 1e12)
+
+
+def memory_seed003_gib(
+    *,
+    params: float,
+    batch: int,
+    seq: int,
+    layers: float,
+    hidden: float,
+    heads: float,
+    vocab: float,
+    bytes_each: int = 2,
+) -> float:
+    """GiB of GPU memory that training takes by seed 003's formula, which counts in GB of 1e9 bytes:
+
+        activations = B C (2 V + l (6 e + h C))
+        bytes       = (4 P + 2 activations) x bytes_each
+
+    B samples in a pass (`batch`), C tokens of context (`seq`), l layers, e the embedding's size (`hidden`), h heads, V
+    the vocabulary (the seed's `toks`). 4 P are parameters, gradients, momentum and variance, 2 activations "forward
+    and backwards", 6 e the outputs of QKV (3), FFN (2) and projection (1), h C the attention's scores. `bytes_each` is
+    2, "fixed for bfloat16". It knows neither fp32 master weights, recomputation, attention kernels without scores, nor
+    sharding: give what one GPU holds.
+    Source: seed 003, "FSDP".
+    """
+    _check(params=params, batch=batch, seq=seq, layers=layers, hidden=hidden, heads=heads, vocab=vocab)
+    activations = batch * seq * (2 * vocab + layers * (6 * hidden + heads * seq))
+    return (4 * params + 2 * activations) * bytes_each / 2**30
 
 
 def mfu(tflops_model: float, peak_tflops: float) -> float:

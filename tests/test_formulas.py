@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.devices import DEVICES, device_named, peak_tflops
-from hpc_gpt.formulas import hfu, mfu, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.formulas import hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.model_shape import ModelShape
 
 runs = st.fixed_dictionaries(
@@ -35,6 +35,26 @@ def test_without_recomputation_the_seeds_factor_is_six():
     full = tflops_seed(params=48e9, step_s=127, **SEED_RUN)
     assert tflops_seed(params=48e9, step_s=127, recompute="none", **SEED_RUN) == pytest.approx(full * 6 / 8)
     assert tflops_seed(params=48e9, step_s=127, recompute="selective", **SEED_RUN) == pytest.approx(full * 6 / 8)
+
+
+SEED_003 = {"params": 194_103_296, "seq": 512, "layers": 16, "hidden": 1024, "heads": 8, "vocab": 50257}
+
+
+def test_seed_003s_memory_is_its_own_line_of_python_in_gib():
+    model_params, bytes_per_param, toks = 194_103_296, 2, 50257
+    B, C, l, e, h = 64, 512, 16, 1024, 8  # noqa: E741
+    gb = (4 * model_params + 2 * B * C * (2 * toks + l * (6 * e + h * C))) * bytes_per_param / 1_000_000_000
+    assert memory_seed003_gib(batch=64, **SEED_003) * 2**30 / 1e9 == pytest.approx(gb)
+
+
+def test_seed_003s_figures_come_out_at_64_samples_of_512():
+    """It names neither batch nor context. At these the activations are its 34.65 "gb", and all of it is near the
+    35,480 MB it measured."""
+    states_gb = 4 * 194_103_296 * 2 / 1e9
+    gb = memory_seed003_gib(batch=64, **SEED_003) * 2**30 / 1e9
+    assert gb - states_gb == pytest.approx(34.65, abs=0.005)
+    assert gb == pytest.approx(35.480, rel=0.025)
+    assert states_gb == pytest.approx(1.553, abs=0.001)
 
 
 def seed_cells(text):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from hpc_gpt.devices import DEVICES, peak_tflops
-from hpc_gpt.formulas import Recompute, hfu, mfu, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.record import Record
 
 
@@ -28,6 +28,7 @@ _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "f
 
 def add_figures(record: Record) -> Record:
     """The record with what its sizes and `step_s` give; a figure whose inputs are not known stays null."""
+    record = _add_seed003(record)
     if not record.step_s or not record.gpus or not record.global_batch or not record.seq:
         return record
     sources = dict(record.sources)
@@ -52,6 +53,30 @@ def add_figures(record: Record) -> Record:
         if max(record.mfu or 0.0, record.hfu or 0.0) > 1:
             flags.append(f"faster than the peak of {record.device}: the device or a size is wrong")
     return replace(record, sources=sources, flags=flags)
+
+
+def _add_seed003(record: Record) -> Record:
+    """With seed 003's memory formula for one GPU's share of the model: its slice of the layers of a stage."""
+    sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
+    params, batch, seq, layers, hidden, heads, vocab = sizes
+    tp, pp = record.tp, record.pp
+    if not (params and batch and seq and layers and hidden and heads and vocab and tp and pp):
+        return record
+    bytes_each = 4 if record.dtype == "fp32" else 2
+    figure = memory_seed003_gib(
+        params=params / (tp * pp),
+        batch=batch,
+        seq=seq,
+        layers=layers / pp,
+        hidden=hidden / tp,
+        heads=heads / tp,
+        vocab=vocab / tp,
+        bytes_each=bytes_each,
+    )
+    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, seed 003, of one rank's tp and pp share"
+    return replace(
+        record, memory_seed003_gib=figure, sources={**record.sources, "memory_seed003_gib": f"{where}; no sharding"}
+    )
 
 
 def _add_flops(record: Record, sources: dict[str, str]) -> Record:

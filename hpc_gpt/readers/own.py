@@ -76,6 +76,8 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
     model, layout, batch, train = resolved.model, resolved.layout, resolved.batch, resolved.train
     settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
     settings["model"] = {"tied": model.tied, "vocab_multiple": model.vocab_multiple, "preset": resolved.preset}
+    if resolved.sweep is not None:
+        settings["sweep"] = {"name": resolved.sweep, "row": resolved.row}
     record = Record(
         run=run.run_id,
         name=resolved.name,
