@@ -19,6 +19,17 @@ def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
     return [*names, CompletionItem(begun, type="file")]
 
 
+def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Rows of the EXPERIMENT that stands in the line, the default one without, those that cannot run left out."""
+    from hpc_gpt.experiment import DEFAULT_EXPERIMENT
+    from hpc_gpt.sweep import find_sweep
+
+    with contextlib.suppress(OSError, ValueError):
+        sweep = find_sweep(ctx.params.get("experiment") or DEFAULT_EXPERIMENT)
+        return [row.name for row in sweep.possible if row.name.startswith(begun)] if sweep is not None else []
+    return []
+
+
 def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     from hpc_gpt.cluster import list_profiles
 

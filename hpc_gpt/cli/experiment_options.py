@@ -55,6 +55,9 @@ class Request:
     cluster: str | None
     template: Path | None
     overrides: dict[str, Any]
+    row: str | None = None
+    sweep: bool = False
+    smoke: bool = False
 
 
 def experiment_options(function: F) -> F:
@@ -81,6 +84,11 @@ def experiment_options(function: F) -> F:
                      help="Your own child of base.sh.j2."),
         click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
                      help="Cluster profile, by name or file."),
+        click.option("--smoke", is_flag=True,
+                     help="Shrink it to 5 steps of a tiny model on at most 8 ranks, here unless --cluster says where."),
+        click.option("--sweep", is_flag=True, help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
+        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
+                     help="A row of EXPERIMENT; without it and --sweep the first that can run."),
         click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
     ):  # fmt: skip
         command = decorate(command)
@@ -118,6 +126,9 @@ def _request(values: dict[str, Any]) -> Request:
         cluster=values.pop("cluster"),
         template=values.pop("template"),
         overrides=overrides,
+        row=values.pop("row"),
+        sweep=values.pop("sweep"),
+        smoke=values.pop("smoke"),
     )
 
 
@@ -129,52 +140,6 @@ def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
         for name, value in given.items()
         if value is not None and (source(name) is click.core.ParameterSource.ENVIRONMENT) is by_variable
     }
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given."""
-
-    resolved: Any
-    script: str
-    text: str
-
-
-def prepare(request: Request, queueing: bool = False) -> Prepared:
-    """Loads, resolves and renders. `queueing`: the job would really be submitted, so a guessed profile is refused
-    where there is no sbatch."""
-    from hpc_gpt.experiment import find_experiment, load_experiment
-    from hpc_gpt.render import render_script
-    from hpc_gpt.resolve import resolve
-
-    profile = choose_profile(request.cluster, queueing)
-    experiment = load_experiment(request.experiment, request.overrides)
-    sizes = experiment.layout
-    if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
-        # Two of the three are the experiment's; the flag's own partner follows from the rest.
-        asked = {"layout.global_batch", "layout.micro_batches"} & set(request.overrides)
-        if len(asked) == 1:
-            follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
-            experiment = load_experiment(request.experiment, {**request.overrides, follows: None})
-    resolved = resolve(experiment, profile)
-    text = find_experiment(request.experiment).read_text(encoding="utf-8")
-    return Prepared(resolved, render_script(resolved, request.template), text)
-
-
-def choose_profile(name: str | None, queueing: bool) -> Any:
-    """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm."""
-    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
-
-    chosen = name or user_default()
-    if chosen is None and queueing:
-        from hpc_gpt.slurm.scheduler import has_sbatch
-
-        if not has_sbatch():
-            raise ConfigError(
-                f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
-                f"use --cluster with one of: {', '.join(list_profiles())}",
-            )
-    return load_profile(chosen or FALLBACK)
 
 
 def logs_folder() -> Path:

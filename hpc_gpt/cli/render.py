@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from hpc_gpt.cli.experiment_options import Request, experiment_options, prepare
+from hpc_gpt.cli.experiment_options import Request, experiment_options
 
 
 @click.command()
 @experiment_options
-def render(request: Request) -> None:
+@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="For --sweep: where to write the scripts, NAME.sh for each row.")  # fmt: skip
+def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
     The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or a file or folder under experiments/
@@ -18,5 +22,29 @@ def render(request: Request) -> None:
     \b
     hpc-gpt render demo --cluster generic-slurm > job.sh
     hpc-gpt render --gpus 64 --pp 16 -A myproject@v100
+    hpc-gpt render memory-ladder --sweep -o scripts
     """
-    click.echo(prepare(request).script, nl=False)
+    from hpc_gpt.cli.preparation import prepare, prepare_sweep
+    from hpc_gpt.errors import ConfigError
+
+    if request.sweep is not (folder is not None):
+        raise ConfigError(
+            "--sweep makes a script for each row, which -o FOLDER takes",
+            "add -o FOLDER" if request.sweep else "add --sweep, or write > job.sh for one script",
+        )
+    if folder is None:
+        prepared = prepare(request)
+        for note in prepared.notes:
+            click.echo(note, err=True)
+        click.echo(prepared.script, nl=False)
+        return
+    sweep = prepare_sweep(request)
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in sweep.rows:
+        for note in row.notes:
+            click.echo(note, err=True)
+        path = folder / f"{row.resolved.row}.sh"
+        path.write_text(row.script, encoding="utf-8")
+        click.echo(str(path))
+    for impossible in sweep.impossible:
+        click.echo(f"not {impossible.name}: {impossible.impossible}", err=True)

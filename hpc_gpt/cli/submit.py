@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder, prepare
+from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder
 
 
 @click.command()
@@ -32,7 +32,11 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
     if resume is not None:
         submitted = _resume(resume)
     else:
+        from hpc_gpt.cli.preparation import prepare
+
         prepared = prepare(request, queueing=not dry_run)
+        for note in prepared.notes:
+            click.echo(note, err=True)
         if dry_run:
             _dry_run(prepared)
             return

@@ -1,0 +1,137 @@
+"""From a request to scripts: every row that is asked for loaded, resolved and rendered, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.cli.experiment_options import Request
+from hpc_gpt.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hpc_gpt.cluster import ClusterProfile
+    from hpc_gpt.experiment import Experiment
+    from hpc_gpt.resolve import Resolved
+    from hpc_gpt.sweep import Row, Sweep
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment ready to be submitted: its settings, its script, its file as given; and what to tell the user."""
+
+    resolved: Resolved
+    script: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreparedSweep:
+    """Every row of a sweep that can run, ready, and those that cannot."""
+
+    name: str
+    rows: list[Prepared]
+    impossible: list[Row]
+
+
+def prepare(request: Request, queueing: bool = False) -> Prepared:
+    """Loads, resolves and renders one experiment: of a sweep the row asked for, or the first possible one.
+
+    `queueing`: the job would really be submitted, so a guessed profile is refused where there is no sbatch.
+    """
+    from hpc_gpt.sweep import choose_row, find_sweep
+
+    profile = choose_profile(request, queueing)
+    sweep = find_sweep(request.experiment)
+    row = choose_row(sweep.rows, request.row, sweep.path) if sweep is not None else None
+    return _prepare_row(request, profile, sweep, row.name if row is not None else request.row)
+
+
+def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
+    """Every row of the sweep, as `prepare` does one. The faults of all rows are told at once."""
+    from hpc_gpt.sweep import find_sweep
+
+    sweep = find_sweep(request.experiment)
+    if sweep is None:
+        raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
+    if request.row is not None:
+        raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
+    if not sweep.possible:
+        raise ConfigError(f"{sweep.path}: no row can run", "add a row that can")
+    profile = choose_profile(request, queueing)
+    prepared, faults = [], []
+    for row in sweep.possible:
+        try:
+            prepared.append(_prepare_row(request, profile, sweep, row.name))
+        except UserError as fault:
+            faults.append((row.name, fault))
+    if faults:
+        lines = [f"row {name!r}: {line}" for name, fault in faults for line in str(fault).splitlines()]
+        raise ConfigError("\n".join(lines), "; ".join(dict.fromkeys(fault.hint for _, fault in faults if fault.hint)))
+    return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None])
+
+
+def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None, row: str | None) -> Prepared:
+    from hpc_gpt.experiment import find_experiment
+    from hpc_gpt.render import render_script
+    from hpc_gpt.resolve import resolve
+
+    experiment = _load(request, row)
+    notes: tuple[str, ...] = ()
+    if request.smoke:
+        resolved, notes = _shrunken(experiment, profile)
+    else:
+        resolved = resolve(experiment, profile)
+    if sweep is not None:
+        resolved = replace(resolved, sweep=sweep.name, row=row)
+    text = find_experiment(request.experiment).read_text(encoding="utf-8")
+    return Prepared(resolved, render_script(resolved, request.template), text, notes)
+
+
+def _load(request: Request, row: str | None) -> Experiment:
+    from hpc_gpt.experiment import load_experiment
+
+    experiment = load_experiment(request.experiment, request.overrides, row)
+    sizes = experiment.layout
+    if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
+        # Two of the three are the experiment's; the flag's own partner follows from the rest.
+        asked = {"layout.global_batch", "layout.micro_batches"} & set(request.overrides)
+        if len(asked) == 1:
+            follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
+            experiment = load_experiment(request.experiment, {**request.overrides, follows: None}, row)
+    return experiment
+
+
+def _shrunken(experiment: Experiment, profile: ClusterProfile) -> tuple[Resolved, tuple[str, ...]]:
+    """The small run on the profile, and the lines that show it beside the real one.
+
+    The real layout is that of a cluster: on a profile that is this one machine, of the fallback's nodes.
+    """
+    from hpc_gpt.cluster import FALLBACK, load_profile
+    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.resolve import resolve
+    from hpc_gpt.smoke import compare, shrink
+
+    here = profile.scheduler == "local"
+    real = resolve(experiment, load_profile(FALLBACK) if here else profile)
+    smoke = shrink(experiment, real, has_gpu=not here or bool(list_gpus()))
+    small = resolve(smoke.experiment, profile)
+    return small, (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, small), *smoke.notes)))
+
+
+def choose_profile(request: Request, queueing: bool) -> Any:
+    """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm; this machine for a smoke run."""
+    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
+
+    chosen = request.cluster or user_default()
+    if chosen is None and request.smoke:
+        return load_profile("local")
+    if chosen is None and queueing:
+        from hpc_gpt.slurm.scheduler import has_sbatch
+
+        if not has_sbatch():
+            raise ConfigError(
+                f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
+                f"use --cluster with one of: {', '.join(list_profiles())}",
+            )
+    return load_profile(chosen or FALLBACK)
