@@ -1,0 +1,176 @@
+"""Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
+
+bf16 and fp16 keep fp32 masters (`train.master_weights`). With `engine.sharded_optimizer` the moments are dealt out over
+the ranks by ZeroRedundancyOptimizer, whole parameters at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.attention import attention_kernels
+from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.engine import MicroBatches, StepResult
+from hpc_gpt.train.gradient_buckets import average_into_masters
+from hpc_gpt.train.loss_scaler import LossScaler
+from hpc_gpt.train.master_weights import HALF, MasterWeights
+from hpc_gpt.train.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.random_state import load_random_state, save_random_state
+from hpc_gpt.train.replicated_checkpoint import ReplicatedCheckpoint, read_replicated
+from hpc_gpt.train.update import Update
+
+# Keys of a checkpoint's identity in which it may differ from the run that loads it.
+CONVERTIBLE = frozenset({"layout.dp"})
+
+
+def build(resolved: Resolved, device: torch.device) -> Ddp:
+    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
+    return Ddp(resolved, device)
+
+
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter of a checkpoint by its full name, fp32; in one process."""
+    return read_replicated(folder)
+
+
+class Ddp:
+    """See `hpc_gpt.train.engine.Engine`. On one rank there is no wrapper and no collective."""
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout, engine, train = resolved.layout, resolved.engine, resolved.train
+        assert layout.tp == layout.pp == 1, "settle_engine refuses the others"
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
+        self._resolved = resolved
+        self._step = 0
+        self._attention = attention_kernels(resolved, device)
+        self.module = Gpt(resolved.model, train.seed, techniques=Techniques.of(engine)).to(device)
+        parameters = list(self.module.parameters())
+        self._masters = MasterWeights(parameters, HALF[train.dtype]) if train.dtype in HALF else None
+        if self._masters is not None:
+            parameters = self._masters.masters
+        self._parameters = parameters
+        self._optimizer = _build_optimizer(resolved, parameters)
+        if engine.compile != "none":
+            from hpc_gpt.train.compilation import compile_model
+
+            compile_model(self.module, engine)
+        self._replicas = self._wrap() if layout.dp > 1 else None
+        self._scaler = LossScaler(train.dtype, device)
+        self._update = Update(self._optimizer, parameters, None, train.clip, self._scaler, device)
+        self._checkpoint = ReplicatedCheckpoint(parameters, self._optimizer)
+
+    def _wrap(self) -> DistributedDataParallel:
+        """The ranks begin with the same weights, drawn by the same seed, so none are sent; the graph has no unused
+        parameters, so none are looked for, which is all that `static_graph` could save."""
+        wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False)
+        if self._masters is not None:
+            wrapped.register_comm_hook(self._masters, average_into_masters)
+        return wrapped
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included."""
+        return self._step
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """One optimizer step; see `Engine`. The ranks meet in the last micro-batch's backward pass alone."""
+        count = self._resolved.batch.micro_batches
+        total = torch.zeros((), device=self.device)
+        model = self._replicas or self.module
+        with self._attention():
+            for number, (tokens, targets) in enumerate(islice(micro_batches, count), 1):
+                with self._gradients(last=number == count):
+                    loss = model(tokens, targets)
+                    self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        lr = learning_rate(self._resolved.train, self._step)
+        norm, skipped = self._update.apply(lr)
+        if self._masters is not None:
+            self._masters.copy_back()
+        self._forget_gradients()
+        self._step += 1
+        return StepResult(self._mean(total / count), norm, lr, skipped)
+
+    def _gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """What becomes of a micro-batch's gradient: averaged over the ranks if it is the `last`, else kept."""
+        if self._replicas is None:
+            return contextlib.nullcontext()
+        if self._masters is not None:
+            self._masters.collects = not last
+        context: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext() if last else self._replicas.no_sync()
+        )
+        return context
+
+    def _forget_gradients(self) -> None:
+        if self._replicas is not None and self._masters is None:
+            # They are the buckets, a gradient's only memory, and have to stay in place.
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            torch._foreach_zero_(gradients)
+            return
+        for parameter in (*self._parameters, *self.module.parameters()):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank."""
+        total = torch.zeros((), device=self.device)
+        with self._attention():
+            for tokens, targets in islice(micro_batches, count):
+                total += self.module(tokens, targets)
+        return self._mean(total / count)
+
+    def _mean(self, loss: Tensor) -> Tensor:
+        if self._replicas is not None:
+            dist.all_reduce(loss)
+            loss /= self._resolved.layout.dp
+        return loss
+
+    def save(self, folder: Path) -> None:
+        """Weights by rank 0, the optimizer by rank 0 or by each its share, every rank's generator state."""
+        rank = dist.get_rank()
+        self._checkpoint.save(folder, rank, self._step, self._scaler.read())
+        save_random_state(folder, rank, self.device)
+        if rank == 0:
+            write_identity(folder, self._resolved, self._step)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, on any number of ranks; CheckpointError if it is of another model."""
+        differing = check_identity(folder, self._resolved, CONVERTIBLE)
+        self._step, scale = self._checkpoint.load(folder, dist.get_rank())
+        self._scaler.restore(scale)
+        if self._masters is not None:
+            self._masters.copy_back()
+        if not differing:
+            load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+
+def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    whole = build_optimizer(resolved.train, parameters)
+    if not resolved.engine.sharded_optimizer:
+        return whole
+    kind = type(whole)
+    takes = inspect.signature(kind).parameters
+    settings: dict[str, Any] = {key: value for key, value in whole.defaults.items() if key in takes}
+    return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)

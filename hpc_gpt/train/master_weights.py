@@ -1,0 +1,56 @@
+"""A model in bf16 or fp16 whose weights are copies of fp32 masters: the optimizer works on the masters alone.
+
+Bytes a parameter, for AdamW: weight 2, master 4, gradient 4, moments 8. A half gradient lives from the end of its
+own layer's backward pass to its addition to the master's, which happens at once. Passes over memory in a step, beside
+the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MasterWeights:
+    """Turns the fp32 `weights` into their halves, in place; `masters` are what they were, in the same order.
+
+    While `collects`, a weight's gradient is added to its master's as soon as it is there, and dropped.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        self.weights = list(weights)
+        self.masters: list[nn.Parameter] = []
+        self.collects = True
+        for weight in self.weights:
+            master = nn.Parameter(weight.detach())
+            self.masters.append(name_parameter(master, full_name(weight), split_of(weight)))
+            weight.data = weight.detach().to(dtype)
+            weight.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
+        self._master_of = dict(zip(map(id, self.weights), self.masters, strict=True))
+
+    def master_of(self, weight: Tensor) -> nn.Parameter:
+        """The master that `weight` is a copy of."""
+        return self._master_of[id(weight)]
+
+    @torch.no_grad()
+    def _collect(self, weight: Tensor) -> None:
+        if not self.collects:
+            return
+        assert weight.grad is not None
+        master = self.master_of(weight)
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad += weight.grad
+        weight.grad = None
+
+    @torch.no_grad()
+    def copy_back(self) -> None:
+        """The weights follow their masters."""
+        torch._foreach_copy_([*self.weights], [*self.masters])

@@ -1,0 +1,88 @@
+"""The checkpoint of a model that every rank holds whole.
+
+    weights.pt            {full name: fp32}, by rank 0
+    optimizer-00000.pt    {full name: {moment: tensor}}, by each rank whose optimizer holds any that rank 0's does not
+    progress.pt           step, loss scale
+
+Nothing in it depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.tensor_parallel import full_name
+
+_WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
+
+
+class ReplicatedCheckpoint:
+    """Saves and loads fp32 `parameters` and the state of their `optimizer`."""
+
+    def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = parameters
+        self._sharded = isinstance(optimizer, ZeroRedundancyOptimizer)
+        self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+
+    @property
+    def _owned(self) -> list[nn.Parameter]:
+        """Those whose moments this rank holds, in the optimizer's order."""
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def save(self, folder: Path, rank: int, step: int, scale: dict[str, Any]) -> None:
+        """Writes what `rank` has to write."""
+        if rank == 0:
+            torch.save({full_name(one): one.detach() for one in self._parameters}, folder / _WEIGHTS)
+            torch.save({"step": step, "scale": scale}, folder / _PROGRESS)
+        if rank == 0 or self._sharded:
+            states = {full_name(one): self._optimizer.state[one] for one in self._owned if one in self._optimizer.state}
+            torch.save(states, _optimizer_file(folder, rank))
+
+    @torch.no_grad()
+    def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
+        """(step, loss scale) of the checkpoint, whose weights and states are now this rank's."""
+        weights = _read(folder / _WEIGHTS)
+        for parameter in self._parameters:
+            parameter.copy_(weights[full_name(parameter)])
+        self._load_optimizer(folder, rank)
+        progress = _read(folder / _PROGRESS)
+        return int(progress["step"]), progress["scale"]
+
+    def _load_optimizer(self, folder: Path, rank: int) -> None:
+        own = [full_name(one) for one in self._owned]
+        missing, states = set(own), {}
+        # A rank's own share is where it left it, on the same number of ranks.
+        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path != _optimizer_file(folder, rank))
+        for path in files:
+            if not missing:
+                break
+            found = _read(path)
+            states.update({name: found[name] for name in missing & found.keys()})
+            missing -= found.keys()
+        groups = self._optimizer.state_dict()["param_groups"]
+        # SGD without momentum keeps nothing.
+        numbered = {number: states[name] for number, name in enumerate(own) if name in states}
+        self._optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+
+
+def read_replicated(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The weights of such a checkpoint, by full name."""
+    yield from _read(folder / _WEIGHTS).items()
+
+
+def _optimizer_file(folder: Path, rank: int) -> Path:
+    return folder / f"optimizer-{rank:05d}.pt"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} holds no {path.name}", "remove it, and the one before is used")
+    kept: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return kept

@@ -1,0 +1,78 @@
+"""What ends a step: the norm of the whole model's gradient, clipping by it, the optimizer, the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_gpt.train.loss_scaler import LossScaler
+
+
+class Update:
+    """One optimizer's steps over gradients that are ready, and not finite ones left out.
+
+    `counted` are this rank's parameters whose gradients make up the norm, each number of the model on one rank of
+    `group` (None: this rank alone). `clip` 0 does not clip. The loss scale and the clipping are one division, which
+    torch's fused kernels do while they read the gradient anyway; they also leave weights and moments alone where they
+    are told to. So nothing waits for the device, but where the optimizer is not fused: there, as in torch's own
+    GradScaler, the host must know whether to call it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        counted: Iterable[Tensor],
+        group: dist.ProcessGroup | None,
+        clip: float,
+        scaler: LossScaler,
+        device: torch.device,
+    ) -> None:
+        self.optimizer = optimizer
+        # ZeroRedundancyOptimizer keeps the one that works on this rank's share inside.
+        self._kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+        self._counted = list(counted)
+        self._group = group
+        self._clip = clip
+        self._scaler = scaler
+        self._device = device
+
+    @torch.no_grad()
+    def apply(self, lr: float) -> tuple[Tensor, Tensor]:
+        """(norm before clipping, whether the step was skipped), both on the device. The gradients are used up."""
+        factor = self._scaler.factor
+        norm = self._norm() if factor is None else self._norm() / factor
+        skipped = ~norm.isfinite()
+        divisor = factor
+        if self._clip > 0:
+            excess = ((norm + 1e-6) / self._clip).clamp(min=1.0)
+            divisor = excess if factor is None else excess * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self._kernel.defaults.get("fused"):
+            self._step_fused(skipped, divisor)
+        elif not skipped:
+            if divisor is not None:
+                gradients = [one.grad for group in self._kernel.param_groups for one in group["params"]]
+                torch._foreach_div_([gradient for gradient in gradients if gradient is not None], divisor)
+            self.optimizer.step()
+        self._scaler.follow(skipped)
+        return norm, skipped
+
+    def _step_fused(self, skipped: Tensor, divisor: Tensor | None) -> None:
+        kernel = self._kernel
+        where = next((one.device for group in kernel.param_groups for one in group["params"]), self._device)
+        kernel.found_inf = skipped.float().to(where)  # type: ignore[attr-defined]
+        kernel.grad_scale = None if divisor is None else divisor.to(where)  # type: ignore[attr-defined]
+        self.optimizer.step()
+
+    def _norm(self) -> Tensor:
+        gradients = [one.grad for one in self._counted if one.grad is not None]
+        square = torch.zeros((), dtype=torch.float64, device=self._device)
+        if gradients:
+            square += torch.stack(torch._foreach_norm(gradients)).double().square().sum().to(self._device)
+        if self._group is not None:
+            dist.all_reduce(square, group=self._group)
+        return square.sqrt().float()
