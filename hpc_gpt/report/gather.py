@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.readers.own import read_run
 from hpc_gpt.record import Record, write_record
+from hpc_gpt.report.seed_lines import named_sweep, sweep_of
 from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs import find_runs, list_runs
 
 
 @dataclass
 class Gathered:
-    """The records, oldest run first; what could not be read, and what could not be written, in words."""
+    """The records, oldest run first; what could not be read, and what could not be written, in words.
+
+    `sweeps` are those that a PATH meant: its own name and the PATH.
+    """
 
     records: list[Record] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
+    sweeps: dict[str, str] = field(default_factory=dict)
 
 
-def gather_records(runs: Sequence[RunFolder]) -> Gathered:
-    """Reads every run and replaces its record.json. A run that fails is told of and does not stop the others."""
+def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
+    """Reads what the PATHs of `report` mean: runs as find_runs takes them, and for a sweep its runs under `logs`."""
+    sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
+    rest = [path for path in paths if path not in sweeps.values()]
+    gathered = gather_records(find_runs(rest, logs)) if rest or not paths else Gathered()
+    gathered.sweeps.update(sweeps)
+    if sweeps:
+        there = {record.run for record in gathered.records}
+        of_sweeps = gather_records(list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps)
+        gathered.records += [record for record in of_sweeps.records if record.run not in there]
+        gathered.unread += of_sweeps.unread
+        gathered.unwritten += of_sweeps.unwritten
+    return gathered
+
+
+def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
+    """Reads every run and replaces its record.json. A run that fails is told of and does not stop the others.
+
+    `wanted` leaves the others out, and their record.json as it is.
+    """
     gathered = Gathered()
     for run in runs:
         try:
             record = read_run(run)
         except UserError as fault:
             gathered.unread.append(f"{run.path}: {fault}")
+            continue
+        if wanted is not None and not wanted(record):
             continue
         gathered.records.append(record)
         try:

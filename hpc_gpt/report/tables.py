@@ -24,6 +24,7 @@ from hpc_gpt.report.columns import (
     show_spread,
     show_whole,
 )
+from hpc_gpt.report.grid import Grid
 
 
 def as_table(records: Sequence[Record], width: int | None = None) -> str:
@@ -31,24 +32,20 @@ def as_table(records: Sequence[Record], width: int | None = None) -> str:
 
     Flags are in neither: the verb writes them to stderr.
     """
-    cells = [[column.heading for column in COLUMNS]]
-    cells += [[column.show(record) for column in COLUMNS] for record in records]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(COLUMNS))]
-    if width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+    grid = _grid(records)
+    if width is not None and grid.width > width:
         return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
-    return "".join(_aligned(row, widths, "  ").rstrip() + "\n" for row in cells)
+    return grid.aligned()
 
 
 def as_markdown(records: Sequence[Record]) -> str:
     """A markdown table in the seed's style: figures flush right."""
-    cells = [[column.heading for column in COLUMNS]]
-    cells += [[column.show(record).replace("|", "\\|") for column in COLUMNS] for record in records]
-    widths = [max(3, *(len(row[index]) for row in cells)) for index in range(len(COLUMNS))]
-    rule = [
-        "-" * (width - 1) + ":" if column.right else "-" * width for column, width in zip(COLUMNS, widths, strict=True)
-    ]
-    cells.insert(1, rule)
-    return "".join(f"| {_aligned(row, widths, ' | ')} |\n" for row in cells)
+    return _grid(records).markdown()
+
+
+def _grid(records: Sequence[Record]) -> Grid:
+    headings, right = [column.heading for column in COLUMNS], [column.right for column in COLUMNS]
+    return Grid(headings, right, [[column.show(record) for column in COLUMNS] for record in records])
 
 
 def as_csv(records: Sequence[Record]) -> str:
@@ -130,13 +127,6 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
 
 def _flops(figure: float | None, formula: str) -> str:
     return NOTHING if figure is None else f"{show_digits(figure)} TFLOP/s per rank  ({formula})"
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int], gap: str) -> str:
-    return gap.join(
-        text.rjust(width) if column.right else text.ljust(width)
-        for text, width, column in zip(row, widths, COLUMNS, strict=True)
-    )
 
 
 def _folded(text: str, width: int | None) -> str:
