@@ -31,6 +31,7 @@ VALUES = {
     "requirements",
     "resolve",
     "run_folder",
+    "runs",
     "smoke",
     "sweep",
     "tables",
