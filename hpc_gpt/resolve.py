@@ -28,6 +28,12 @@ SCHEMA = 1
 # Keys of [train] that may be 0 and not less.
 _COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps")
 _RATES = ("lr", "min_lr", "eps", "clip", "weight_decay")
+# Kinds of data that have a path: what it is not, and what to do.
+_NEED_PATH = {
+    "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
+    "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
+    "stream": ("no text", 'set data.path to a folder of text, or to "stdlib" to try it'),
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class Resolved:
 
     @property
     def slug(self) -> str:
-        """The experiment's name as a folder name: what is no letter, digit, dot, dash or underscore becomes `_`."""
-        return re.sub(r"[^A-Za-z0-9._-]", "_", self.name).lstrip(".-") or "experiment"
+        """The experiment's name as a folder name."""
+        return folder_name(self.name)
 
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
@@ -83,6 +89,15 @@ class Resolved:
             ) from None
         assert isinstance(resolved, Resolved)
         return resolved
+
+
+def folder_name(name: str) -> str:
+    """A name as a folder's: what is no letter, digit, dot, dash or underscore becomes `_`.
+
+    >>> folder_name("../x y")
+    '_x_y'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
 
 
 def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
@@ -221,10 +236,13 @@ def _check_train(train: Train) -> None:
 
 
 def _check_data(data: Data) -> None:
-    if data.source == "tokens" and not data.path:
+    if data.source in _NEED_PATH and not data.path:
         raise ConfigError(
-            'data.source is "tokens", but data.path names no file', "make one with hpc-gpt data, then set data.path"
+            f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
+            _NEED_PATH[data.source][1],
         )
+    if data.workers < 0:
+        raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")
     if not 0 <= data.eval_fraction < 1:
         raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
 

@@ -1,4 +1,4 @@
-"""Token files: what they hold, how they are made from text, and which one a run reads. No torch here."""
+"""Tokens: how they are made from text, what holds them, and which ones a run reads. No torch here."""
 
 from __future__ import annotations
 

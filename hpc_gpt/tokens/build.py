@@ -1,45 +1,69 @@
-"""Token files from text, by bytes: each byte is a token, and a zero byte ends a document. Vocabulary 256."""
+"""Token files from text, by any tokenizer; and what is made of the standard library's own sources, for every kind of
+data: a token file, Megatron's pair of files, or a folder of shards."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
+import os
 import platform
+import secrets
+import shutil
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.paths import data_dir
+from hpc_gpt.run_folder import give_name
+from hpc_gpt.tokens import megatron
+from hpc_gpt.tokens.character import CHAR, CharTokenizer, collect_characters, table_path
 from hpc_gpt.tokens.sources import file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens
+from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, Tokenizer, open_tokenizer
 
-BYTE_TOKENIZER = "byte"
-BYTE_VOCAB = 256
-
+STDLIB = "stdlib"
 # Not every machine has the tests, and installed packages are not the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_STDLIB_SHARDS = 40
+_ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
+_ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
-def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE_TOKENIZER) -> TokenFile:
-    """Makes the token file `out` from a text file, a jsonl file (key "text") or a folder of both.
+def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> TokenFile:
+    """Makes the token file `out` from a text file, a jsonl file, either compressed, a folder of all, or "stdlib".
 
-    The same source gives the same bytes. `out` has its name only once it is complete. Raises DataError where the
-    source is missing or has no text, where `out` is there already, or where the disk refuses; then nothing is left.
+    The same source gives the same bytes. `out` has its name only once it is complete; with tokenizer "char" its table
+    of characters is written beside it. Raises DataError where the source is missing, damaged or has no text, where
+    `out` is there already, or where the disk refuses; then nothing is left.
     """
-    source, out = Path(source), Path(out)
-    if tokenizer != BYTE_TOKENIZER:
-        raise DataError(f"no tokenizer {tokenizer!r}; known: {BYTE_TOKENIZER}", f'use "{BYTE_TOKENIZER}"')
-    if not source.exists():
-        raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
-    if out.exists():
-        raise DataError(f"{out} is there already", "give another name, or remove it first")
-    try:
-        _write(pieces(source), out, str(source), "give a file name in a folder with room that you can write")
-    except FileExistsError:
-        raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
+    read, out = _reader(source), Path(out)
+    _refuse_taken(out, table_path(out) if tokenizer == CHAR else out)
+    chosen = collect_characters(read(), str(source)) if tokenizer == CHAR else open_tokenizer(tokenizer)
+    with contextlib.ExitStack() as undo:
+        try:
+            if tokenizer == CHAR:
+                assert isinstance(chosen, CharTokenizer)
+                _write_table(chosen, table_path(out))
+                undo.callback(table_path(out).unlink)
+            _write(read(), out, chosen, str(source), _ELSEWHERE)
+        except FileExistsError:
+            raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
+        undo.pop_all()
     return open_tokens(out)
+
+
+def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE) -> int:
+    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, a sequence a document; returns the number of tokens."""
+    prefix, chosen = Path(prefix), open_tokenizer(tokenizer)
+    _refuse_taken(*megatron.paths(prefix))
+    try:
+        return megatron.write(_reader(source)(), prefix, chosen, str(source))
+    except FileExistsError:
+        raise DataError(f"{prefix} is there already: someone else just wrote it", "use it, or another name") from None
+    except OSError as fault:
+        raise DataError(f"cannot write {prefix}: {fault.strerror}", _ELSEWHERE) from None
 
 
 def build_stdlib(path: Path | None = None) -> TokenFile:
@@ -51,28 +75,107 @@ def build_stdlib(path: Path | None = None) -> TokenFile:
     path = path or stdlib_path()
     if not path.exists():
         with contextlib.suppress(FileExistsError):
-            hint = "set HPC_GPT_DATA to a folder with room that you can write"
-            _write(_stdlib_sources(), path, sysconfig.get_path("stdlib"), hint)
+            _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"), _ROOM)
     return open_tokens(path)
 
 
-def stdlib_path() -> Path:
-    """Where that file is kept; its name carries the Python version, since each has sources of its own."""
-    return data_dir() / f"stdlib-{platform.python_version()}.tokens"
+def build_stdlib_megatron() -> Path:
+    """The prefix of Megatron's pair of files with the same text, by bytes; made where one is missing, as safely."""
+    prefix = stdlib_path("-megatron")
+    if not all(path.exists() for path in megatron.paths(prefix)):
+        try:
+            with contextlib.suppress(FileExistsError):
+                megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same=True)
+        except OSError as fault:
+            raise DataError(f"cannot write {prefix}: {fault.strerror}", _ROOM) from None
+    return prefix
 
 
-def _stdlib_sources() -> Iterator[bytes]:
+def build_stdlib_shards() -> Path:
+    """A folder of shards with the same text, a quarter each plain text, jsonl, and both by gzip; made where it is
+    missing, as safely."""
+    folder = stdlib_path("-shards")
+    if folder.exists():
+        return folder
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        files = list(_stdlib_files())
+        for number in range(_STDLIB_SHARDS):
+            _write_shard(aside, number, files[number::_STDLIB_SHARDS])
+        try:
+            aside.rename(folder)
+        except OSError:
+            # Another builder was first: a folder that is not empty takes no other's name.
+            if not folder.is_dir():
+                raise
+    except OSError as fault:
+        raise DataError(f"cannot write {folder}: {fault.strerror}", _ROOM) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def stdlib_path(suffix: str = ".tokens") -> Path:
+    """Where those are kept; the name carries the Python version, since each has sources of its own."""
+    return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
+
+
+def _stdlib_files() -> Iterator[Path]:
     top = Path(sysconfig.get_path("stdlib"))
     for path in sorted(top.rglob("*.py"), key=lambda path: path.relative_to(top).parts):
         if not _LEFT_OUT.intersection(path.relative_to(top).parts):
-            yield from file_pieces(path)
+            yield path
 
 
-def _write(text: Iterable[bytes], out: Path, source: str, hint: str) -> None:
+def _stdlib_pieces() -> Iterator[bytes]:
+    for path in _stdlib_files():
+        yield from file_pieces(path)
+
+
+def _write_shard(folder: Path, number: int, files: list[Path]) -> None:
+    kind = ("txt", "jsonl", "txt.gz", "jsonl.gz")[number % 4]
+    texts = [path.read_bytes() for path in files]
+    if kind.startswith("jsonl"):
+        lines = (json.dumps({"text": text.decode("utf-8", errors="replace")}) for text in texts if text)
+        content = "".join(f"{line}\n" for line in lines).encode("ascii")
+    else:
+        content = b"".join(texts)
+    # No time in the header: the same text, the same bytes.
+    packed = gzip.compress(content, compresslevel=6, mtime=0) if kind.endswith(".gz") else content
+    (folder / f"{number:03d}.{kind}").write_bytes(packed)
+
+
+def _reader(source: Path | str) -> Callable[[], Iterator[bytes]]:
+    return _stdlib_pieces if str(source) == STDLIB else lambda: pieces(Path(source))
+
+
+def _refuse_taken(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise DataError(f"{path} is there already", "give another name, or remove it first")
+
+
+def _write_table(table: CharTokenizer, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with TokenWriter(out, BYTE_VOCAB, BYTE_TOKENIZER) as writer:
-            for piece in text:
-                writer.add(np.frombuffer(piece, dtype=np.uint8))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(table.to_json(), encoding="utf-8")
+        give_name(aside, path)
+    except FileExistsError:
+        raise
+    except OSError as fault:
+        raise DataError(f"cannot write {path}: {fault.strerror}", _ELSEWHERE) from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str, hint: str) -> None:
+    try:
+        with TokenWriter(out, tokenizer.vocab, tokenizer.name) as writer:
+            for tokens in tokenizer.encode(text, source):
+                writer.add(tokens)
             if not writer.count:
                 raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
             writer.finish()

@@ -1,45 +1,110 @@
-"""Which token file a run reads, and making it where it can be made."""
+"""Which data a run reads, making them where they can be made, and refusing those that do not fit it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.paths import data_dir
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.tokens.build import build_stdlib, stdlib_path
+from hpc_gpt.tokens.build import STDLIB, build_stdlib, build_stdlib_megatron, build_stdlib_shards, stdlib_path
+from hpc_gpt.tokens.character import CHAR, check_table
+from hpc_gpt.tokens.megatron import check_tokens, open_megatron
+from hpc_gpt.tokens.shards import ShardSet, list_shards
+from hpc_gpt.tokens.sources import find_path
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
+from hpc_gpt.tokens.tokenizer import BYTE, open_tokenizer, tokenizer_name
+
+_STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
 
 def data_path(resolved: Resolved) -> Path | None:
-    """The token file that a run reads; None for random tokens.
+    """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens.
 
     A relative data.path is looked for in the current folder, then in the data folder.
     """
     data = resolved.data
     if data.source == "random":
         return None
-    if data.source == "stdlib":
-        return stdlib_path()
-    path = Path(data.path or "").expanduser()
-    beside = data_dir() / path
-    return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
+    if data.source == "stdlib" or (data.source != "tokens" and data.path == STDLIB):
+        return stdlib_path(_STDLIB_SUFFIXES[data.source])
+    if data.source == "megatron":
+        # The name before .bin and .idx; no file has it.
+        return find_path(f"{data.path}.idx").with_suffix("")
+    return find_path(data.path or "")
 
 
 def ensure_data(resolved: Resolved) -> Path | None:
-    """The token file that a run reads, there and fit for it; built first where data.source is "stdlib".
+    """The data that a run reads, there and fit for it; built first where they are the standard library's sources.
 
-    None for random tokens. Raises DataError where the file is missing, damaged, of a larger vocabulary than the
-    model's, or too short for one sample.
+    None for random tokens. Raises DataError where they are missing, damaged, of a larger vocabulary than the model's
+    or of another tokenizer than data.tokenizer, or too few for one sample or for so many readers.
     """
     path = data_path(resolved)
     if path is None:
         return None
-    if resolved.data.source == "stdlib":
-        build_stdlib(path)
-    file = open_tokens(path, max_vocab=resolved.model.vocab)
-    check_length(file, resolved)
+    data = resolved.data
+    if data.source == "stdlib" or (data.source == "megatron" and data.path == STDLIB):
+        if data.tokenizer != BYTE:
+            raise DataError(
+                f"data.tokenizer is {data.tokenizer}, but the standard library's sources are made into tokens by bytes",
+                f"hpc-gpt data stdlib -o FILE --tokenizer {data.tokenizer}, then data.path = FILE",
+            )
+        path = build_stdlib_megatron() if data.source == "megatron" else build_stdlib(path).path
+    elif data.source == "stream" and data.path == STDLIB:
+        path = build_stdlib_shards()
+    if data.source == "stream":
+        open_shards(resolved)
+    else:
+        file = open_file(resolved)
+        if data.source == "megatron":
+            check_tokens(file)
     return path
+
+
+def open_file(resolved: Resolved) -> TokenFile:
+    """The run's token file or Megatron's pair; DataError where it is missing, damaged or does not fit the run."""
+    path, data = data_path(resolved), resolved.data
+    assert path is not None
+    if data.source == "megatron":
+        file = open_megatron(path, resolved.model.vocab)
+        if data.tokenizer != BYTE:
+            _check_vocab(resolved)
+    else:
+        file = open_tokens(path, max_vocab=resolved.model.vocab)
+        check_tokenizer(file, data.tokenizer)
+    check_length(file, resolved)
+    return file
+
+
+def open_shards(resolved: Resolved) -> ShardSet:
+    """The run's shards; DataError where they are missing, too few, or of another vocabulary than the model's."""
+    path = data_path(resolved)
+    assert path is not None
+    _check_vocab(resolved)
+    return list_shards(path, resolved)
+
+
+def check_tokenizer(file: TokenFile, words: str) -> None:
+    """DataError unless a token file was made with tokenizer `words`, and has its table where that is of characters."""
+    kind = file.tokenizer.partition(":")[0]
+    if not (words == kind == CHAR or tokenizer_name(words) == file.tokenizer):
+        # A tokenizer.json goes by its path; the file knows no more than its sum.
+        nearest = CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else file.tokenizer
+        raise DataError(
+            f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {words}",
+            f"set data.tokenizer = {nearest}, or make the file again: hpc-gpt data SOURCE -o FILE --tokenizer {words}",
+        )
+    if kind == CHAR:
+        check_table(file.path, file.tokenizer)
+
+
+def _check_vocab(resolved: Resolved) -> None:
+    tokenizer, words = open_tokenizer(resolved.data.tokenizer), resolved.data.tokenizer
+    if tokenizer.vocab > resolved.model.vocab:
+        raise DataError(
+            f"tokenizer {words} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",
+            f"set model.vocab = {tokenizer.vocab}, or another data.tokenizer",
+        )
 
 
 def split_tokens(count: int, eval_fraction: float) -> int:

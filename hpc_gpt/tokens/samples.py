@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.tokens.megatron import check_window
 from hpc_gpt.tokens.order import sample_position
-from hpc_gpt.tokens.run_data import check_length, data_path, split_tokens
-from hpc_gpt.tokens.token_file import TokenFile, open_tokens
+from hpc_gpt.tokens.run_data import open_file, open_shards, split_tokens
+from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.token_file import TokenFile
 
 Sample = NDArray[np.int64]
 
@@ -27,14 +29,13 @@ class Samples(Protocol):
         """Evaluation sample `number`, the same ones at every evaluation: int64 [seq + 1]."""
 
 
-def open_samples(resolved: Resolved) -> Samples:
-    """The run's samples; DataError where its token file is missing, damaged or does not fit the model."""
-    path = data_path(resolved)
-    if path is None:
+def open_samples(resolved: Resolved) -> Samples | ShardSet:
+    """The run's samples, or the shards they come from; DataError where they are missing, damaged or do not fit."""
+    if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
-    file = open_tokens(path, max_vocab=resolved.model.vocab)
-    check_length(file, resolved)
-    return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
+    if resolved.data.source == "stream":
+        return open_shards(resolved)
+    return FileSamples(open_file(resolved), resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
 
 class FileSamples:
@@ -47,22 +48,25 @@ class FileSamples:
     def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
         self.identity = file.sha
         split = split_tokens(len(file.tokens), eval_fraction)
-        self._train_tokens: NDArray[Any] = file.tokens[:split]
-        self._eval_tokens: NDArray[Any] = file.tokens[split:]
+        self._file = file
+        self._split = split
         self._seed = seed
         self._seq = seq
         self.train_size = (split - 1) // seq
-        self.eval_size = max(0, (len(self._eval_tokens) - 1) // seq)
+        self.eval_size = max(0, (len(file.tokens) - split - 1) // seq)
 
     def train(self, number: int) -> Sample:
-        return self._window(self._train_tokens, sample_position(number, self.train_size, self._seed))
+        return self._window(sample_position(number, self.train_size, self._seed) * self._seq)
 
     def evaluation(self, number: int) -> Sample:
-        return self._window(self._eval_tokens, number % self.eval_size)
+        return self._window(self._split + number % self.eval_size * self._seq)
 
-    def _window(self, tokens: NDArray[Any], position: int) -> Sample:
-        start = position * self._seq
-        return tokens[start : start + self._seq + 1].astype(np.int64)
+    def _window(self, start: int) -> Sample:
+        window = self._file.tokens[start : start + self._seq + 1]
+        if not self._file.tokenizer:
+            # Megatron's files do not say what vocabulary they are of.
+            check_window(self._file, start, window)
+        return window.astype(np.int64)
 
 
 class RandomSamples:

@@ -1,80 +1,166 @@
-"""Text to make tokens from: a file, a jsonl file, or a folder of both, in one order, always the same.
+"""Text to make tokens from: a file, a jsonl file, either of them compressed, or a folder of all, always in one order.
 
-Documents come in pieces, so that a file larger than memory passes through; `END` follows each.
+Documents come in pieces, so that a file larger than memory passes through; `END` follows each. What is compressed by
+gzip (.gz) or Zstandard (.zst, an extra) is named as what it holds: corpus.jsonl.gz.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.paths import data_dir
+from hpc_gpt.requirements import check_package
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
+COMPRESSED_SUFFIXES = (".gz", ".zst")
 END = b"\0"
-_PIECE_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
+# A fault is told to as many bytes; a piece may become a thousand times as long.
+_COMPRESSED_BYTES = 1 << 14
+
+
+def find_path(name: str) -> Path:
+    """The file or folder that the user means: a relative path is looked for here, then in the data folder."""
+    path = Path(name).expanduser()
+    beside = data_dir() / path
+    return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
+
+
+def text_files(source: Path) -> list[Path]:
+    """The files with text: `source` itself, or those in the folder, in the order of their paths.
+
+    In a folder hidden files, empty ones, tar archives and binaries (a NUL byte among the first 8192) are passed over.
+    DataError where there is nothing of that name.
+    """
+    if not source.exists():
+        raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
+    if not source.is_dir():
+        return [source]
+    return [
+        path
+        for path in sorted(source.rglob("*"), key=lambda path: path.relative_to(source).parts)
+        if not any(part.startswith(".") for part in path.relative_to(source).parts)
+        and path.is_file()
+        and path.stat().st_size
+        and not _is_binary(path)
+    ]
 
 
 def pieces(source: Path) -> Iterator[bytes]:
-    """The documents of `source` as bytes in pieces, `END` after each document.
-
-    A text file is one document; a jsonl file has one a line, under the key "text"; a folder has those of all its
-    files, in the order of their paths. In a folder hidden files, empty ones and binaries (a NUL byte among the first
-    8192) are passed over. Raises DataError where there is nothing to read.
-    """
-    if source.is_dir():
-        for path in sorted(source.rglob("*"), key=lambda path: path.relative_to(source).parts):
-            hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
-            if not hidden and path.is_file() and not is_binary(path):
-                yield from file_pieces(path)
-    else:
-        yield from file_pieces(source)
+    """The documents of all its text files; see `file_pieces`."""
+    for path in text_files(source):
+        yield from file_pieces(path)
 
 
 def file_pieces(path: Path) -> Iterator[bytes]:
-    """The pieces of one file; DataError where it cannot be read or a jsonl line has no text."""
+    """The documents of one file as bytes in pieces, `END` itself after each.
+
+    A text file is one document; a jsonl file has one a line, under the key "text". DataError, with file and offset,
+    where the file cannot be read, its compressed data are damaged or cut off, or a jsonl line has no text.
+    """
+    inner = path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
     try:
-        if path.suffix in JSONL_SUFFIXES:
-            yield from _jsonl_pieces(path)
+        if inner.suffix in JSONL_SUFFIXES:
+            yield from _jsonl_pieces(path, _content(path))
         else:
-            yield from _text_pieces(path)
+            piece = b""
+            for piece in _content(path):
+                yield piece
+            if piece:
+                yield END
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", "give a text file, a jsonl file or a folder") from None
 
 
-def _text_pieces(path: Path) -> Iterator[bytes]:
+def check_readable(path: Path) -> None:
+    """ConfigError where the file is compressed in a way that this machine has no package for."""
+    if path.suffix == ".zst":
+        check_package("zstandard", "zstd", str(path))
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    """What is in the file, decompressed, in pieces that are not empty."""
+    check_readable(path)
+    if path.suffix == ".gz":
+        return _decompressed(path, lambda: zlib.decompressobj(31), zlib.error)
+    if path.suffix == ".zst":
+        import zstandard
+
+        return _decompressed(path, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
+    return _read(path, _PIECE_BYTES)
+
+
+def _read(path: Path, size: int) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        piece = file.read(_PIECE_BYTES)
-        if not piece:
-            return
-        while piece:
+        while piece := file.read(size):
             yield piece
-            piece = file.read(_PIECE_BYTES)
-    yield END
 
 
-def _jsonl_pieces(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
+def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes]:
+    """The members (gzip) or frames (Zstandard) of a file, one after the other."""
+    member, offset = open_member(), 0
+    for piece in _read(path, _COMPRESSED_BYTES):
+        rest = piece
+        while rest:
+            if member.eof:
+                member = open_member()
+            try:
+                text = member.decompress(rest)
+            except damage as fault:
+                raise DataError(
+                    f"{path} is damaged at byte {offset} or up to {len(piece)} behind it: {fault}", _SOUND
+                ) from None
+            if text:
+                yield text
+            rest = member.unused_data if member.eof else b""
+        offset += len(piece)
+    if not member.eof:
+        raise DataError(f"{path} is truncated: it ends at byte {offset}, amid its compressed data", _SOUND)
+
+
+_SOUND = 'copy it again from where it was sound, or skip such files: data.on_bad_shard = "skip"'
+
+
+def _jsonl_pieces(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:
+    offset = 0
+    for number, line in enumerate(_lines(content), start=1):
+        if line.strip():
             try:
                 text = json.loads(line)["text"]
                 document = text.encode("utf-8", errors="surrogatepass")
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 start = line[:40].decode("utf-8", errors="replace").rstrip()
                 raise DataError(
-                    f'{path}:{number}: no object with a string under "text": {start}',
+                    f'{path}:{number}: no object with a string under "text" at byte {offset} of the text: {start}',
                     'each line must look like {"text": "…"}',
                 ) from None
             if document:
                 yield document
                 yield END
+        offset += len(line) + 1
 
 
-def is_binary(path: Path) -> bool:
-    """A NUL byte among the first 8192: no text."""
+def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines without their ends; one that is longer than a piece is put together once."""
+    begun: list[bytes] = []
+    for piece in content:
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        for line in others:
+            yield b"".join(begun)
+            begun = [line]
+    if last := b"".join(begun):
+        yield last
+
+
+def _is_binary(path: Path) -> bool:
+    if path.suffix in COMPRESSED_SUFFIXES:
+        return path.with_suffix("").suffix == ".tar"
     try:
         with open(path, "rb") as file:
             return b"\0" in file.read(8192)

@@ -60,9 +60,9 @@ class TokenFile:
         return found.hexdigest() == self.sha
 
 
-def token_bytes(vocab: int) -> int:
-    """Bytes a token takes: 2 for a vocabulary of up to 65536, else 4."""
-    return 2 if vocab <= 1 << 16 else 4
+def token_dtype(vocab: int) -> np.dtype[Any]:
+    """What a token is kept in: 2 bytes for a vocabulary of up to 65536, else 4."""
+    return _DTYPES[2 if vocab <= 1 << 16 else 4]
 
 
 def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
@@ -127,7 +127,7 @@ class TokenWriter:
         self._vocab = vocab
         self._tokenizer = tokenizer.encode("utf-8")
         assert len(self._tokenizer) <= 32, f"the tokenizer's name has {len(self._tokenizer)} bytes, more than 32"
-        self._dtype = _DTYPES[token_bytes(vocab)]
+        self._dtype = token_dtype(vocab)
         self._sha = hashlib.sha256()
         self._aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.tokens.order import micro_batch_numbers
 from hpc_gpt.tokens.samples import Sample, Samples
+from hpc_gpt.tokens.shard_stream import Position, ShardStream, evaluation_samples
+from hpc_gpt.tokens.shards import ShardSet
 
 MicroBatch = tuple[Tensor, Tensor]
 _READ_AHEAD = 4
@@ -21,7 +25,9 @@ _READ_AHEAD = 4
 class Stream(Protocol):
     """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each, on its device."""
 
-    skipped_shards: int
+    @property
+    def skipped_shards(self) -> int:
+        """Shards of this data-parallel rank that were left early, data.on_bad_shard being "skip"."""
 
     def step(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches of a training step, counted from 0; steps are asked for in order."""
@@ -36,9 +42,10 @@ class Stream(Protocol):
         """Goes on from the positions of all data-parallel ranks, however many there were; before the first step."""
 
 
-def open_stream(samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device) -> Stream:
+def open_stream(samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device) -> Stream:
     """The stream of a data-parallel rank."""
-    return DataStream(samples, resolved, dp_rank, device)
+    kind = StreamedShards if isinstance(samples, ShardSet) else DataStream
+    return kind(samples, resolved, dp_rank, device)  # type: ignore[arg-type]
 
 
 class DataStream:
@@ -70,13 +77,13 @@ class DataStream:
         for index in range(self._batch.micro_batches):
             for ahead in range(_READ_AHEAD + 1):
                 self._submit(step, index + ahead)
-            yield self._to_device(self._ahead.pop((step, index)).result())
+            yield _to_device(self._ahead.pop((step, index)).result(), self._device)
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
         """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
         for batch in range(batches):
             for index in range(self._batch.micro_batches):
-                yield self._to_device(self._read(self._samples.evaluation, batch, index))
+                yield _to_device(self._read(self._samples.evaluation, batch, index), self._device)
 
     def position(self) -> None:
         """Nothing: the step says it all."""
@@ -93,11 +100,101 @@ class DataStream:
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)
-        rows = torch.from_numpy(np.stack([sample(number) for number in numbers]))
-        # Copies, not views: both leave the step in one piece, and a pinned tensor is contiguous.
-        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        return (tokens.pin_memory(), targets.pin_memory()) if self._reader else (tokens, targets)
+        return _tensors(np.stack([sample(number) for number in numbers]), self._device)
 
-    def _to_device(self, micro_batch: MicroBatch) -> MicroBatch:
-        tokens, targets = micro_batch
-        return tokens.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+
+class StreamedShards:
+    """The micro-batches of a rank that reads shards: which samples they hold depends on what was taken before.
+
+    A thread reads up to four micro-batches ahead; a sample counts as taken with its micro-batch. A rank whose engine
+    asks for no micro-batches, as one amid a pipeline, reads nothing.
+    """
+
+    def __init__(self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device) -> None:
+        self._shards = shards
+        self._resolved = resolved
+        self._dp_rank = dp_rank
+        self._device = device
+        self._stream = ShardStream(shards, resolved, dp_rank)
+        self._position = self._stream.restore({})
+        self._reader = ThreadPoolExecutor(1, "read-ahead")
+        self._ahead: deque[Future[tuple[MicroBatch, Position]]] = deque()
+        self._taken: int | None = None
+        self._evaluation: list[MicroBatch] = []
+
+    @property
+    def skipped_shards(self) -> int:
+        """Shards of this data-parallel rank that were left early, in all attempts."""
+        return len(self._position.faults)
+
+    def step(self, step: int) -> Iterator[MicroBatch]:
+        """The micro-batches of a training step, counted from 0."""
+        first = step * self._resolved.batch.micro_batches
+        taken = first if self._taken is None else self._taken
+        assert taken <= first, f"step {step} was begun before"
+        for index in range(taken, first + self._resolved.batch.micro_batches):
+            micro_batch = self._next(index)
+            self._taken = index + 1
+            # What the step before has left is passed over.
+            if index >= first:
+                yield _to_device(micro_batch, self._device)
+
+    def evaluation(self, batches: int) -> Iterator[MicroBatch]:
+        """The micro-batches of an evaluation over `batches` global batches, read once and kept."""
+        if not self._evaluation:
+            self._evaluation = self._read_evaluation(batches)
+        for micro_batch in self._evaluation:
+            yield _to_device(micro_batch, self._device)
+
+    def position(self) -> dict[str, Any]:
+        """What this data-parallel rank has taken, as JSON."""
+        return self._stream.to_json(self._position)
+
+    def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
+        """Goes on from the positions of all data-parallel ranks, however many there were."""
+        self._position = self._stream.restore(positions)
+
+    def close(self) -> None:
+        """Ends the readers."""
+        self._reader.shutdown(cancel_futures=True)
+        self._stream.close()
+
+    def _next(self, index: int) -> MicroBatch:
+        """Micro-batch `index` of the run, the position moved on by it; has the reader go on to the four behind it."""
+        last = self._resolved.train.steps * self._resolved.batch.micro_batches - 1
+        while len(self._ahead) <= min(_READ_AHEAD, last - index):
+            self._ahead.append(self._reader.submit(self._read))
+        micro_batch, change = self._ahead.popleft().result()
+        for shard, words in change.faults.items():
+            if shard not in self._position.faults:
+                print(f"data: shard {shard} is left before its end: {words}", flush=True)
+        self._position.move(change)
+        return micro_batch
+
+    def _read(self) -> tuple[MicroBatch, Position]:
+        rows, change = self._stream.take(self._resolved.batch.micro_batch)
+        return _tensors(rows, self._device), change
+
+    def _read_evaluation(self, batches: int) -> list[MicroBatch]:
+        batch, dp = self._resolved.batch, self._resolved.layout.dp
+        numbers = [
+            micro_batch_numbers(step, index, self._dp_rank, dp, batch)
+            for step in range(batches)
+            for index in range(batch.micro_batches)
+        ]
+        own = {number for micro_batch in numbers for number in micro_batch}
+        rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
+        return [_tensors(np.stack([rows[number] for number in own]), self._device) for own in numbers]
+
+
+def _tensors(rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
+    """(tokens, targets) of samples [micro_batch, seq + 1]; in pinned memory where they are to go to a GPU."""
+    samples = torch.from_numpy(rows)
+    # Copies, not views: both leave the step in one piece, and a pinned tensor is contiguous.
+    tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+    return (tokens.pin_memory(), targets.pin_memory()) if device.type == "cuda" else (tokens, targets)
+
+
+def _to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+    tokens, targets = micro_batch
+    return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)

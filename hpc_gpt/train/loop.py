@@ -12,6 +12,7 @@ import torch
 
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.tokens.samples import Samples
+from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
@@ -46,7 +47,7 @@ class Loop:
         resolved: Resolved,
         ranks: Ranks,
         engine: Engine,
-        samples: Samples,
+        samples: Samples | ShardSet,
         checkpoints: Checkpoints,
         progress: Progress,
         metrics: Path,

@@ -13,6 +13,7 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import Attempt, RunFolder, write_once
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import Samples, open_samples
+from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.engine import build_engine
 from hpc_gpt.train.loop import End, Loop
@@ -76,7 +77,7 @@ class Trainer:
         """Says that the attempt ends here and now, unsaved."""
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
-    def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples:
+    def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
         """The run's samples, made once on each node where they are missing, and the same on all ranks."""
         if self._identity.local_rank == 0:
             ensure_data(resolved)
@@ -85,12 +86,14 @@ class Trainer:
         first = ranks.share(samples.identity)
         if samples.identity != first:
             raise DataError(
-                f"the token file on {platform.node()} has SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",
-                "let all nodes read one file: HPC_GPT_DATA on a shared file system",
+                f"the data on {platform.node()} have SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",
+                "let all nodes read the same: HPC_GPT_DATA on a shared file system",
             )
         return samples
 
-    def _say_start(self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples) -> None:
+    def _say_start(
+        self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples | ShardSet
+    ) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         start = {
             "device": name,

@@ -1,0 +1,225 @@
+"""Megatron's token files: PREFIX.bin, all tokens in a row, and PREFIX.idx, which says where each document is.
+
+    offset   bytes  what                          (PREFIX.idx, little-endian, version 1)
+         0       9  magic "MMIDIDX\\0\\0"
+         9       8  version, 1
+        17       1  code of the tokens' type
+        18       8  n: sequences
+        26       8  d: document index entries, one more than documents
+        34     4 n  tokens of each sequence, int32
+               8 n  where each begins in PREFIX.bin, in bytes, int64
+               8 d  the first sequence of each document, and n, int64
+
+As Megatron-LM's core/datasets/indexed_dataset.py writes them. Megatron shuffles documents, then joins them and shuffles
+windows of seq + 1 tokens that share one token. Ours are such windows of the documents in the file's order, shuffled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.errors import DataError
+from hpc_gpt.run_folder import give_name
+from hpc_gpt.tokens.sources import END
+from hpc_gpt.tokens.token_file import TokenFile
+from hpc_gpt.tokens.tokenizer import Tokenizer
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, np.dtype[Any]] = {
+    code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
+}
+# All of a smaller file is looked at for tokens outside the vocabulary, of a larger one as much, spread evenly.
+_LOOK_TOKENS = 1 << 28
+_LOOK_AT_ONCE = 1 << 22
+_REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
+
+
+def paths(prefix: Path) -> tuple[Path, Path]:
+    """(.bin, .idx) of a prefix."""
+    return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def open_megatron(prefix: Path, vocab: int) -> TokenFile:
+    """Maps a pair of files; `tokens` [count] are all documents' in a row, `sha` that of the index and the sizes.
+
+    Raises DataError, with file and offset, where one is missing, damaged or of a kind that is not Megatron's.
+    """
+    bin_path, idx_path = paths(prefix)
+    index = _read_index(idx_path)
+    size = _size(bin_path)
+    if index.bytes != size:
+        raise DataError(
+            f"{bin_path} is {'truncated' if size < index.bytes else 'too long'}: it ends at byte {size}, but "
+            f"{idx_path.name} has tokens up to byte {index.bytes}",
+            _REBUILD,
+        )
+    if not size:
+        raise DataError(f"{bin_path} holds no tokens", _REBUILD)
+    tokens = np.memmap(bin_path, dtype=index.dtype, mode="r")
+    return TokenFile(bin_path, tokens, vocab, "", index.sha)
+
+
+def check_tokens(file: TokenFile) -> None:
+    """DataError for a token outside the vocabulary, with its place: of a file of more than 2^28 tokens a sample is
+    looked at, and the others as they are read (`check_window`)."""
+    count = len(file.tokens)
+    looks = -(-min(count, _LOOK_TOKENS) // _LOOK_AT_ONCE)
+    for number in range(looks):
+        start = number * _LOOK_AT_ONCE if count <= _LOOK_TOKENS else number * (count - _LOOK_AT_ONCE) // (looks - 1)
+        check_window(file, start, file.tokens[start : start + _LOOK_AT_ONCE])
+
+
+def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
+    """DataError for a token outside the vocabulary among those that begin at token `start`."""
+    bad = (window < 0) | (window >= file.vocab)
+    if bad.any():
+        place = int(np.argmax(bad))
+        offset = (start + place) * window.itemsize
+        raise DataError(
+            f"{file.path} has token {window[place]} at byte {offset}, but the model's vocabulary is {file.vocab}",
+            f"set model.vocab to more than {int(window.max())}, or give token files of another tokenizer",
+        )
+
+
+class _Index:
+    """What an .idx says: the tokens' type, the bytes of the .bin, and the SHA-256 of the .idx itself."""
+
+    def __init__(self, dtype: np.dtype[Any], size: int, sha: str) -> None:
+        self.dtype = dtype
+        self.bytes = size
+        self.sha = sha
+
+
+def _read_index(path: Path) -> _Index:
+    size = _size(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEADER.size)
+    except OSError as fault:
+        raise DataError(f"cannot read {path}: {fault.strerror}", _REBUILD) from None
+    if head[: len(MAGIC)] != MAGIC:
+        raise DataError(f"{path} is no index of Megatron's: it starts with {head[: len(MAGIC)]!r} at byte 0", _REBUILD)
+    if len(head) < HEADER.size:
+        raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {HEADER.size}", _REBUILD)
+    _, version, code, sequences, entries = HEADER.unpack(head)
+    if version != VERSION or code not in DTYPES:
+        raise DataError(
+            f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {VERSION}, "
+            f"types {min(DTYPES)} to {max(DTYPES)}",
+            _REBUILD,
+        )
+    expected = HEADER.size + 12 * sequences + 8 * entries
+    # A multimodal index has a byte more for each sequence.
+    if size not in (expected, expected + sequences):
+        raise DataError(
+            f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but {sequences} "
+            f"sequences and {entries} document entries make {expected}",
+            _REBUILD,
+        )
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    lengths_end, starts_end = HEADER.size + 4 * sequences, HEADER.size + 12 * sequences
+    lengths = data[HEADER.size : lengths_end].view("<i4").astype(np.int64)
+    starts = data[lengths_end:starts_end].view("<i8")
+    documents = data[starts_end:expected].view("<i8")
+    dtype = DTYPES[code]
+    ends = np.cumsum(lengths) * dtype.itemsize
+    wrong = (lengths < 0) | (starts != ends - lengths * dtype.itemsize)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise DataError(
+            f"{path} is damaged: sequence {first} has {lengths[first]} tokens and begins at byte {starts[first]}, as "
+            f"bytes {HEADER.size + 4 * first} and {lengths_end + 8 * first} say; they do not follow the one before",
+            _REBUILD,
+        )
+    if not sequences:
+        raise DataError(f"{path} holds no sequences, as byte 18 says", _REBUILD)
+    if entries and ((np.diff(documents) < 0).any() or documents[0] < 0 or documents[-1] > sequences):
+        raise DataError(f"{path} is damaged: its document index, from byte {starts_end} on, does not rise", _REBUILD)
+    return _Index(dtype, int(ends[-1]), hashlib.sha256(data.data).hexdigest())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as fault:
+        raise DataError(
+            f"cannot read {path}: {fault.strerror}", "data.path is the prefix that Megatron's .bin and .idx share"
+        ) from None
+
+
+def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
+    """Writes a pair of files, a sequence and a document for each document of the text; returns its tokens.
+
+    Each file is written aside and named when it is complete, the .idx last. FileExistsError where one is there; with
+    `same` a .bin is another builder's of the same text, and does.
+    """
+    bin_path, idx_path = paths(prefix)
+    dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]
+    code = next(code for code, kind in DTYPES.items() if kind == dtype)
+    lengths: list[int] = []
+    with _aside(bin_path) as bin_aside, _aside(idx_path) as idx_aside:
+        with open(bin_aside, "xb") as file:
+            for document in _documents(text):
+                size = 0
+                for tokens in tokenizer.encode(document, source):
+                    file.write(tokens.astype(dtype).tobytes())
+                    size += len(tokens)
+                if size > np.iinfo(np.int32).max:
+                    raise DataError(f"{source} has a document of {size} tokens, too long for {idx_path}", "split it")
+                lengths.append(size)
+            file.flush()
+            os.fsync(file.fileno())
+        if not lengths:
+            raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
+        sizes = np.array(lengths, dtype="<i4")
+        starts = (np.cumsum(sizes, dtype="<i8") - sizes) * dtype.itemsize
+        with open(idx_aside, "xb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+            file.write(sizes.tobytes() + starts.astype("<i8").tobytes())
+            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            give_name(bin_aside, bin_path)
+        except FileExistsError:
+            if not same:
+                raise
+        give_name(idx_aside, idx_path)
+    return sum(lengths)
+
+
+@contextlib.contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A name to write under beside `path`; nothing is left of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _documents(text: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
+    """Each document's pieces, its END with them; each is to be read to its end before the next."""
+    pieces = iter(text)
+    for first in pieces:
+        yield _one_document(first, pieces)
+
+
+def _one_document(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    piece: bytes | None = first
+    while piece is not None:
+        yield piece
+        piece = None if piece is END else next(pieces, None)

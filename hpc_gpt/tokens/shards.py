@@ -1,0 +1,84 @@
+"""Shards: the files of a streamed data set, which of them are kept for evaluation, and which reader reads which.
+
+A sample is a window of seq + 1 tokens within one shard, so the samples of a shard are the same whoever reads it. A
+data-parallel rank has `data.workers` readers, or one where that is 0; reader w of rank d is number w dp + d among them
+all, and reads the shards whose place in the list has that remainder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_gpt.errors import DataError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.tokens.sources import check_readable, text_files
+from hpc_gpt.tokens.tokenizer import tokenizer_name
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The shards under `folder`, by their names in it. `identity` is a SHA-256 of names, sizes and tokenizer."""
+
+    folder: Path
+    training: tuple[str, ...]
+    evaluation: tuple[str, ...]
+    identity: str
+
+    def of_reader(self, number: int, readers: int) -> tuple[str, ...]:
+        """The training shards of one reader of so many."""
+        return self.training[number::readers]
+
+
+def readers_per_rank(resolved: Resolved) -> int:
+    """Readers of a data-parallel rank: its worker processes, or the rank itself."""
+    return max(1, resolved.data.workers)
+
+
+def list_shards(path: Path, resolved: Resolved) -> ShardSet:
+    """The shards of a folder, or one file. The last `eval_fraction` of them, rounded down, is kept for evaluation:
+    whole files, so that no document is both learnt and asked for.
+
+    DataError where nothing is there, where readers would be left without a shard, or an evaluation.
+    """
+    files = text_files(path)
+    folder = path if path.is_dir() else path.parent
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    if not names:
+        raise DataError(f"{path} has no text to stream", "give a folder of text, jsonl, .gz or .zst files")
+    for file in files:
+        check_readable(file)
+    split = len(names) - int(len(names) * resolved.data.eval_fraction)
+    _check_count(path, split, len(names), resolved)
+    listed = hashlib.sha256(tokenizer_name(resolved.data.tokenizer).encode())
+    for name, file in zip(names, files, strict=True):
+        listed.update(f"\n{name} {file.stat().st_size}".encode("utf-8", errors="surrogateescape"))
+    return ShardSet(folder, names[:split], names[split:], listed.hexdigest())
+
+
+def _check_count(path: Path, training: int, count: int, resolved: Resolved) -> None:
+    dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
+    readers = dp * readers_per_rank(resolved)
+    kept = f" ({count} less {count - training} for evaluation)" if training < count else ""
+    if training < readers:
+        nearest = training // dp
+        fewer = f"set data.workers = {nearest}" if nearest else f"use dp {training} or less" if training else ""
+        raise DataError(
+            f"{path} has {training} shards to train on{kept}, but dp {dp} x data.workers {readers // dp} = {readers} "
+            "readers need one each",
+            f"{fewer or 'set data.eval_fraction = 0'}, or split the text into {readers + count - training} files",
+        )
+    if resolved.train.eval_every and training == count:
+        raise DataError(
+            f"{path} has {count} shards, of which data.eval_fraction = {fraction} leaves none for evaluation",
+            f"set data.eval_fraction to {_fraction_for_one(count)} or more, or train.eval_every = 0"
+            if count > readers
+            else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
+        )
+
+
+def _fraction_for_one(count: int) -> float:
+    """The smallest fraction with three digits that keeps one of so many."""
+    fraction = round(1 / count, 3)
+    return fraction if int(count * fraction) else round(fraction + 0.001, 3)
