@@ -19,6 +19,7 @@ from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml,
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
 Recompute = Literal["none", "selective", "full"]
+Partition = Literal["layers", "parameters"] | tuple[int, ...]
 _STRICT = {"extra": "forbid"}
 
 
@@ -75,7 +76,7 @@ class Engine:
     compile: Literal["none", "block", "whole"] = "none"
     compile_backend: Literal["inductor", "aot_eager"] = "inductor"
     sequence_parallel: bool = False
-    partition: Literal["layers", "parameters"] | tuple[int, ...] = "layers"
+    partition: Partition = "layers"
     offload: Literal["none", "optimizer", "full"] = "none"
     offload_path: str | None = None
     offload_ratio: float = 1.0

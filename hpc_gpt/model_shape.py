@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpc_gpt.errors import LayoutError
+from hpc_gpt.experiment import Partition
 from hpc_gpt.layout import Layout
 
 
@@ -34,13 +36,17 @@ class ModelShape:
 
     @property
     def params(self) -> int:
-        """Parameters of the whole model, the tied embedding counted once.
-
-        A block has 12 h^2 + 13 h: QKV 3h^2 + 3h, projection h^2 + h, MLP 8h^2 + 5h, two norms 4h.
-        """
-        block = 12 * self.hidden**2 + 13 * self.hidden
+        """Parameters of the whole model, the tied embedding counted once."""
         embedding = self.padded_vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * block + embedding + self.seq * self.hidden + 2 * self.hidden
+        return self.layers * self.block_params + embedding + self.seq * self.hidden + 2 * self.hidden
+
+    @property
+    def block_params(self) -> int:
+        """Parameters of one transformer layer.
+
+        12 h^2 + 13 h: QKV 3h^2 + 3h, projection h^2 + h, MLP 8h^2 + 5h, two norms 4h.
+        """
+        return 12 * self.hidden**2 + 13 * self.hidden
 
 
 def check_shape(shape: ModelShape) -> None:
@@ -85,3 +91,54 @@ def stage_layers(layers: int, pp: int) -> list[int]:
     [3, 3, 2, 2]
     """
     return [layers // pp + (stage < layers % pp) for stage in range(pp)]
+
+
+def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
+    """Transformer layers of each pipeline stage under `engine.partition`.
+
+    "layers" is `stage_layers`. "parameters" makes the largest stage as small as can be, the first holding the
+    embeddings, the last the final norm and the head's weight (a tied one too: that stage has a copy of it).
+    Numbers are taken as they are.
+
+    >>> partition_layers(ModelShape(hidden=768, layers=12, heads=12), 4, "parameters")
+    [1, 5, 5, 1]
+    """
+    if partition == "layers":
+        return stage_layers(shape.layers, pp)
+    if partition == "parameters":
+        return _by_parameters(shape, pp)
+    fits = len(partition) == pp and sum(partition) == shape.layers and min(partition) > 0
+    assert fits, "engines.settle_engine refuses it"
+    return list(partition)
+
+
+def stage_params(shape: ModelShape, blocks: list[int]) -> list[int]:
+    """Parameters of each stage (of all its tensor-parallel ranks together), given its transformer layers."""
+    rows = shape.padded_vocab * shape.hidden
+    params = [count * shape.block_params for count in blocks]
+    params[0] += rows + shape.seq * shape.hidden
+    params[-1] += 2 * shape.hidden
+    if not shape.tied or len(blocks) > 1:
+        params[-1] += rows
+    return params
+
+
+def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
+    """Among the splits whose largest stage is smallest, the one whose stages are nearest to each other."""
+    if pp == 1:
+        return [shape.layers]
+    middle = pp - 2
+
+    def candidates() -> Iterator[list[int]]:
+        for first in range(1, shape.layers - middle):
+            for last in range(1, shape.layers - middle - first + 1):
+                left = shape.layers - first - last
+                # Stages in between are alike, so they share what is left as evenly as can be.
+                if middle or not left:
+                    yield [first, *(stage_layers(left, middle) if middle else []), last]
+
+    def unevenness(blocks: list[int]) -> tuple[int, int]:
+        params = stage_params(shape, blocks)
+        return max(params), sum(count * count for count in params)
+
+    return min(candidates(), key=unevenness)

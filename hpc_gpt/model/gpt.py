@@ -6,16 +6,20 @@ the pipeline (`hpc_gpt.model.pipeline`) stacks the same modules by stage.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hpc_gpt.model.activation_offload import ActivationOffload
+from hpc_gpt.model.chunked_loss import ChunkedLoss
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
+from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
     TensorParallel,
     VocabParallelEmbedding,
     VocabParallelHead,
@@ -28,52 +32,76 @@ from hpc_gpt.model_shape import ModelShape
 class PositionEmbedding(nn.Module):
     """Adds a learned vector for each position."""
 
-    def __init__(self, name: str, seq: int, hidden: int, initial: InitialWeights) -> None:
+    def __init__(self, name: str, seq: int, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
         super().__init__()
+        self.tp = tp
         drawn = initial.normal(f"{name}.weight", (seq, hidden))
         self.weight = name_parameter(nn.Parameter(drawn), f"{name}.weight")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
-        return hidden + self.weight[: hidden.shape[1]]
+        (weight,) = self.tp.shared(self.weight)
+        return hidden + weight[self.tp.positions(hidden.shape[1])]
 
 
 class Norm(nn.LayerNorm):
     """LayerNorm over the hidden size, whole on every rank."""
 
-    def __init__(self, name: str, hidden: int) -> None:
+    def __init__(self, name: str, hidden: int, tp: TensorParallel) -> None:
         super().__init__(hidden, eps=1e-5)
+        self.tp = tp
         name_parameter(self.weight, f"{name}.weight")
         name_parameter(self.bias, f"{name}.bias")
 
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same shape."""
+        weight, bias = self.tp.shared(self.weight, self.bias)
+        return F.layer_norm(hidden, self.normalized_shape, weight, bias, self.eps)
+
 
 class Attention(nn.Module):
-    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads."""
+    """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads.
 
-    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights) -> None:
+    Under selective recomputation the core, from Q, K and V to their mixture, is computed again in the backward pass
+    (Korthikanti et al. 2022, section 5): few FLOPs, and without a fused kernel most of the memory.
+    """
+
+    def __init__(
+        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
+    ) -> None:
         super().__init__()
         self.heads = shape.heads // tp.size
         self.head_dim = shape.head_dim
-        self.qkv = ColumnParallelLinear(f"{name}.qkv", shape.hidden, 3 * shape.hidden, tp, initial, parts=3)
-        self.projection = RowParallelLinear(f"{name}.projection", shape.hidden, shape.hidden, tp, initial)
+        self.recompute = techniques.recompute == "selective"
+        hidden, tiles = shape.hidden, techniques.tiles
+        self.qkv = ColumnParallelLinear(f"{name}.qkv", hidden, 3 * hidden, tp, initial, parts=3, tiles=tiles)
+        self.projection = RowParallelLinear(f"{name}.projection", hidden, hidden, tp, initial, tiles)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
-        batch, seq, _ = hidden.shape
-        qkv = self.qkv(hidden).view(batch, seq, 3, self.heads, self.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        qkv = self.qkv(hidden)
+        if self.recompute and torch.is_grad_enabled():
+            mixed = checkpoint(self._mix, qkv, use_reentrant=False, preserve_rng_state=False)
+        else:
+            mixed = self._mix(qkv)
+        projected: Tensor = self.projection(mixed)
         return projected
+
+    def _mix(self, qkv: Tensor) -> Tensor:
+        """[batch, seq, 3 x heads x head_dim] -> [batch, seq, heads x head_dim]: the core of attention."""
+        batch, seq, _ = qkv.shape
+        query, key, value = qkv.view(batch, seq, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
 
 class FeedForward(nn.Module):
     """Two linear layers around a GELU, four times as wide inside."""
 
-    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights) -> None:
+    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, tiles: int) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(f"{name}.up", shape.hidden, 4 * shape.hidden, tp, initial)
-        self.down = RowParallelLinear(f"{name}.down", 4 * shape.hidden, shape.hidden, tp, initial)
+        self.up = ColumnParallelLinear(f"{name}.up", shape.hidden, 4 * shape.hidden, tp, initial, tiles=tiles)
+        self.down = RowParallelLinear(f"{name}.down", 4 * shape.hidden, shape.hidden, tp, initial, tiles)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
@@ -82,27 +110,33 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer. Under full recomputation its activations are made anew in the backward pass."""
+    """One transformer layer. Under full recomputation its activations are made anew in the backward pass.
+
+    `compute` is the layer itself; recomputation and offload wrap it, and compilation replaces it.
+    """
 
     def __init__(
         self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
     ) -> None:
         super().__init__()
         self.recompute = techniques.recompute == "full"
-        self.norm1 = Norm(f"{name}.norm1", shape.hidden)
-        self.attention = Attention(f"{name}.attention", shape, tp, initial)
-        self.norm2 = Norm(f"{name}.norm2", shape.hidden)
-        self.feed_forward = FeedForward(f"{name}.feed_forward", shape, tp, initial)
+        self.offload = techniques.activation_offload
+        self.norm1 = Norm(f"{name}.norm1", shape.hidden, tp)
+        self.attention = Attention(f"{name}.attention", shape, tp, initial, techniques)
+        self.norm2 = Norm(f"{name}.norm2", shape.hidden, tp)
+        self.feed_forward = FeedForward(f"{name}.feed_forward", shape, tp, initial, techniques.tiles)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, seq, hidden] -> the same shape."""
-        if self.recompute and torch.is_grad_enabled():
-            # The model draws no random numbers, so there is no generator state to keep.
-            again: Tensor = checkpoint(self._compute, hidden, use_reentrant=False, preserve_rng_state=False)
-            return again
-        return self._compute(hidden)
+        """[batch, seq, hidden] (or this rank's positions) -> the same shape."""
+        with ActivationOffload(self) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
+            if self.recompute and torch.is_grad_enabled():
+                # The model draws no random numbers, so there is no generator state to keep.
+                again: Tensor = checkpoint(self.compute, hidden, use_reentrant=False, preserve_rng_state=False)
+                return again
+            return self.compute(hidden)
 
-    def _compute(self, hidden: Tensor) -> Tensor:
+    def compute(self, hidden: Tensor) -> Tensor:
+        """The layer without recomputation or offload."""
         hidden = hidden + self.attention(self.norm1(hidden))
         mixed: Tensor = hidden + self.feed_forward(self.norm2(hidden))
         return mixed
@@ -120,26 +154,46 @@ class Gpt(nn.Module):
     ) -> None:
         super().__init__()
         tp, techniques = tp or TensorParallel(), techniques or Techniques()
+        tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
         initial = InitialWeights(seed, shape.layers)
         self.shape = shape
         self.embedding = VocabParallelEmbedding("embedding", shape.padded_vocab, shape.hidden, tp, initial)
-        self.position = PositionEmbedding("position", shape.seq, shape.hidden, initial)
+        self.position = PositionEmbedding("position", shape.seq, shape.hidden, tp, initial)
         self.blocks = nn.ModuleList(
             Block(f"blocks.{number}", shape, tp, initial, techniques) for number in range(shape.layers)
         )
-        self.norm = Norm("norm", shape.hidden)
+        self.norm = Norm("norm", shape.hidden, tp)
         self.head = None if shape.tied else VocabParallelHead("head", shape.padded_vocab, shape.hidden, tp, initial)
-        self.loss = VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)
+        self.loss = loss_of(shape, tp, techniques)
+        if isinstance(self.loss, ChunkedLoss):
+            self.loss.attach(self.output_layer)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] token numbers -> [batch, seq, padded_vocab / tp]; columns from `vocab` on mean nothing."""
+    @property
+    def output_layer(self) -> VocabParallelEmbedding:
+        """The module whose weight makes the logits: the head, or the embedding it is tied to."""
+        return self.embedding if self.head is None else self.head
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] token numbers -> what the head gets, [batch, seq, hidden] (or this rank's positions)."""
         hidden = self.position(self.embedding(tokens))
         for block in self.blocks:
             hidden = block(hidden)
-        hidden = self.norm(hidden)
-        return self.embedding.logits(hidden) if self.head is None else self.head.logits(hidden)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] token numbers -> [batch, seq, padded_vocab / tp]; columns from `vocab` on mean nothing."""
+        return self.output_layer.logits(self.hidden(tokens))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar."""
-        loss: Tensor = self.loss(self.logits(tokens), targets)
+        chunked = isinstance(self.loss, ChunkedLoss)
+        loss: Tensor = self.loss(self.hidden(tokens) if chunked else self.logits(tokens), targets)
         return loss
+
+
+def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:
+    """The loss of logits, or with `loss_chunks` that of hidden states; the latter is to be told its head."""
+    if techniques.loss_chunks > 1:
+        return ChunkedLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
+    return VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)

@@ -9,16 +9,14 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding
+from hpc_gpt.experiment import Partition
+from hpc_gpt.model.chunked_loss import ChunkedLoss
+from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding, loss_of
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import (
-    TensorParallel,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    VocabParallelLoss,
-)
-from hpc_gpt.model_shape import ModelShape, stage_layers
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
+from hpc_gpt.model_shape import ModelShape, partition_layers
 
 
 def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, techniques: Techniques) -> list[Any]:
@@ -35,8 +33,8 @@ def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, techniques: Te
         first = TiedLayerSpec("embedding", *embedding)
         last = TiedLayerSpec("embedding", *embedding, forward_fn=_logits)
     blocks = [LayerSpec(Block, f"blocks.{number}", shape, tp, initial, techniques) for number in range(shape.layers)]
-    position = LayerSpec(PositionEmbedding, "position", shape.seq, hidden, initial)
-    return [first, position, *blocks, LayerSpec(Norm, "norm", hidden), last]
+    position = LayerSpec(PositionEmbedding, "position", shape.seq, hidden, tp, initial)
+    return [first, position, *blocks, LayerSpec(Norm, "norm", hidden, tp), last]
 
 
 def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
@@ -46,20 +44,42 @@ def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
 class StagedGpt(PipelineModule):  # type: ignore[misc]
     """This rank's stage of the model. Its class name avoids those DeepSpeed treats specially."""
 
-    def __init__(self, shape: ModelShape, seed: int, topology: Any, tp: TensorParallel, techniques: Techniques) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        seed: int,
+        topology: Any,
+        tp: TensorParallel,
+        techniques: Techniques,
+        partition: Partition = "layers",
+    ) -> None:
         self.shape = shape
-        super().__init__(
-            layers=layer_specs(shape, seed, tp, techniques),
-            topology=topology,
-            loss_fn=VocabParallelLoss(shape.vocab, shape.padded_vocab, tp),
-        )
+        self.partition = partition
+        tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
+        loss = loss_of(shape, tp, techniques)
+        super().__init__(layers=layer_specs(shape, seed, tp, techniques), topology=topology, loss_fn=loss)
+        # The last stage leaves the head to a loss that makes the logits itself. (The layer stays in its list:
+        # DeepSpeed saves by that.)
+        self._layers_run = len(self.forward_funcs)
+        if isinstance(loss, ChunkedLoss) and self.stage_id == self.num_stages - 1:
+            self._layers_run -= 1
+            loss.attach(self.tied_modules["embedding"] if shape.tied else self.forward_funcs[-1])
+
+    def forward(self, stage_input: Tensor) -> Tensor:
+        """Token numbers or the stage before's output -> this stage's output: hidden states, on the last stage logits.
+
+        DeepSpeed's own forward counts its calls in an attribute, which would compile each of them anew.
+        """
+        for layer in self.forward_funcs[: self._layers_run]:
+            stage_input = layer(stage_input)
+        return stage_input
 
     def _partition_layers(self, method: str = "ours") -> None:
-        """Deals blocks out by `stage_layers`; embedding and positions go first, norm and head last.
+        """Deals blocks out by `partition_layers`; embedding and positions go first, norm and head last.
 
         DeepSpeed's own methods build every layer on every rank to count parameters, 48B of them.
         """
-        blocks = stage_layers(self.shape.layers, self.num_stages)
+        blocks = partition_layers(self.shape, self.num_stages, self.partition)
         blocks[0] += 2
         blocks[-1] += 2
         self.parts = [0, *accumulate(blocks)]

@@ -39,21 +39,32 @@ class Split:
         return torch.cat([torch.cat(list(part), self.dim) for part in parts], self.dim)
 
 
-def name_parameter(parameter: nn.Parameter, name: str, split: Split | None = None) -> nn.Parameter:
-    """Notes on the parameter its name in the whole model and how it is split.
+@dataclass(frozen=True)
+class Tile:
+    """Which piece of a rank's share one parameter holds: the `number`-th of `count` along dimension 0."""
+
+    number: int
+    count: int
+
+
+def name_parameter(
+    parameter: nn.Parameter, name: str, split: Split | None = None, tile: Tile | None = None
+) -> nn.Parameter:
+    """Notes on the parameter its name in the whole model, how it is split, and which tile of the share it is.
 
     DeepSpeed counts a parameter into the gradient norm once per tensor-parallel group unless it is marked
     `model_parallel`; without the mark the norm is wrong and nothing says so.
     """
     parameter.full_name = name  # type: ignore[attr-defined]
     parameter.tp_split = split  # type: ignore[attr-defined]
+    parameter.tp_tile = tile  # type: ignore[attr-defined]
     parameter.model_parallel = split is not None  # type: ignore[attr-defined]
     parameter.tensor_model_parallel = split is not None  # type: ignore[attr-defined]
     return parameter
 
 
 def full_name(parameter: nn.Parameter) -> str:
-    """The parameter's name in the whole model, the same on every rank and in every layout."""
+    """The parameter's name in the whole model, the same on every rank, in every layout, and for all tiles of one."""
     name = parameter.full_name  # type: ignore[attr-defined]
     assert isinstance(name, str)
     return name
@@ -66,8 +77,19 @@ def split_of(parameter: nn.Parameter) -> Split | None:
     return split
 
 
+def tile_of(parameter: nn.Parameter) -> Tile | None:
+    """Which tile of the rank's share the parameter is; None where it is all of it."""
+    tile = parameter.tp_tile  # type: ignore[attr-defined]
+    assert tile is None or isinstance(tile, Tile)
+    return tile
+
+
 class TensorParallel:
-    """A rank's place in its tensor-parallel group, and the collectives of that group."""
+    """A rank's place in its tensor-parallel group, and the collectives of that group.
+
+    What lies between two blocks is the same on every rank here; `SequenceParallel` splits it by position. Layers
+    say only where they `enter` and `leave` the part of the model whose weights are split.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
         self.rank = rank
@@ -88,10 +110,33 @@ class TensorParallel:
         """`replicated` unchanged; its gradient is the sum of all ranks'."""
         return _sum_backward(replicated, self) if self.size > 1 else replicated
 
+    def enter(self, hidden: Tensor) -> Tensor:
+        """What lies between blocks, made ready for a column-parallel layer."""
+        return self.sum_backward(hidden)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """A row-parallel layer's product on this rank (overwritten), summed into what lies between blocks."""
+        return self.sum_forward(partial)
+
+    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """`enter` and the column-parallel layer's product."""
+        return F.linear(self.enter(hidden), weight, bias)
+
+    def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Parameters that every rank holds whole, as they are to be used between blocks."""
+        return parameters
+
+    def positions(self, count: int) -> slice:
+        """Which of a sequence's positions the `count` that lie on this rank are."""
+        return slice(0, count)
+
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
         """This rank's share of the `full` tensor as a parameter."""
-        share = full if split is None else split.shard(full, self.rank, self.size)
-        return name_parameter(nn.Parameter(share), name, split)
+        return name_parameter(nn.Parameter(self.share(full, split)), name, split)
+
+    def share(self, full: Tensor, split: Split | None) -> Tensor:
+        """This rank's share of the `full` tensor."""
+        return full if split is None else split.shard(full, self.rank, self.size)
 
 
 class _SumForward(torch.autograd.Function):
@@ -130,43 +175,6 @@ def _sum_backward(replicated: Tensor, tp: TensorParallel) -> Tensor:
     return result
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
-
-    `parts` splits each of that many equal blocks of the outputs by itself (3 for fused QKV).
-    """
-
-    def __init__(
-        self, name: str, inputs: int, outputs: int, tp: TensorParallel, initial: InitialWeights, parts: int = 1
-    ) -> None:
-        super().__init__()
-        self.tp = tp
-        split = Split(0, parts)
-        self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (outputs, inputs)), split)
-        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs), split)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(self.tp.sum_backward(hidden), self.weight, self.bias)
-
-
-class RowParallelLinear(nn.Module):
-    """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], the same on every rank.
-
-    The bias is whole on every rank and added once, after the sum. Its output goes to the residual stream, and its
-    initial weights are as narrow as GPT-2 has them there.
-    """
-
-    def __init__(self, name: str, inputs: int, outputs: int, tp: TensorParallel, initial: InitialWeights) -> None:
-        super().__init__()
-        self.tp = tp
-        drawn = initial.residual(f"{name}.weight", (outputs, inputs))
-        self.weight = tp.parameter(f"{name}.weight", drawn, Split(1))
-        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs))
-
-    def forward(self, split_hidden: Tensor) -> Tensor:
-        return self.tp.sum_forward(F.linear(split_hidden, self.weight)) + self.bias
-
-
 class VocabParallelEmbedding(nn.Module):
     """An embedding whose rows are split; as a head it gives the logits of this rank's rows."""
 
@@ -177,16 +185,24 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = tp.parameter(f"{name}.weight", initial.normal(f"{name}.weight", (rows, hidden)), Split(0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] token numbers -> [batch, seq, hidden], the same on every rank."""
+        """[batch, seq] token numbers -> [batch, seq, hidden], or this rank's positions of it."""
         if self.tp.size == 1:
             return F.embedding(tokens, self.weight)
         index, here = _local_index(tokens, self.tp.rank * self.rows, self.rows)
         found = F.embedding(index, self.weight).masked_fill(~here.unsqueeze(-1), 0.0)
-        return self.tp.sum_forward(found)
+        return self.tp.leave(found)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, rows / tp]."""
-        return F.linear(self.tp.sum_backward(hidden), self.weight)
+        return self.scores(self.enter(hidden))
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """The first half of `logits`: [batch, seq, hidden], all positions on every rank."""
+        return self.tp.enter(hidden)
+
+    def scores(self, entered: Tensor) -> Tensor:
+        """The second half, without communication, for any tokens: [..., hidden] -> [..., rows / tp]."""
+        return F.linear(entered, self.weight)
 
 
 class VocabParallelHead(VocabParallelEmbedding):
@@ -221,10 +237,20 @@ class VocabParallelLoss(nn.Module):
         """[batch, seq, rows / tp], [batch, seq] -> scalar in fp32, the same on every rank."""
         if self.tp.size == 1:
             return F.cross_entropy(logits[..., : self.vocab].float().flatten(0, -2), targets.flatten())
+        return self._each(logits, targets).mean()
+
+    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum over the tokens in the mean's place: [tokens, rows / tp], [tokens] -> scalar in fp32."""
+        if self.tp.size == 1:
+            return F.cross_entropy(logits[..., : self.vocab].float(), targets, reduction="sum")
+        return self._each(logits, targets).sum()
+
+    def _each(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every token, in a group of more than one."""
         real = min(self.rows, max(0, self.vocab - self.tp.rank * self.rows))
         losses = _SplitCrossEntropy.apply(logits, targets, real, self.tp)  # type: ignore[no-untyped-call]
         assert isinstance(losses, Tensor)
-        return losses.mean()
+        return losses
 
 
 class _SplitCrossEntropy(torch.autograd.Function):

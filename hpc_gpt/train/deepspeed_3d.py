@@ -16,6 +16,7 @@ from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.compilation import compile_model
 from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
@@ -60,7 +61,9 @@ class Deepspeed3D:
                 topology,
                 TensorParallel(self.tp_rank, layout.tp, own_group(layout, "tp", rank)),
                 Techniques.of(resolved.engine),
+                resolved.engine.partition,
             )
+            compile_model(self.module, resolved.engine)
             parameters = list(self.module.parameters())
             self._optimizer = build_optimizer(resolved.train, parameters)
             self._replica_group: dist.ProcessGroup = self.module.mpu().get_model_parallel_group()

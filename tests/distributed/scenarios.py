@@ -21,9 +21,8 @@ from torch.nn import functional as F
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
     Split,
     TensorParallel,
     VocabParallelEmbedding,

@@ -1,0 +1,127 @@
+"""Sequence parallelism: what lies between blocks is split by position over the tensor-parallel group.
+
+Korthikanti et al. 2022, section 4.2.2: norms and residuals keep 1 / tp of the positions on each rank; the all-reduces
+of tensor parallelism become an all-gather before each column-parallel layer and a reduce-scatter after each
+row-parallel one, as many bytes together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from hpc_gpt.model.tensor_parallel import TensorParallel
+
+
+class SequenceParallel(TensorParallel):
+    """A tensor-parallel group between whose blocks each rank holds [batch, seq / tp, hidden], in order of position.
+
+    The gradients of parameters used there are summed over the group as they arise (`shared`): every engine finds
+    them whole, the same on all ranks, and need not know.
+    """
+
+    @staticmethod
+    def over(tp: TensorParallel) -> TensorParallel:
+        """The same group with its sequences split; a group of one has nothing to split."""
+        return SequenceParallel(tp.rank, tp.size, tp.group) if tp.size > 1 else tp
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        return _apply(_Gather, hidden, self)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        return _apply(_Scatter, partial, self)
+
+    def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return _apply(_GatherLinear, hidden, weight, bias, self)
+
+    def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
+        used = _SumGradients.apply(self, *parameters)  # type: ignore[no-untyped-call]
+        assert isinstance(used, tuple)
+        return used
+
+    def positions(self, count: int) -> slice:
+        return slice(self.rank * count, (self.rank + 1) * count)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
+        batch, count, hidden = own.shape
+        stacked = own.new_empty(self.size * batch, count, hidden)
+        dist.all_gather_into_tensor(stacked, own.contiguous(), group=self.group)
+        by_rank = stacked.view(self.size, batch, count, hidden)
+        return by_rank.transpose(0, 1).reshape(batch, self.size * count, hidden)
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        """[batch, seq, hidden] of each rank -> this rank's positions of the sum, [batch, seq / tp, hidden]."""
+        batch, seq, hidden = partial.shape
+        count = seq // self.size
+        by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)
+        own = partial.new_empty(batch, count, hidden)
+        stacked = by_rank.reshape(self.size * batch, count, hidden)
+        dist.reduce_scatter_tensor(own, stacked.contiguous(), group=self.group)
+        return own
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    result = function.apply(*arguments)
+    assert isinstance(result, Tensor)
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, tp: SequenceParallel) -> Tensor:
+        ctx.tp = tp
+        return tp.gather(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.tp.scatter(gradients[0]), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, tp: SequenceParallel) -> Tensor:
+        ctx.tp = tp
+        return tp.scatter(partial)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.tp.gather(gradients[0]), None
+
+
+class _GatherLinear(torch.autograd.Function):
+    """A gather and a linear layer that keep this rank's positions alone for the backward pass, and gather again there:
+    else each column-parallel layer would keep all positions, what the split was to save."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, weight: Tensor, bias: Tensor, tp: SequenceParallel) -> Tensor:
+        ctx.save_for_backward(own, weight)
+        ctx.tp = tp
+        return F.linear(tp.gather(own), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        own, weight = ctx.saved_tensors
+        slope = gradients[0]
+        own_gradient = ctx.tp.scatter(slope @ weight)
+        flat = slope.flatten(0, 1)
+        return own_gradient, flat.t() @ ctx.tp.gather(own).flatten(0, 1), flat.sum(0), None
+
+
+class _SumGradients(torch.autograd.Function):
+    """Tensors unchanged; their gradients are the sums of all ranks', in one all-reduce for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, tp: SequenceParallel, *shared: Tensor) -> tuple[Tensor, ...]:
+        ctx.tp = tp
+        return tuple(tensor.view_as(tensor) for tensor in shared)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        summed = ctx.tp.all_reduce(torch.cat([gradient.flatten() for gradient in gradients]))
+        pieces = summed.split([gradient.numel() for gradient in gradients])
+        return None, *(piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True))

@@ -1,0 +1,77 @@
+"""torch.compile, by block or whole, and what it has cost so far."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.experiment import Engine
+from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.tensor_parallel import VocabParallelLoss
+
+_INSTEAD = 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
+
+
+def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
+    """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
+
+    By block: each layer's own computation and the loss. Recomputation, activation offload and an engine's hooks on
+    the block stay outside, uncompiled. Blocks are alike, so the first one's code serves all of them. `blocks` names
+    those of a model that is not ours. Whole: the module's forward, and a pipeline stage's loss.
+
+    Call it before an engine wraps the model, on the device it will run on. ConfigError where the backend lacks a
+    compiler.
+    """
+    if engine.compile == "none":
+        return
+    device = next(module.parameters()).device
+    if engine.compile_backend == "inductor":
+        _check_compilers(device)
+    how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
+    losses = [part for part in module.modules() if isinstance(part, VocabParallelLoss)]
+    if engine.compile == "whole":
+        module.compile(**how)
+        if not isinstance(module, Gpt):
+            for loss in losses:
+                loss.compile(**how)
+        return
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
+    for other in [*losses, *blocks]:
+        other.compile(**how)
+
+
+def compile_seconds() -> float | None:
+    """Wall time torch.compile has taken in this process so far; None where nothing was compiled."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return None
+    seconds: float = torch._dynamo.utils.calculate_time_spent()["total_wall_time"]
+    return seconds or None
+
+
+def _check_compilers(device: torch.device) -> None:
+    """Refuses Inductor where what it calls is missing: a C++ compiler on a CPU, Triton and a C compiler on a GPU."""
+    if device.type == "cpu":
+        wanted, names = "a C++ compiler", [os.environ.get("CXX", "g++")]
+    else:
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                'engine.compile_backend is "inductor", which needs Triton for a GPU, but it is not installed',
+                f"install torch's CUDA wheel, which brings it, {_INSTEAD}",
+            )
+        wanted, names = "a C compiler", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(shutil.which(name) for name in names):
+        raise ConfigError(
+            f'engine.compile_backend is "inductor", which needs {wanted} for a {device.type.upper()}, but there '
+            f"is no {' or '.join(names)} on PATH",
+            f"put one on PATH or load its module, {_INSTEAD}",
+        )
