@@ -11,16 +11,21 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.resolve import Resolved
 
 NAME = "model.json"
+# Of keys that checkpoints did not have from the first day: what those before were.
+_BEFORE = {"engine.partition": "layers", "engine.tiles": 1}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
     """What must agree for a checkpoint to be loaded, by the names a user gives them."""
     engine = resolved.engine
+    partition = engine.partition
     return {
         **{f"model.{key}": value for key, value in asdict(resolved.model).items()},
         **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
         "engine.name": engine.name,
         "engine.zero_stage": engine.zero_stage,
+        "engine.partition": list(partition) if isinstance(partition, tuple) else partition,
+        "engine.tiles": engine.tiles,
         "train.dtype": resolved.train.dtype,
         "train.optimizer": resolved.train.optimizer,
     }
@@ -38,7 +43,7 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     CheckpointError, with every difference named, for a checkpoint of another model or arithmetic, or of another layout
     that the engine cannot take its share of.
     """
-    saved = read_identity(folder)
+    saved = _BEFORE | read_identity(folder)
     wanted = identity(resolved)
     differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
     if not differences.keys() <= convertible:

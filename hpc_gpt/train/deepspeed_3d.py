@@ -15,15 +15,19 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.checkpoint_identity import write_identity
 from hpc_gpt.train.compilation import compile_model
 from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
 from hpc_gpt.train.groups import own_group
+from hpc_gpt.train.load_universal import CONVERTIBLE, find_differences, load_universal
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.random_state import load_random_state, save_random_state
+from hpc_gpt.train.saved_states import read_weights
+from hpc_gpt.train.state_pieces import write_pieces
 
+__all__ = ["CONVERTIBLE", "build", "read_weights"]
 _TAG = "deepspeed"
 
 
@@ -113,18 +117,24 @@ class Deepspeed3D:
         """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
         with quiet():
             self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        at = self.tp_rank, self.pp_rank, self.dp_rank
+        write_pieces(folder, self._engine, self.module, _TAG, dist.get_rank(), at)
         save_random_state(folder, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
             write_identity(folder, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
-        check_identity(folder, self._resolved)
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
+        model or arithmetic."""
+        others = find_differences(folder, self._resolved)
         if not (folder / _TAG).is_dir():
             raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
-        with quiet():
-            self._engine.load_checkpoint(str(folder), tag=_TAG)
-        load_random_state(folder, dist.get_rank(), self.device)
+        if others:
+            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
+        else:
+            with quiet():
+                self._engine.load_checkpoint(str(folder), tag=_TAG)
+            load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
     def parameter_count(self) -> int:

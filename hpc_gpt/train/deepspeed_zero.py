@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,17 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.checkpoint_identity import write_identity
 from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.load_universal import CONVERTIBLE, find_differences, load_universal
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.random_state import load_random_state, save_random_state
+from hpc_gpt.train.saved_states import read_weights
+from hpc_gpt.train.state_pieces import write_pieces
 
+__all__ = ["CONVERTIBLE", "build", "read_weights"]
 _TAG = "deepspeed"
 
 
@@ -71,8 +74,9 @@ class Groups:
 
 def _group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup:
     """This rank's group along `axis`, also where it is alone in it: DeepSpeed takes None for all ranks."""
-    groups = {number: dist.new_group(ranks) for ranks in layout.groups(axis) for number in ranks[:1]}
-    return next(groups[ranks[0]] for ranks in layout.groups(axis) if rank in ranks)
+    groups = [(ranks, dist.new_group(ranks)) for ranks in layout.groups(axis)]
+    own: dist.ProcessGroup = next(group for ranks, group in groups if rank in ranks)
+    return own
 
 
 class DeepspeedZero:
@@ -100,7 +104,7 @@ class DeepspeedZero:
                 _partitioned_as_built(deepspeed, config, self._groups) if partitioned else contextlib.nullcontext()
             )
             with context:
-                self.module = Gpt(resolved.model, resolved.train.seed, tp, Techniques.of(engine))
+                self.module = self._build_model(tp)
             if engine.compile != "none":
                 from hpc_gpt.train.compilation import compile_model
 
@@ -122,6 +126,10 @@ class DeepspeedZero:
         if layout.dp == 1 and (self._norm is not None or shards_in_bf16_optimizer(resolved)):
             # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizers need the call.)
             self._engine.enable_backward_allreduce = False
+
+    def _build_model(self, tp: TensorParallel) -> nn.Module:
+        """The model: (tokens, targets) -> loss, parameters named (`name_parameter`). A subclass may have another."""
+        return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
     @property
     def step(self) -> int:
@@ -147,6 +155,9 @@ class DeepspeedZero:
             assert self._norm.skipped is not None
             return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
         optimizer = engine.optimizer
+        if optimizer.overflow and zero_stage(self._resolved) < 3:
+            # Offloaded, DeepSpeed 0.19.8 keeps a gradient that is not finite, and all steps after it overflow.
+            optimizer.averaged_gradients = {}
         return StepResult(loss, optimizer._global_grad_norm, lr, bool(optimizer.overflow))
 
     @torch.no_grad()
@@ -169,18 +180,24 @@ class DeepspeedZero:
         """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
         with quiet():
             self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        at = self.tp_rank, self.pp_rank, self.dp_rank
+        write_pieces(folder, self._engine, self.module, _TAG, dist.get_rank(), at)
         save_random_state(folder, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
             write_identity(folder, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote; CheckpointError if it is of another model, layout or arithmetic."""
-        check_identity(folder, self._resolved)
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
+        model or arithmetic."""
+        others = find_differences(folder, self._resolved)
         if not (folder / _TAG).is_dir():
             raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
-        with quiet():
-            self._engine.load_checkpoint(str(folder), tag=_TAG)
-        load_random_state(folder, dist.get_rank(), self.device)
+        if others:
+            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
+        else:
+            with quiet():
+                self._engine.load_checkpoint(str(folder), tag=_TAG)
+            load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
     def parameter_count(self) -> int:
@@ -207,7 +224,7 @@ def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups
 
     def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
         for parameter in module.parameters() if module is not None else ():
-            if not hasattr(parameter, "ds_id"):
+            if not hasattr(parameter, "ds_id") and not parameter.is_meta:
                 parameter.data = parameter.data.to(init.dtype)
                 init._convert_to_zero_parameters([parameter])
 

@@ -1,0 +1,121 @@
+"""Where the numbers of each parameter lie in a rank's optimizer states, which DeepSpeed keeps flat.
+
+Every rank of a checkpoint leaves the list of its pieces beside DeepSpeed's files, `states-<rank>.json`. With it any
+other layout can pick what it needs (`saved_states`), whatever split the numbers up: ZeRO, tp or pp.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.model.tensor_parallel import full_name, split_of
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` numbers of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
+
+    They lie in the rank's flat tensor number `group` from `offset` on. `split` is (dim, parts) as in
+    `tensor_parallel.Split`, None where every tensor-parallel rank holds all of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[int, int] | None
+    group: int
+    offset: int
+    start: int
+    count: int
+
+
+def flat_states(engine: Any) -> list[Tensor]:
+    """The fp32 weights that this rank updates: flat under ZeRO, without it the parameters themselves."""
+    optimizer = engine.optimizer
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(optimizer, name):
+            flats: list[Tensor] = list(getattr(optimizer, name))
+            return flats
+    return [parameter for group in engine.basic_optimizer.param_groups for parameter in group["params"]]
+
+
+def pieces_of(engine: Any) -> list[Piece]:
+    """This rank's pieces, in the order of its flat tensors. `engine` is DeepSpeed's."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return [piece for group, parameters in enumerate(optimizer.fp16_groups) for piece in _shares(group, parameters)]
+    groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
+    if groups is None:
+        return [
+            _piece(parameter, tuple(parameter.shape), number, 0, 0, parameter.numel())
+            for number, parameter in enumerate(flat_states(engine))
+        ]
+    found = []
+    for number, parameters in enumerate(groups):
+        for parameter in parameters:
+            mapping = parameter._hp_mapping
+            if mapping is not None:
+                at, source = mapping.hp_fragment_address, mapping.lp_fragment_address
+                shape = tuple(parameter.shape)
+                found.append(_piece(parameter, shape, number, at.start, source.start, source.numel))
+    return found
+
+
+def _shares(group: int, parameters: list[Any]) -> Iterator[Piece]:
+    """Of one of ZeRO-3's groups: every rank has an equal share of every parameter, the last ones padded."""
+    offset = 0
+    for parameter in parameters:
+        size = int(parameter.partition_numel())
+        start = size * dist.get_rank(group=parameter.ds_process_group)
+        count = min(size, parameter.ds_numel - start)
+        if count > 0:
+            yield _piece(parameter, tuple(parameter.ds_shape), group, offset, start, count)
+        offset += size
+
+
+def _piece(parameter: Any, shape: tuple[int, ...], group: int, offset: int, start: int, count: int) -> Piece:
+    split = split_of(parameter)
+    parts = None if split is None else (split.dim, split.parts)
+    return Piece(full_name(parameter), shape, parts, group, offset, start, count)
+
+
+def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
+    """Leaves this rank's list in a checkpoint that DeepSpeed has just written; `at` is the rank's (tp, pp, dp).
+
+    Without ZeRO the ranks of one data-parallel group hold the same, and the first leaves the list.
+    """
+    without_zero = not hasattr(engine.optimizer, "optimizer")
+    if without_zero and at[2]:
+        return
+    name = engine._get_ckpt_name("", tag) if without_zero else engine._get_zero_ckpt_name("", tag)
+    listed = {
+        "schema": SCHEMA,
+        "at": at,
+        "file": name,
+        "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
+        "pieces": [astuple(piece) for piece in pieces_of(engine)],
+    }
+    (folder / f"states-{rank:05d}.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
+
+
+def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:
+    """Where the weights lie that are no part of the optimizer's file: full name -> (file, key in it)."""
+    found = {}
+    for key, parameter in module.named_parameters():
+        if hasattr(module, "ckpt_layer_path"):
+            # A pipeline writes a file for each layer; a tied one is the first layer's.
+            layer, _, rest = key.partition(".")
+            number = 0 if layer == "tied_modules" else int(layer)
+            rest = rest.partition(".")[2] if layer == "tied_modules" else rest
+            found[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", rest
+        else:
+            found[full_name(parameter)] = engine._get_ckpt_name("", tag), key
+    return found
