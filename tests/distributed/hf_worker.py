@@ -1,0 +1,90 @@
+"""One rank of the hf-deepspeed trainings; rank 0 writes what came of them as JSON, and the weights.
+
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_gpt.experiment import Engine
+from hpc_gpt.layout import Layout
+from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.hf_deepspeed import read_weights
+from tests.distributed.equality_cases import EVALUATION, micro_batches
+from tests.distributed.zero_runs import STEPS, settings, train
+
+DP2 = Layout(1, 1, 2)
+CASES = {
+    "zero1": Engine(name="hf-deepspeed", zero_stage=1),
+    "zero2, optimizer offloaded, recomputed": Engine(
+        name="hf-deepspeed", zero_stage=2, offload="optimizer", recompute="full"
+    ),
+    "zero3": Engine(name="hf-deepspeed"),
+    "zero3, all offloaded, recomputed, eager": Engine(
+        name="hf-deepspeed", offload="full", recompute="full", attention="math"
+    ),
+}
+
+
+def run(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Figures of a case, and its weights as a checkpoint of it gives them back."""
+    dtype = "bf16" if "bf16" in name else "fp32"
+    resolved = settings(DP2, CASES[name.removesuffix(" bf16")], dtype)
+    engine = build_engine(resolved, torch.device("cpu"))
+    steps = train(engine, resolved, range(STEPS))
+    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
+    loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
+    kept = new_folder(folder / name)
+    engine.save(kept)
+    dist.barrier()
+    figures = {"steps": steps, "loss_eval": loss_eval, "parameters": engine.parameter_count(), "step": engine.step}
+    return figures, dict(read_weights(kept, resolved))
+
+
+def resume(folder: Path) -> dict[str, Any]:
+    """Three steps, a save and three more, against a second engine that began with other weights and loads."""
+    resolved = settings(DP2, CASES["zero3"])
+    first = build_engine(resolved, torch.device("cpu"))
+    train(first, resolved, range(3))
+    kept = new_folder(folder / "resume")
+    first.save(kept)
+    dist.barrier()
+    unbroken = train(first, resolved, range(3, STEPS))
+    second = build_engine(replace(resolved, train=replace(resolved.train, seed=2)), torch.device("cpu"))
+    second.load(kept)
+    return {"step": second.step, "unbroken": unbroken, "resumed": train(second, resolved, range(3, STEPS))}
+
+
+def new_folder(folder: Path) -> Path:
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True)
+    dist.barrier()
+    return folder
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    found = {name: run(name, folder) for name in [*CASES, "zero3 bf16"]}
+    resumed = resume(folder)
+    if rank == 0:
+        torch.save({name: weights for name, (_, weights) in found.items()}, folder / "weights.pt")
+        figures = {name: figures for name, (figures, _) in found.items()}
+        (folder / "figures.json").write_text(json.dumps({**figures, "resume": resumed}))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
