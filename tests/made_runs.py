@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.cluster import load_profile
@@ -11,16 +12,24 @@ from hpc_gpt.paths import logs_dir
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import Attempt, RunFolder, create_run, write_once
+from hpc_gpt.sweep import find_sweep
 
 STARTED = 1_700_000_000.0
 
 
 def make_run(
-    logs: Path, cluster: str = "local", experiment: str = "demo", submit: bool = True, **overrides
+    logs: Path,
+    cluster: str = "local",
+    experiment: str = "demo",
+    submit: bool = True,
+    row: str | None = None,
+    **overrides,
 ) -> RunFolder:
-    """A run that was submitted as job 4711 and has not started."""
+    """A run that was submitted as job 4711 and has not started; with `row`, of that row of a sweep."""
     settings = {key.replace("__", "."): value for key, value in overrides.items()}
-    resolved = resolve(load_experiment(experiment, settings), load_profile(cluster))
+    resolved = resolve(load_experiment(experiment, settings, row), load_profile(cluster))
+    if row is not None and (sweep := find_sweep(experiment)) is not None:
+        resolved = replace(resolved, sweep=sweep.name, row=row)
     run = create_run(logs, resolved, render_script(resolved), f"name = '{experiment}'\n", {})
     if submit:
         run.add_submission({"scheduler": resolved.cluster.scheduler, "job_id": "4711", "refused": None})

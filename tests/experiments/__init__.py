@@ -1,0 +1,1 @@
+"""The experiments that are shipped: the seeds' tables, row by row."""

@@ -1,0 +1,129 @@
+"""Every row of every seed's folder: it resolves, or cannot, by our own rules; it renders; its layout is the table's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.cluster import load_profile
+from hpc_gpt.errors import LayoutError
+from hpc_gpt.experiment import DEFAULT_EXPERIMENT, Experiment, list_experiments, load_experiment, read_tables
+from hpc_gpt.render import render_script
+from hpc_gpt.resolve import resolve
+from hpc_gpt.tables import check_tables, merge_tables
+from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
+
+
+def test_there_is_a_folder_for_each_seed_table():
+    assert set(list_experiments()) == {"demo", *COUNTS}
+    assert {name: len(sweep(name).rows) for name in COUNTS} == COUNTS
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_row_resolves_to_the_gpus_it_names(name):
+    for row in sweep(name).possible:
+        for profile in PROFILES:
+            run = settle(name, row.name, profile)
+            assert run.layout.gpus == run.gpus
+            assert run.name == f"{name}-{row.name}"
+
+
+def test_the_six_rows_that_cannot_exist_are_refused_by_our_own_rules():
+    impossible = [(name, row) for name in COUNTS for row in sweep(name).rows if row.impossible]
+    assert len(impossible) == 6
+    for name, row in impossible:
+        tables = {**read_tables(sweep(name).path), "rows": None}
+        del tables["rows"]
+        experiment = check_tables(merge_tables(tables, row.overrides), Experiment, row.name)
+        with pytest.raises(LayoutError, match=r"layout tp4-pp\d+-dp1 needs \d+ GPUs .*, but there are \d+") as refusal:
+            resolve(experiment, load_profile("generic-slurm"))
+        # The reason that the file gives is that of the refusal.
+        needed, there = re.findall(r"needs (\d+) GPUs .* are (\d+)", str(refusal.value))[0]
+        pp = experiment.layout.pp
+        assert row.impossible == f"tp4 x pp{pp} needs {needed} GPUs, the row has {there}"
+        # It is the layout alone: with the GPUs that it needs, it resolves.
+        enough = replace(experiment, layout=replace(experiment.layout, gpus=int(needed)))
+        assert resolve(enough, load_profile("generic-slurm")).layout.gpus == int(needed)
+
+
+def test_without_an_experiment_the_default_is_the_seeds_64_gpu_run():
+    run = resolve(load_experiment(DEFAULT_EXPERIMENT), load_profile("generic-slurm"))
+    assert run.name == "gpt2-meg-ds-3d-48b"
+    assert (str(run.layout), run.batch.micro_batches, run.batch.global_batch) == ("tp4-pp16-dp1", 256, 1024)
+
+
+def test_every_row_renders_and_differs_from_the_others(tmp_path):
+    """Each at full size, under both kinds of nodes; bash can read all of them."""
+    scripts = []
+    for name, row in possible_rows():
+        for profile in PROFILES:
+            path = tmp_path / f"{name}-{row.name}-{profile}.sh"
+            path.write_text(render_script(settle(name, row.name, profile)))
+            scripts.append(path)
+    assert len({path.read_text() for path in scripts}) == len(scripts) == 2 * (sum(COUNTS.values()) - 6)
+    read = 'for script in *.sh; do bash -n "$script" || exit 1; done'
+    done = subprocess.run(["bash", "-c", read], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_finds_nothing_in_the_first_row_of_each_folder(tmp_path):
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("no shellcheck here")
+    paths = []
+    for name in COUNTS:
+        paths.append(tmp_path / f"{name}.sh")
+        paths[-1].write_text(render_script(settle(name, sweep(name).possible[0].name)))
+    done = subprocess.run([shellcheck, *map(str, paths)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_rung_of_the_ladder_keeps_what_the_one_before_switched_on():
+    """Seed 002's rungs differ from one another by what their names say, and by the batch that then fits."""
+    rungs = [row.name for row in sweep("colab-ladder").rows]
+    settings = [settle("colab-ladder", name) for name in rungs]
+    switches = [
+        {
+            "tf32": run.train.tf32,
+            "no-sync": run.train.log_every > 10,
+            "amp": run.train.dtype == "fp16",
+            "compile": run.engine.compile != "none",
+            "flash": run.engine.attention == "flash",
+            "vocab": run.model.padded_vocab == 50304,
+            "tied": run.model.tied,
+            "workers": run.data.workers > 0,
+        }
+        for run in settings
+    ]
+    assert not any(switches[0].values())
+    for before, after, name in zip(switches, switches[1:], rungs[1:], strict=False):
+        switched = [key for key in after if after[key] != before[key]]
+        assert all(after[key] for key in switched)
+        assert switched in ([name.partition("-b")[0]], []), name
+    assert all(switches[-1].values())
+
+
+def test_seed_002s_samples_are_512_tokens():
+    run = settle("colab-ladder", "baseline")
+    assert 11 * run.batch.global_batch * run.model.seq == 157_696
+
+
+def test_the_memory_ladder_trains_on_the_seeds_10240_samples_in_every_rung():
+    for row in sweep("memory-ladder").rows:
+        run = settle("memory-ladder", row.name)
+        assert run.train.steps * run.batch.global_batch == 10_240
+
+
+def test_seed_003s_parameters_are_of_another_block_than_ours():
+    """What the sweep's file says of the 194,103,296: 8.5 h^2 + 2 h a block, no positions, tied."""
+    run = settle("training-parallelism", "fsdp")
+    shape = run.model
+    assert sweep("training-parallelism").rows[4].seed["params"] == 194_103_296
+    block = 17 * shape.hidden**2 // 2 + 2 * shape.hidden
+    assert 50257 * shape.hidden + shape.hidden + shape.layers * block == 194_103_296
+    assert 50257 * shape.hidden + shape.hidden + 32 * block == 336_742_400
+    assert shape.params == 253_577_216

@@ -1,0 +1,30 @@
+"""Every row of every seed's table, at full size, put before a real scheduler."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.render import render_script
+from tests.experiments.sweeps import COUNTS, PROFILES, settle, sweep
+from tests.slurm.cluster import Cluster
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_row_is_accepted_on_the_nodes_it_asks_for(checks: Cluster, tmp_path: Path, profile: str) -> None:
+    asked = 0
+    for name in COUNTS:
+        for row in sweep(name).possible:
+            run = settle(name, row.name, profile)
+            script = tmp_path / f"{name}-{row.name}.sh"
+            script.write_text(render_script(run))
+            done = checks.run("sbatch", "--test-only", str(script))
+            found = re.search(r"to start at \S+ using (\d+) processors on nodes (\S+)", done.stderr)
+            assert done.returncode == 0 and found, f"{script.name}: {done.stderr}"
+            assert int(found[1]) >= run.gpus, f"{script.name}: {done.stderr}"
+            nodes = checks.run("scontrol", "show", "hostnames", found[2]).stdout.split()
+            assert len(nodes) == run.nodes, f"{script.name}: {done.stderr}"
+            asked += 1
+    assert asked == sum(COUNTS.values()) - 6
