@@ -87,6 +87,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     check_dtype(resolved.train.dtype, device, resolved.engine.name)
     if resolved.train.deterministic:
         make_deterministic()
+    allow_tf32(resolved.train.tf32)
     module = importlib.import_module(MODULES[resolved.engine.name])
     engine: Engine = module.build(resolved, device)
     return engine
@@ -116,3 +117,13 @@ def make_deterministic() -> None:
     # Else every empty buffer is filled first, DeepSpeed's 2 GB bucket at every step: 2 s on a CPU, and for nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa for 23, or not.
+
+    Set by the calls that keep torch's older and newer switches in step: Inductor reads the ones, kernels the others,
+    and torch refuses to answer where they disagree.
+    """
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed

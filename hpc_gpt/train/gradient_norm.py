@@ -32,7 +32,8 @@ class GradientNorm:
     """Before each step of `optimizer`: measures the norm, clips, and lets a step that is not finite do nothing.
 
     `clip` 0 does not clip. `group` holds the ranks of one model replica (all stages, all tensor-parallel ranks).
-    Nothing here waits for the device: `norm` and `skipped` are tensors on it.
+    `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits for it; with another the
+    host must know whether to leave the gradients in place.
     """
 
     def __init__(
@@ -65,9 +66,14 @@ class GradientNorm:
             dist.all_reduce(square, group=self.group)
         self.norm = square.sqrt().float()
         self.skipped = ~self.norm.isfinite()
-        # torch's fused kernels read this on the device and leave weights and moments alone where it is not zero.
-        optimizer.found_inf = self.skipped.float()  # type: ignore[attr-defined]
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        if optimizer.defaults.get("fused"):
+            # torch's fused kernels read this on the device and leave weights and moments alone where it is not zero.
+            optimizer.found_inf = self.skipped.float()  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        elif self.skipped:
+            for parameter in self.parameters:
+                parameter.grad = None  # which an optimizer passes over
+            return
         if self.clip > 0:
             factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, factor)

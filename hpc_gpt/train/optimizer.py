@@ -27,18 +27,24 @@ def learning_rate(train: Train, step: int) -> float:
 
 
 def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW or SGD (no momentum) over the parameters, as torch's fused kernels: no compiler, one pass, no host sync.
+    """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
+
+    Fused, as torch's own kernels: no compiler, one pass, no host sync; on the host, where offloaded states are, the
+    same. Foreach is one launch for all parameters and operation, for-loop one for each; both make the host wait for
+    the gradient's norm, as they cannot be told on the device to leave a step out. Results differ by rounding alone.
 
     Matrices and embeddings decay; biases and norms (one-dimensional) do not.
     """
+    mode = train.optimizer_mode or "fused"
+    how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
     parameters = list(parameters)
     groups = [
         {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0},
     ]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr, fused=True)
-    return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=True)
+        return torch.optim.SGD(groups, lr=train.lr, **how)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, **how)
 
 
 def _dimensions(parameter: nn.Parameter) -> int:

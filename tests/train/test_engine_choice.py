@@ -10,7 +10,7 @@ import torch
 
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import LayoutError, UserError
-from hpc_gpt.train.engine import check_dtype
+from hpc_gpt.train.engine import allow_tf32, check_dtype
 from hpc_gpt.train.ranks import RankIdentity, choose_device
 from tests.train.launch import LOCAL, settings
 
@@ -68,3 +68,14 @@ def test_a_job_on_gpus_does_not_quietly_train_on_cpus(
     with pytest.raises(LayoutError, match=r"rank 3 sees none|but 1 GPUs are visible to rank 3") as refused:
         choose_device(rank, resolved)
     assert ("nvidia-smi" if not found else "gpus_per_node") in refused.value.hint
+
+
+def test_tf32_is_what_was_asked_for_in_every_switch_that_is_read() -> None:
+    try:
+        for asked in (True, False):
+            allow_tf32(asked)
+            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if asked else "ieee")
+            assert torch.get_float32_matmul_precision() == ("high" if asked else "highest")
+            assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is asked
+    finally:
+        allow_tf32(False)

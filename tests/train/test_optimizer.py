@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from hpc_gpt.experiment import Train
 from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import name_parameter
 from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.train.gradient_norm import GradientNorm
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
 
+SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
 TRAIN = Train(steps=100, lr=1e-3, min_lr=1e-4, warmup_steps=10)
 
 
@@ -42,7 +45,7 @@ def test_it_is_never_outside_zero_and_the_rate(steps: int, warmup: int, step: in
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_matrices_decay_and_vectors_do_not(name: str) -> None:
-    model = Gpt(ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16), 1)
+    model = Gpt(SMALL, 1)
     optimizer = build_optimizer(replace(TRAIN, optimizer=name, weight_decay=0.3), model.parameters())
     decaying, others = optimizer.param_groups
     assert decaying["weight_decay"] == 0.3
@@ -58,3 +61,48 @@ def test_the_settings_reach_adamw() -> None:
     optimizer = build_optimizer(train, [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))])
     assert optimizer.defaults["betas"] == (0.8, 0.9)
     assert optimizer.defaults["eps"] == 1e-6
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_every_mode_takes_the_same_steps(name: str) -> None:
+    after = {}
+    for mode in ("fused", "foreach", "for-loop", "host"):
+        generator = torch.Generator().manual_seed(7)
+        parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in ((8, 4), (4,), (5, 3))]
+        optimizer = build_optimizer(replace(TRAIN, optimizer=name, optimizer_mode=mode), parameters)
+        flags = optimizer.defaults["fused"], optimizer.defaults["foreach"]
+        assert flags == (mode in ("fused", "host"), mode == "foreach")
+        for _ in range(5):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+        after[mode] = [parameter.detach() for parameter in parameters]
+    for weights in after.values():
+        for ours, theirs in zip(weights, after["for-loop"], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=5e-7, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["fused", "foreach", "for-loop"])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_a_gradient_that_is_not_finite_moves_nothing_in_any_mode(mode: str, clip: float) -> None:
+    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    for parameter in (matrix, vector):
+        name_parameter(parameter, "x")
+    optimizer = build_optimizer(replace(TRAIN, optimizer_mode=mode), [matrix, vector])
+    norm = GradientNorm(optimizer, [matrix, vector], 0, None, clip)
+
+    def step(slope: float) -> list[torch.Tensor]:
+        matrix.grad, vector.grad = torch.full((2, 2), slope), torch.ones(2)
+        optimizer.step()
+        moments = [optimizer.state[parameter]["exp_avg"] for parameter in (matrix, vector)]
+        return [tensor.detach().clone() for tensor in (matrix, vector, *moments)]
+
+    before = step(3.0)
+    assert norm.norm is not None
+    assert norm.norm.item() == pytest.approx(38**0.5)
+    after = step(math.nan)
+    assert norm.skipped
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    then = step(3.0)
+    assert not norm.skipped
+    assert not any(torch.equal(one, other) for one, other in zip(before, then, strict=True))
