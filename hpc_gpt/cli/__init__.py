@@ -18,6 +18,7 @@ VERBS = {
     "logs": "logs",
     "cancel": "cancel",
     "report": "report",
+    "export": "export",
     "data": "data",
     "profile": "profile",
     "completion": "completion",

@@ -1,0 +1,36 @@
+"""`hpc-gpt export`: a run's weights for other programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hpc_gpt.cli import complete
+
+
+@click.command()
+@click.argument("run", shell_complete=complete.runs)
+@click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="The new folder; by default RUN-hf, in this one.")
+@click.option("--step", type=int, help="The checkpoint of this step, not the newest.")
+def export(run: str, form: str, out: Path | None, step: int | None) -> None:
+    """Write the weights of RUN for transformers.
+
+    The newest sound checkpoint becomes a folder with safetensors and config.json, which
+    transformers.AutoModelForCausalLM.from_pretrained loads as GPT-2. Needs pip install 'hpc-gpt[hf]'.
+    """
+    import os
+    import subprocess
+
+    from hpc_gpt.cli.experiment_options import logs_folder
+    from hpc_gpt.runs import find_run
+
+    found = find_run(run, logs_folder())
+    folder = out or Path(f"{found.run_id}-{form}")
+    # A process of its own: this one never loads torch.
+    command = [sys.executable, "-m", "hpc_gpt.train.export", str(found.path), str(folder)]
+    command += [] if step is None else [str(step)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    sys.exit(subprocess.run(command, env=environment, check=False).returncode)

@@ -1,0 +1,134 @@
+"""`hpc-gpt export`: transformers loads what a run has trained, and computes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_gpt.errors import CheckpointError, ConfigError
+from hpc_gpt.experiment import Engine
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.train.engine import MODULES
+from hpc_gpt.train.export import export_hf
+from tests.cli.command import error_of, hpc_gpt
+from tests.train.launch import new_run, settings, train
+
+transformers = pytest.importorskip("transformers")
+VOCAB = 259  # padded to 320
+ENGINES = {"deepspeed-zero": True, "hf-deepspeed": False}  # whether tied
+
+
+@pytest.fixture(scope="module")
+def runs(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """A run of each engine: four steps, checkpoints after two and four."""
+    made = {}
+    for name, tied in ENGINES.items():
+        resolved = settings(tokens, {"gpus": 1}, steps=4, save_every=2)
+        resolved = replace(
+            resolved, engine=Engine(name=name, zero_stage=3), model=replace(resolved.model, vocab=VOCAB, tied=tied)
+        )
+        made[name] = new_run(tmp_path_factory.mktemp(name), resolved)
+        launch = train(made[name], 1)
+        assert launch.ended == ("done", 4, False), launch.log
+    return made
+
+
+def our_logits(run: RunFolder, step: int, tokens: torch.Tensor) -> torch.Tensor:
+    """What our own model computes with the weights of a checkpoint."""
+    import importlib
+
+    resolved = run.resolved()
+    model = Gpt(resolved.model, seed=99)
+    module = importlib.import_module(MODULES[resolved.engine.name])
+    weights = dict(module.read_weights(run.checkpoints / f"step-{step:08d}", resolved))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(weights.pop(full_name(parameter)))
+        assert not weights
+        return model.logits(tokens)[..., :VOCAB]
+
+
+def hf_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        return model.eval()(tokens).logits
+
+
+TOKENS = torch.randint(0, VOCAB, (2, 32), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("piece_bytes", [10**9, 30_000])
+def test_transformers_computes_the_same_logits(runs, name, piece_bytes, tmp_path):
+    done = export_hf(runs[name], tmp_path / "out", piece_bytes=piece_bytes)
+    assert done.step == 4
+    assert ("model.safetensors" in done.files) is (piece_bytes == 10**9)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(done.files), "safetensors and JSON, no pickle"
+    ours, theirs = our_logits(runs[name], 4, TOKENS), hf_logits(tmp_path / "out", TOKENS)
+    assert theirs.shape == (2, 32, VOCAB), "the padding of the vocabulary stays behind"
+    assert float((ours - theirs).abs().max()) <= 1e-5
+    # Trained weights they are: those of two steps before give others.
+    assert float((our_logits(runs[name], 2, TOKENS) - theirs).abs().max()) > 1e-3
+
+
+def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path):
+    run = runs["hf-deepspeed"]
+    done = hpc_gpt("export", run.path, "--step", 2, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    folder = tmp_path / f"{run.run_id}-hf"
+    assert done.stdout == f"wrote {folder.name}: step 2 of run {run.run_id}, 0.000 GB in fp32\n"
+    assert float((our_logits(run, 2, TOKENS) - hf_logits(folder, TOKENS)).abs().max()) <= 1e-5
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+
+    again = hpc_gpt("export", run.path, cwd=tmp_path)
+    assert (again.code, error_of(again)) == (
+        2, (f"{folder.name} exists, and an export writes over nothing", "name another folder with --out")
+    )  # fmt: skip
+    lacking = hpc_gpt("export", run.path, "--step", 3, "--out", "three", cwd=tmp_path)
+    assert (lacking.code, error_of(lacking)) == (
+        2, (f"run {run.run_id} has no sound checkpoint of step 3", "it has checkpoints of steps 2, 4")
+    )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir() if "hf" in path.name or "three" in path.name) == [
+        folder.name
+    ]
+    assert hpc_gpt("export", "nowhere", cwd=tmp_path).code == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
+    run = runs["deepspeed-zero"]
+    [victim, *_] = sorted((run.checkpoints / "step-00000004").rglob("*.pt"))
+    sound = victim.read_bytes()
+    try:
+        victim.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+        assert export_hf(run, tmp_path / "out").step == 2
+        assert "passing over" in capsys.readouterr().out
+        with pytest.raises(CheckpointError, match="no sound checkpoint of step 4"):
+            export_hf(run, tmp_path / "other", step=4)
+    finally:
+        victim.write_bytes(sound)
+    assert not (tmp_path / "other").exists()
+
+
+def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
+    import hpc_gpt.train.export as export
+
+    monkeypatch.setattr(export, "hf_config", lambda shape: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export_hf(runs["hf-deepspeed"], tmp_path / "out")
+    assert list(tmp_path.glob("*out*")) == []
+
+
+def test_without_safetensors_one_line_says_what_to_install(runs, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else find(name))
+    with pytest.raises(ConfigError, match="the export needs safetensors, which is not installed") as refused:
+        export_hf(runs["hf-deepspeed"], tmp_path / "out")
+    assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
