@@ -7,12 +7,14 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.process import send
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.status import LIVE, RunStatus, read_own_status
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
     """Cancels whatever of the run is queued or runs; the job id, or None where nothing did.
+
+    Of a run that waits for its turn on this machine it is IN_QUEUE.
 
     A status that is known already spares asking the scheduler first. Raises SlurmUnreachable, JobRefused;
     RunFolderError for a local run of another machine.
@@ -42,8 +44,10 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
-    job_id = str(line["job_id"])
+    job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
     _mark(run, job_id)
+    if line.get("queue"):  # what runs the sweep passes it over
+        return job_id
     if line.get("scheduler") == "local":
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
     else:

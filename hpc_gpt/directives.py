@@ -68,24 +68,24 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     for flag in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude"):
         value = getattr(job, flag)
         if value is not None:
-            lines.append(f"--{'job-name' if flag == 'name' else flag}={_quote(value)}")
+            lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
     if job.comment is not None:
-        lines.append(f"--comment={_quote(job.comment)}")
+        lines.append(f"--comment={quote_directive(job.comment)}")
     if job.dependency is not None:
-        lines.append(f"--dependency={_quote(job.dependency)}")
+        lines.append(f"--dependency={quote_directive(job.dependency)}")
     lines += [f"--nodes={resolved.nodes}", f"--ntasks-per-node={resolved.ranks_per_node}"]
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if profile.gpu_flag == "gres":
-        lines.append("--gres=" + _quote(f"gpu:{kind}{resolved.ranks_per_node}"))
+        lines.append("--gres=" + quote_directive(f"gpu:{kind}{resolved.ranks_per_node}"))
     elif profile.gpu_flag == "gpus-per-node":
-        lines.append("--gpus-per-node=" + _quote(f"{kind}{resolved.ranks_per_node}"))
+        lines.append("--gpus-per-node=" + quote_directive(f"{kind}{resolved.ranks_per_node}"))
     cpus = cpus_per_task(resolved)
     if cpus is not None:
         lines.append(f"--cpus-per-task={cpus}")
     if job.mem is not None:
-        lines.append(f"--mem={_quote(job.mem)}")
+        lines.append(f"--mem={quote_directive(job.mem)}")
     if job.time is not None:
-        lines.append(f"--time={_quote(job.time)}")
+        lines.append(f"--time={quote_directive(job.time)}")
     if job.exclusive:
         lines.append("--exclusive")
     lines += ["--requeue" if profile.requeue else "--no-requeue", "--open-mode=append"]
@@ -94,11 +94,11 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
     # Never into the run folder: it may not exist yet, and a job whose output cannot be opened dies unheard.
     lines.append("--output=%x-%j.out")
-    lines += [_quote(flag) for flag in job.sbatch]
+    lines += [quote_directive(flag) for flag in job.sbatch]
     return lines
 
 
-def _quote(text: str) -> str:
+def quote_directive(text: str) -> str:
     """One word of a directive. sbatch reads quotes as a shell does, but eats a backslash even between them."""
     return shlex.quote(text.replace("\\", "\\\\"))
 

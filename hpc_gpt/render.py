@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,14 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     except (TypeError, ValueError, ArithmeticError, jinja2.TemplateError) as fault:
         raise RenderError(f"{_innermost_line(fault, template)}: {fault}", "mend the template there") from None
     return text if text.endswith("\n") else text + "\n"
+
+
+def render_array(title: str, directives: Sequence[str]) -> str:
+    """The script of an array, whose elements are runs with a job.sh each. The directives stand as they will in it."""
+    from hpc_gpt import __version__
+
+    template = _environment(None).get_template("slurm/array.sh.j2")
+    return template.render(title=title, version=__version__, directives=directives)
 
 
 def variables(resolved: Resolved) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from typing import Any
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.resolve import Resolved
 
+# In the place of a job id: a run of a sweep that waits for its turn on this machine.
+IN_QUEUE = "queue"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -92,6 +95,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def sweep_id(self) -> str | None:
+        """The id that the runs of one `submit --sweep` share; None for a run of no sweep."""
+        found = read_json(self.path / "sweep.json").get("id")
+        return str(found) if found else None
+
+    @property
     def record(self) -> Path:
         return self.path / "record.json"
 
@@ -144,6 +153,7 @@ def create_run(
     ds_config: Mapping[str, Any] | None,
     provenance: Mapping[str, Any] | None = None,
     resumed_from: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
 
@@ -152,9 +162,10 @@ def create_run(
     """
     parts = {"experiment.toml": experiment_text, "resolved.json": resolved.to_json()}
     notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
+    notes["sweep.json"] = sweep
     parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
     parts["job.sh"] = script
-    run = RunFolder(_claim(logs / resolved.slug))
+    run = RunFolder(claim_folder(logs / resolved.slug))
     try:
         for name, text in parts.items():
             write_once(run.path / name, text)
@@ -166,7 +177,8 @@ def create_run(
     return run
 
 
-def _claim(parent: Path) -> Path:
+def claim_folder(parent: Path) -> Path:
+    """Makes a folder named by the time and four random hex digits, a run's or a sweep's id; RunFolderError."""
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt, RunFolder, job_ids, newest_submission
+from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
@@ -48,6 +48,9 @@ class RunStatus:
     gpus: int | None
     layout: str
     folder: str
+    sweep: str | None = None
+    row: str | None = None
+    sweep_id: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -106,6 +109,7 @@ def _damaged(run: RunFolder, line: Mapping[str, Any], cause: str) -> RunStatus:
         gpus=None,
         layout="-",
         folder=str(run.path),
+        sweep_id=run.sweep_id,
     )
 
 
@@ -148,6 +152,9 @@ def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[
         gpus=resolved.gpus,
         layout=str(resolved.layout),
         folder=str(run.path),
+        sweep=resolved.sweep,
+        row=resolved.row,
+        sweep_id=run.sweep_id,
     )
 
 
@@ -195,6 +202,12 @@ def _local_state(run: RunFolder, line: Mapping[str, Any], end: Mapping[str, Any]
         return str(end.get("ended")), end.get("cause")
     if host := _other_host(line):
         return "unknown", f"runs on {host}, which cannot be asked from here"
+    if queue := line.get("queue"):
+        if run.cancelled_mark(IN_QUEUE).exists():
+            return "cancelled", "while it waited"
+        if is_alive(queue.get("pid"), queue.get("pid_start")):
+            return "pending", "waits for its turn"
+        return "cancelled", "what ran the sweep ended before its turn"
     if is_alive(line.get("pid"), line.get("pid_start")):
         return "running", None
     if run.cancelled_mark(str(line.get("job_id"))).exists():

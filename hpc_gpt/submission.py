@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.requirements import check_requirements
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, create_run
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment ready to be submitted: its settings, its script, its file as given; and what to tell the user."""
+
+    resolved: Resolved
+    script: str
+    text: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,23 +38,58 @@ def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
-    from hpc_gpt.ds_config import ENGINES, deepspeed_config
+    provenance = check_submission([resolved], logs)
+    run = write_run(Prepared(resolved, script, experiment_text), logs, provenance)
+    return start_run(run, resolved)
+
+
+def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
+    """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
+
+    The runs are of one cluster. Raises as submit_run, with the faults of all rows at once where they are a sweep's.
+    """
     from hpc_gpt.provenance import collect
     from hpc_gpt.tokens.run_data import ensure_data
 
-    if resolved.cluster.scheduler == "slurm":
+    cluster = rows[0].cluster
+    if cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import check_output_path
         from hpc_gpt.slurm.scheduler import check_reachable
 
         check_output_path(logs)
         check_reachable()
     provenance = collect()
-    if resolved.cluster.scheduler == "local":
-        check_requirements(resolved, bool(provenance["gpus"]))
-    ensure_data(resolved)
+    faults: dict[str, UserError] = {}
+    for resolved in rows:
+        try:
+            if cluster.scheduler == "local":
+                check_requirements(resolved, bool(provenance["gpus"]))
+            ensure_data(resolved)
+        except UserError as fault:
+            if len(rows) == 1:
+                raise
+            faults[str(resolved.row)] = fault
+    if faults:
+        raise faults_of_rows(faults)
+    return provenance
+
+
+def faults_of_rows(faults: Mapping[str, UserError]) -> ConfigError:
+    """The faults of several rows of a sweep, by row, as one."""
+    lines = [f"row {row!r}: {line}" for row, fault in faults.items() for line in str(fault).splitlines()]
+    hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
+    return ConfigError("\n".join(lines), "; ".join(hints))
+
+
+def write_run(
+    prepared: Prepared, logs: Path, provenance: Mapping[str, Any], sweep: Mapping[str, Any] | None = None
+) -> RunFolder:
+    """The run folder, with all that is known before the job starts. Raises RunFolderError."""
+    from hpc_gpt.ds_config import ENGINES, deepspeed_config
+
+    resolved = prepared.resolved
     ds_config = deepspeed_config(resolved) if resolved.engine.name in ENGINES else None
-    run = create_run(logs, resolved, script, experiment_text, ds_config, provenance)
-    return _start(run, resolved)
+    return create_run(logs, resolved, prepared.script, prepared.text, ds_config, provenance, sweep=sweep)
 
 
 def resume_run(run: RunFolder) -> Submitted:
@@ -64,10 +111,11 @@ def resume_run(run: RunFolder) -> Submitted:
 
         check_reachable()
     ensure_data(resolved)  # a path without a leading / is another file from another folder
-    return _start(run, resolved)
+    return start_run(run, resolved)
 
 
-def _start(run: RunFolder, resolved: Resolved) -> Submitted:
+def start_run(run: RunFolder, resolved: Resolved) -> Submitted:
+    """Hands a run's job.sh to the scheduler of its profile. Raises JobRefused, SlurmUnreachable, RunFolderError."""
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import submit as submit_to_slurm
 

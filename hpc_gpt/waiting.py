@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.status import RunStatus, read_status
+from hpc_gpt.sweep_status import count_states
 from hpc_gpt.terminal import ProgressLine
 
 GOOD_ENDS = ("done", "stopped", "budget")
@@ -62,6 +64,50 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     return status
 
 
+def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
+    """As wait_for, for the runs of a sweep: prints how many stand where, and a Ctrl-C is for all of them.
+
+    Raises JobFailed where any ended in anything but a good end.
+    """
+    seen = ""
+    answered = 0
+    unknown_since: float | None = None
+    statuses: list[RunStatus] = []
+    line = ProgressLine()
+    while True:
+        try:
+            if answered < interrupts:
+                _interrupt_all(runs, interrupts, statuses)
+                answered = interrupts
+            statuses = read_status(runs)
+            now = count_states(statuses)
+            if now != seen:
+                line.show(now)
+                seen = now
+            if all(status.is_over for status in statuses):
+                if all(status.state != "unknown" for status in statuses):
+                    break
+                unknown_since = unknown_since or time.monotonic()
+                if time.monotonic() - unknown_since > UNKNOWN_S:
+                    break
+            else:
+                unknown_since = None
+            time.sleep(SLURM_POLL_S)
+        except KeyboardInterrupt:
+            interrupts += 1
+            if interrupts > 2:
+                line.end()
+                raise
+    line.end()
+    if interrupts:
+        raise KeyboardInterrupt
+    bad = [status for status in statuses if status.state not in GOOD_ENDS]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+    return statuses
+
+
 def describe(status: RunStatus) -> str:
     """`running  step 20/200  loss 3.214  5120 tokens/s`."""
     parts = [status.state]
@@ -74,6 +120,20 @@ def describe(status: RunStatus) -> str:
     if status.state == "pending" and status.cause:
         parts.append(f"({status.cause})")
     return "  ".join(parts)
+
+
+def _interrupt_all(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
+    from hpc_gpt.cancel import cancel_run, interrupt_run
+
+    begin = "\n" if sys.stderr.isatty() else ""
+    if count == 1:
+        sys.stderr.write(f"{begin}Ctrl-C: the runs are asked to save and stop; once more cancels them\n")
+        for run in runs:
+            interrupt_run(run)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: the runs are cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)
 
 
 def _interrupt(run: RunFolder, count: int, status: RunStatus | None) -> None:

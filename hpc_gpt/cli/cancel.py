@@ -17,14 +17,16 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     """Cancel runs, queued or running.
 
     Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
-    prefix, a job id or a folder.
+    prefix, a job id or a folder; a sweep's id, folder or array means its runs.
     """
     from hpc_gpt.cancel import cancel_run
-    from hpc_gpt.runs import find_run
+    from hpc_gpt.run_folder import IN_QUEUE
+    from hpc_gpt.runs import named_runs
     from hpc_gpt.status import read_status
     from hpc_gpt.waiting import describe
 
-    runs = [find_run(name, logs_folder()) for name in names]
+    found = [run for name in names for run in named_runs(name, logs_folder())]
+    runs = list({run.path: run for run in found}.values())
     if sys.stdin.isatty() and not yes:
         for row in read_status(runs):
             click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
@@ -36,5 +38,5 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
         if job_id is None:
             click.echo(f"{run.run_id}: nothing to cancel, it is {read_status([run])[0].state}")
         else:
-            click.echo(f"cancelled {run.run_id}, job {job_id}")
+            click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             click.echo(f"next: hpc-gpt submit --resume {run.run_id} takes it up again", err=True)

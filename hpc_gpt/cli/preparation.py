@@ -12,17 +12,8 @@ if TYPE_CHECKING:
     from hpc_gpt.cluster import ClusterProfile
     from hpc_gpt.experiment import Experiment
     from hpc_gpt.resolve import Resolved
+    from hpc_gpt.submission import Prepared
     from hpc_gpt.sweep import Row, Sweep
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given; and what to tell the user."""
-
-    resolved: Resolved
-    script: str
-    text: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,15 +50,16 @@ def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
     if not sweep.possible:
         raise ConfigError(f"{sweep.path}: no row can run", "add a row that can")
     profile = choose_profile(request, queueing)
-    prepared, faults = [], []
+    prepared, faults = [], {}
     for row in sweep.possible:
         try:
             prepared.append(_prepare_row(request, profile, sweep, row.name))
         except UserError as fault:
-            faults.append((row.name, fault))
+            faults[row.name] = fault
     if faults:
-        lines = [f"row {name!r}: {line}" for name, fault in faults for line in str(fault).splitlines()]
-        raise ConfigError("\n".join(lines), "; ".join(dict.fromkeys(fault.hint for _, fault in faults if fault.hint)))
+        from hpc_gpt.submission import faults_of_rows
+
+        raise faults_of_rows(faults)
     return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None])
 
 
@@ -75,6 +67,7 @@ def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None,
     from hpc_gpt.experiment import find_experiment
     from hpc_gpt.render import render_script
     from hpc_gpt.resolve import resolve
+    from hpc_gpt.submission import Prepared
 
     experiment = _load(request, row)
     notes: tuple[str, ...] = ()

@@ -21,21 +21,27 @@ _RIGHT = {"attempts", "step", "loss", "tokens/s"}
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Seconds, for --watch."
 )
+@click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep; its id or job opens it, too.")
 @click.option("--all", "show_all", is_flag=True, help="Every run; without it the newest 20.")
-def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, show_all: bool) -> None:
+def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, show_all: bool) -> None:
     """Show how runs stand.
 
     State, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a folder; by
-    default the newest 20 under logs/. Slurm is asked once, whatever the number of runs; accounting is not needed.
+    default the newest 20 under logs/. A sweep is one line, which its id, its folder, its array's job id or --open
+    opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.runs import find_runs
+    from hpc_gpt.runs import find_runs, singles_out
     from hpc_gpt.status import read_status
+    from hpc_gpt.sweep_status import by_sweep
 
     logs = logs_folder()
+    opened = opened or any(singles_out(name) for name in names)
 
     def rows() -> list[Any]:
         runs = find_runs(names, logs)
-        return read_status(runs if show_all or names else runs[-20:])
+        if not (show_all or names):
+            runs = [run for group in by_sweep(runs)[-20:] for run in group]
+        return read_status(runs)
 
     if as_json:
         click.echo(json.dumps({"schema": 1, "runs": [row.to_dict() for row in rows()]}, indent=1))
@@ -45,7 +51,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
         click.echo(f"no runs under {logs}\nnext: hpc-gpt submit", err=True)
         return
     if not watch:
-        for line in _table(found):
+        for line in _table(found, opened):
             click.echo(line)
         return
     import time
@@ -54,15 +60,19 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
     display = Screen()
     while True:
-        display.show("\n".join(_table(found)))
+        display.show("\n".join(_table(found, opened)))
         if all(row.is_over for row in found):
             break
         time.sleep(interval)
         found = rows()
 
 
-def _table(rows: list[Any]) -> list[str]:
-    cells = [_HEADINGS, *(_cells(row) for row in rows)]
+def _table(rows: list[Any], opened: bool) -> list[str]:
+    from hpc_gpt.sweep_status import SweepStatus, fold
+
+    lines = rows if opened else fold(rows)
+    shown = [row for row in lines if not isinstance(row, SweepStatus)]
+    cells = [_HEADINGS, *(_sweep_cells(row) if isinstance(row, SweepStatus) else _cells(row) for row in lines)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADINGS))]
     return [
         "  ".join(
@@ -70,7 +80,22 @@ def _table(rows: list[Any]) -> list[str]:
             for heading, text, width in zip(_HEADINGS, line, widths, strict=True)
         ).rstrip()
         for line in cells
-    ] + [f"{row.run}: {row.cause}" for row in rows if row.cause and row.state not in ("done", "running")]
+    ] + [f"{row.run}: {row.cause}" for row in shown if row.cause and row.state not in ("done", "running")]
+
+
+def _sweep_cells(sweep: Any) -> tuple[str, ...]:
+    done = sum(row.step or 0 for row in sweep.runs)
+    return (
+        sweep.id,
+        sweep.name,
+        f"{len(sweep.runs)} runs",
+        sweep.states,
+        " ".join(sweep.jobs) or "-",
+        str(sum(row.attempts for row in sweep.runs)),
+        f"{done}/{sum(row.steps or 0 for row in sweep.runs)}",
+        "-",
+        "-",
+    )
 
 
 def _cells(row: Any) -> tuple[str, ...]:

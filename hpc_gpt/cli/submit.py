@@ -14,8 +14,10 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 @experiment_options
 @click.option("--dry-run", is_flag=True, help="Print script and command, ask sbatch --test-only; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
+@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
+              help="For --sweep: so many of an array at a time.")  # fmt: skip
 @click.option("--resume", metavar="RUN", shell_complete=complete.runs, help="Start RUN once more, from its checkpoint.")
-def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> None:
+def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None, resume: str | None) -> None:
     """Submit EXPERIMENT to Slurm, or start it here.
 
     --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or a file or folder
@@ -25,7 +27,14 @@ def submit(request: Request, dry_run: bool, wait: bool, resume: str | None) -> N
     hpc-gpt submit --gpus 64 --pp 16
     hpc-gpt submit experiments/demo.toml --cluster local --wait
     hpc-gpt submit demo --set train.steps=20 --tp 1
+    hpc-gpt submit memory-ladder --sweep
+    hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
     """
+    if resume is None and (request.sweep or max_parallel is not None):
+        from hpc_gpt.cli.sweep import submit_sweep
+
+        submit_sweep(request, dry_run, wait, max_parallel)
+        return
     if wait:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
         from hpc_gpt.waiting import wait_for

@@ -1,8 +1,9 @@
-"""submitit's Slurm executor with our script: what `render` prints, sbatch receives and the run folder keeps."""
+"""submitit's Slurm executor with our scripts: what `render` prints, sbatch receives and the run folder keeps."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +15,105 @@ from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.slurm.environment import job_python, submission_environment
 from hpc_gpt.slurm.scheduler import ask, sbatch_failed
 
+ARRAY_SCRIPT = "array.sh"
+
 
 class ScriptExecutor(SlurmExecutor):
-    """Submits the `job.sh` of one run. What belongs to that run alone goes beside the script, on sbatch's line."""
+    """Submits one script: the `job.sh` of a run, or that of an array whose elements are the runs, in their order.
 
-    def __init__(self, run: RunFolder, resolved: Resolved) -> None:
+    What belongs to the runs alone goes beside the script, in the environment and in `flags` on sbatch's line.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        resolved: Resolved,
+        runs: Sequence[RunFolder],
+        own: Mapping[str, str],
+        flags: Sequence[str],
+    ) -> None:
         try:
-            super().__init__(run.path)
+            super().__init__(script.parent)
         except RuntimeError as fault:  # submitit looks for srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
-        self.run = run
+        self.script = script
+        self.cluster_name = resolved.cluster.name
+        self.runs = runs
+        self.flags = flags
         self.update_parameters(nodes=resolved.nodes, ntasks_per_node=resolved.ranks_per_node)
-        own = {"HPC_GPT_RUN": str(run.path)} | job_python(resolved)
-        self.environment = submission_environment(os.environ, own)
+        self.environment = submission_environment(os.environ, dict(own) | job_python(resolved))
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         """The rendered script; nothing of submitit's own is in it."""
-        return self.run.job_script.read_text(encoding="utf-8")
+        return self.script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return [
-            "sbatch",
-            f"--chdir={Path.cwd()}",
-            # sbatch reads a pattern here, so a % of the path is doubled; the script soon writes into attempts/ itself.
-            f"--output={str(self.run.path).replace('%', '%%')}/slurm-%j.out",
-            "--export=ALL",
-            str(submission_file_path),
-        ]
+        return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
-        """sbatch on the run folder's own job.sh, so that there is no second copy to differ from it.
+        """sbatch on the script where it lies, so that there is no second copy to differ from it.
 
-        Raises JobRefused or SlurmUnreachable with sbatch's words, and leaves them in submissions.jsonl.
+        Raises JobRefused or SlurmUnreachable with sbatch's words, and leaves them in every run's submissions.jsonl.
         """
-        line = self._make_submission_command(self.run.job_script)
-        entry = {"scheduler": "slurm", "job_id": None, "command": line, "refused": None}
-        entry["cluster"] = self.run.resolved().cluster.name
+        line = self._make_submission_command(self.script)
+        entry = {"scheduler": "slurm", "job_id": None, "command": line, "refused": None, "cluster": self.cluster_name}
         try:
             answer = ask(line, self.environment)
         except SlurmUnreachable as fault:
-            self.run.add_submission({**entry, "refused": str(fault)})
+            self._note({**entry, "refused": str(fault)})
             raise
         if answer.code != 0:
-            self.run.add_submission({**entry, "refused": answer.words})
+            self._note({**entry, "refused": answer.words})
             refusal = sbatch_failed(answer)
-            refusal.hint += f"; the run is kept, marked refused: {self.run.path}"
+            kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
+            refusal.hint += f"; {kept} kept, marked refused: {self.runs[0].path}"
             raise refusal
         job_id = self._get_job_id_from_submission_command(answer.stdout)
         try:
-            self.run.add_submission({**entry, "job_id": job_id})
+            self._note({**entry, "job_id": job_id})
         except RunFolderError as fault:
             raise RunFolderError(f"job {job_id} is queued, but {fault}", f"scancel {job_id} ends it") from None
-        return SlurmJob(folder=self.run.path, job_id=job_id, tasks=list(range(self._num_tasks())))
+        return SlurmJob(folder=self.script.parent, job_id=job_id, tasks=list(range(self._num_tasks())))
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        for run in self.runs:
+            run.add_submission(entry)
+
+
+class ArrayExecutor(ScriptExecutor):
+    """Submits an array, whose elements are jobs of their own: `4711_0`, `4711_1` and so on."""
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        for number, run in enumerate(self.runs):
+            run.add_submission({**entry, "job_id": entry["job_id"] and element_id(entry["job_id"], number)})
+
+
+def element_id(job_id: str, number: int) -> str:
+    """The name that squeue, sacct and scancel know an array's element by."""
+    return f"{job_id}_{number}"
+
+
+def submit(run: RunFolder, resolved: Resolved) -> str:
+    """Submits the run's job.sh and gives the job id. Raises JobRefused or SlurmUnreachable; both are noted there."""
+    flags = [f"--output={_no_pattern(run.path)}/slurm-%j.out"]  # the script soon writes into attempts/ itself
+    executor = ScriptExecutor(run.job_script, resolved, [run], {"HPC_GPT_RUN": str(run.path)}, flags)
+    return str(executor._submit_command("").job_id)
+
+
+def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
+    """Submits `array.sh` of a folder that holds a link for each run, by its number, and gives the array's job id.
+
+    `at_once`: how many may run at a time. Raises as submit; the runs' settings are alike in all that Slurm is asked.
+    """
+    most = f"%{at_once}" if at_once else ""
+    flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
+    executor = ArrayExecutor(folder / ARRAY_SCRIPT, resolved, runs, {"HPC_GPT_ARRAY": str(folder)}, flags)
+    return str(executor._submit_command("").job_id)
+
+
+def _no_pattern(path: Path) -> str:
+    """sbatch reads a pattern in --output, so a % of the path is doubled."""
+    return str(path).replace("%", "%%")
 
 
 def check_output_path(logs: Path) -> None:
@@ -77,8 +125,3 @@ def check_output_path(logs: Path) -> None:
             f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
             "set HPC_GPT_LOGS to a path without it",
         )
-
-
-def submit(run: RunFolder, resolved: Resolved) -> str:
-    """Submits the run's job.sh and gives the job id. Raises JobRefused or SlurmUnreachable; both are noted there."""
-    return str(ScriptExecutor(run, resolved)._submit_command("").job_id)

@@ -120,10 +120,12 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
 def queued_jobs() -> dict[str, QueuedJob] | None:
     """Every job of ours that squeue knows, the lately ended ones too, by job id; None where Slurm is not reachable.
 
+    An array's elements are jobs of their own, `4711_0` and so on.
+
     A job that is missing here is unknown, not failed: squeue forgets a job minutes after its end.
     """
     try:
-        answer = ask(["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"])
+        answer = ask(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"])
     except SlurmUnreachable:
         return None
     if answer.code != 0:
@@ -138,11 +140,11 @@ def queued_jobs() -> dict[str, QueuedJob] | None:
 
 def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
     """The last state sacct has of each job (COMPLETED, "CANCELLED by 1000" as CANCELLED); empty without accounting."""
-    wanted = [job_id for job_id in job_ids if job_id.isdigit()]
+    wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
     if not wanted or shutil.which("sacct") is None:
         return {}
     try:
-        answer = ask(["sacct", "-n", "-X", "-P", "-o", "JobIDRaw,State", "-j", ",".join(wanted)])
+        answer = ask(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(wanted)])
     except SlurmUnreachable:
         return {}
     if answer.code != 0:
@@ -152,6 +154,18 @@ def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
         job_id, _, state = line.partition("|")
         states[job_id] = state.split(" ")[0].rstrip("+")
     return states
+
+
+def largest_array() -> int:
+    """Elements that an array can have: MaxArraySize of `scontrol show config`, 1 where arrays are off.
+
+    Raises SlurmUnreachable where it cannot be asked.
+    """
+    answer = ask(["scontrol", "show", "config"])
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
+    if answer.code != 0 or found is None:
+        raise SlurmUnreachable(f"scontrol show config names no MaxArraySize: {answer.sentence}", "is slurmctld up?")
+    return max(1, int(found[1]))
 
 
 def cancel_job(job_id: str) -> None:

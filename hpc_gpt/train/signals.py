@@ -75,7 +75,7 @@ class Signals:
         """Whether the SIGTERM is a preemption: asks Slurm the first time, and remembers the answer."""
         with self._asked:
             if self._preemption is None:
-                self._preemption = ask_preemption(os.environ.get("SLURM_JOB_ID"))
+                self._preemption = ask_preemption(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
             return self._preemption
 
 

@@ -164,6 +164,8 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "sbatch": [],
   "srun": []
  },
+ "sweep": null,
+ "row": null,
  "version": "0.0.0",
  "schema": 1
 }

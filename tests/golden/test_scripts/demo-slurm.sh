@@ -30,6 +30,10 @@ export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
   printf 'Error: this script runs inside a Slurm job\n\nhint: sbatch %q\n' "$0" >&2
   exit 2
 }
+# An array's element goes by the array's id and its number: its own id may be the array's, which names every element.
+job="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
+unset HPC_GPT_ELEMENT
+export HPC_GPT_JOB="$job"
 HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID}"
 # --- the run folder ------------------------------------------------------------------------------------------------
 die() { # die MESSAGE HINT
@@ -174,6 +178,8 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "sbatch": [],
   "srun": []
  },
+ "sweep": null,
+ "row": null,
  "version": "0.0.0",
  "schema": 1
 }
@@ -187,7 +193,7 @@ done
 export HPC_GPT_ATTEMPT=$n
 attempt="$HPC_GPT_RUN/attempts/$n"
 printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "started": %d}\n' \
-  "$n" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" "$(date +%s)" >"$attempt/attempt.json"
+  "$n" "$job" "${SLURM_RESTART_COUNT:-0}" "$SLURM_JOB_NODELIST" "$(date +%s)" >"$attempt/attempt.json"
 echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
 exec >>"$attempt/log" 2>&1
 # This shell outlives signals that are meant for the ranks: the epilogue has the last word.
@@ -203,7 +209,7 @@ say_ended() { # say_ended FOLDER CLASS CAUSE: ended.json, unless the trainer has
 # An earlier attempt that left no word was ended from outside; accounting, where there is one, knows how.
 before="$HPC_GPT_RUN/attempts/$((n - 1))"
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -d "$before" ] && [ ! -e "$before/ended.json" ]; then
-  how=$(timeout 20 sacct -D -X -n -P -o State -j "$SLURM_JOB_ID" 2>/dev/null | tail -n 2 | head -n 1)
+  how=$(timeout 20 sacct -D -X -n -P -o State -j "$job" 2>/dev/null | tail -n 2 | head -n 1)
   if [ "$how" = NODE_FAIL ] || grep -qs 'Node failure on' "$before/log"; then
     say_ended "$before" node_failure 'a node of the job died'
   elif [ "$how" = PREEMPTED ]; then
@@ -270,12 +276,12 @@ esac
 cause="${cause:-exit code $rc}"
 # A controller that is being restarted is asked again.
 for ((try = 0; try < 20; try++)); do
-  state=$(timeout 20 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep -o -m 1 'JobState=[A-Z_]*') && break
+  state=$(timeout 20 scontrol --oneliner show job "$job" 2>/dev/null | grep -o -m 1 'JobState=[A-Z_]*') && break
   sleep 3
 done
 # A running job whose signal is still being handed out.
 [ "$state" = JobState=SIGNALING ] && state=JobState=RUNNING
-if [ -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ]; then
+if [ -e "$HPC_GPT_RUN/cancelled.$job" ]; then
   say_ended "$attempt" cancelled "hpc-gpt cancel, $cause"
 elif grep -qs 'Node failure on' "$attempt/log"; then
   say_ended "$attempt" node_failure "a node of the job died, $cause"
@@ -286,15 +292,15 @@ else
 fi
 # Back to the queue, once, and only when the trainer asks for it, nobody has cancelled the job and it still runs:
 # a requeue under scancel would revive it.
-if [ -e "$attempt/requeue" ] && [ ! -e "$HPC_GPT_RUN/cancelled.$SLURM_JOB_ID" ]; then
+if [ -e "$attempt/requeue" ] && [ ! -e "$HPC_GPT_RUN/cancelled.$job" ]; then
   case "$state" in
   JobState=RUNNING)
-    echo "back to the queue: scontrol requeue $SLURM_JOB_ID"
-    scontrol requeue "$SLURM_JOB_ID" ||
-      die "Slurm will not requeue job $SLURM_JOB_ID" "hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
+    echo "back to the queue: scontrol requeue $job"
+    scontrol requeue "$job" ||
+      die "Slurm will not requeue job $job" "hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
     ;;
   '')
-    die "Slurm does not answer, so job $SLURM_JOB_ID is not requeued" \
+    die "Slurm does not answer, so job $job is not requeued" \
       "hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
     ;;
   esac

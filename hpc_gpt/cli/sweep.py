@@ -1,0 +1,104 @@
+"""What `hpc-gpt submit --sweep` does: the whole table to Slurm, or a row after the other on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hpc_gpt.cli.experiment_options import Request, logs_folder
+
+
+def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int | None) -> None:
+    """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
+    from hpc_gpt.cli.preparation import prepare_sweep
+    from hpc_gpt.errors import ConfigError
+
+    if not request.sweep:
+        raise ConfigError("--max-parallel is for the arrays of --sweep", "add --sweep, or leave it out")
+    prepared = prepare_sweep(request, queueing=not dry_run)
+    rows, here = prepared.rows, prepared.rows[0].resolved.cluster.scheduler == "local"
+    for note in (note for row in rows for note in row.notes):
+        click.echo(note, err=True)
+    for row in prepared.impossible:
+        click.echo(f"not {row.name}: {row.impossible}", err=True)
+    if dry_run:
+        _dry_run(prepared.name, rows, here)
+        return
+    if wait or here:
+        # Loaded before there is a job: from then on a Ctrl-C is meant for the jobs.
+        from hpc_gpt.waiting import wait_for_all
+    from hpc_gpt.sweep_submission import queue_sweep, write_sweep
+
+    sweep = write_sweep(prepared.name, rows, logs_folder())
+    click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, linked in {sweep.folder}", err=True)
+    if here:
+        _run_here(sweep, rows)
+        return
+    queue_sweep(sweep, rows, max_parallel)
+    interrupts = 0
+    try:
+        _say(sweep, wait)
+    except KeyboardInterrupt:
+        if not wait:
+            raise
+        interrupts = 1
+    if wait:
+        wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
+        click.echo(f"next: hpc-gpt report {sweep.folder}", err=True)
+    if sweep.refusals:
+        raise sweep.refusals[0]
+
+
+def _dry_run(name: str, rows: Sequence[Any], here: bool) -> None:
+    """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
+    from hpc_gpt.submission import dry_run
+    from hpc_gpt.sweep_submission import plan_jobs
+
+    for job in [[row] for row in rows] if here else plan_jobs(rows):
+        first = job[0].resolved
+        kind = f"array of {len(job)}" if len(job) > 1 else "job"
+        each = f"{first.gpus} GPUs" + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
+        click.echo(f"{kind}, {each}: {' '.join(row.resolved.row for row in job)}")
+        click.echo(dry_run(first, job[0].script), err=True)
+    click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _say(sweep: Any, wait: bool) -> None:
+    for job in sweep.jobs:
+        what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
+        click.echo(f"submitted {what} {job.id}")
+    for refusal in sweep.refusals:
+        click.echo(f"refused: {refusal}", err=True)
+    if not wait and sweep.jobs:
+        click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
+
+
+def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
+    """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
+    from hpc_gpt.errors import JobFailed
+    from hpc_gpt.sweep_submission import hold_here, start_held
+    from hpc_gpt.waiting import wait_for
+
+    hold_here(sweep)
+    failures = []
+    for run, row in zip(sweep.runs, rows, strict=True):
+        submitted = start_held(run, row)
+        if submitted is None:
+            click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            continue
+        interrupts = 0
+        try:
+            click.echo(f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}")
+        except KeyboardInterrupt:
+            interrupts = 1
+        try:
+            wait_for(run, interrupts)
+        except JobFailed as fault:
+            click.echo(f"{row.resolved.row} failed: {fault}", err=True)
+            failures.append(row.resolved.row)
+    if failures:
+        words = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
+        raise JobFailed(words, f"hpc-gpt status {sweep.id}")
+    click.echo(f"next: hpc-gpt report {sweep.folder}", err=True)
