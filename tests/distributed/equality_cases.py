@@ -1,90 +1,116 @@
-"""The cases of the equality table, and the data they train on. One launch of ranks runs all cases of a world size."""
+"""One case of the equality table, the cases the issues name one by one, and the data they train on."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.engines import OFFERS
 from hpc_gpt.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout
 from hpc_gpt.resolve import Resolved, resolve
 
 STEPS = 6
-GLOBAL_BATCH = 16
+GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches
 VOCAB = 61  # padded to 64: with tp 2 the second rank's share is part padding
 SEQ = 16
+LAYERS = 3  # two stages are uneven
 EVALUATION = 1000  # a step no training reaches
+CLIP = 0.25  # below every step's norm, so that it always acts
+PROFILE = ClusterProfile(name="test", scheduler="local", gpus_per_node=8)
+USUAL = Engine()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training of the tiny GPT on one layout; `mutation` breaks it on purpose."""
+    """One training of the tiny GPT by one engine on one layout; `mutation` breaks it on purpose."""
 
     layout: Layout
+    engine: Engine = USUAL
     dtype: Dtype = "fp32"
-    zero_stage: int = 1
     clip: float = 0.0
     optimizer: str = "adamw"
+    optimizer_mode: str | None = None
     micro_batches: int = 2
-    recompute: bool = False
     tied: bool = True
     mutation: str = ""
 
     @property
     def name(self) -> str:
-        parts = [str(self.layout), self.dtype, f"zero{self.zero_stage}", self.optimizer, f"m{self.micro_batches}"]
+        """Engine, layout, and whatever is not as usual."""
+        engine = self.engine
+        parts = [engine.name, str(self.layout)]
+        if engine.zero_stage is not None and len(OFFERS[engine.name].zero_stages) > 1:
+            parts.append(f"zero{engine.zero_stage}")
+        for entry in fields(Engine):
+            value = getattr(engine, entry.name)
+            if entry.name not in ("name", "zero_stage") and value != getattr(USUAL, entry.name):
+                parts.append(entry.name if value is True else f"{entry.name}={_short(value)}")
+        parts += [self.dtype, self.optimizer, f"m{self.micro_batches}"]
+        parts += [self.optimizer_mode] if self.optimizer_mode else []
         parts += [f"clip{self.clip:g}"] if self.clip else []
-        parts += ["recompute"] if self.recompute else []
         parts += [] if self.tied else ["untied"]
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
-    @property
+    @cached_property
     def resolved(self) -> Resolved:
         """As the command line would resolve it."""
         layout = self.layout
         return resolve(
             Experiment(
                 name="equality",
-                model=Model(hidden=32, layers=3, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied),
-                engine=Engine(zero_stage=self.zero_stage, recompute="full" if self.recompute else "none"),
+                model=Model(hidden=32, layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied),
+                engine=self.engine,
                 layout=LayoutRequest(
-                    **asdict(layout),
-                    gpus=layout.gpus,
-                    micro_batches=self.micro_batches,
-                    global_batch=GLOBAL_BATCH,
+                    **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
                 ),
                 train=Train(
                     steps=STEPS,
                     dtype=self.dtype,
                     optimizer=self.optimizer,  # type: ignore[arg-type]
+                    optimizer_mode=self.optimizer_mode,  # type: ignore[arg-type]
                     lr=5e-4 if self.optimizer == "adamw" else 0.5,
                     min_lr=1e-4,
                     warmup_steps=2,
                     clip=self.clip,
                 ),
             ),
-            ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
+            PROFILE,
         )
 
+    def without(self, mutation: str) -> Case:
+        """The same, broken."""
+        return replace(self, mutation=mutation)
 
-CLIP = 0.25  # below every step's norm, so that it always acts
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def zero(stage: int, **switches: Any) -> Engine:
+    """Engine deepspeed-3d at a ZeRO stage."""
+    return Engine(zero_stage=stage, **switches)
+
+
 LAYOUTS = [Layout(tp, pp, dp) for tp in (1, 2) for pp in (1, 2) for dp in (1, 2)]
-TABLE = [Case(layout, zero_stage=zero, clip=clip) for layout in LAYOUTS for zero in (0, 1) for clip in (0.0, CLIP)]
+TABLE = [Case(layout, zero(stage), clip=clip) for layout in LAYOUTS for stage in (0, 1) for clip in (0.0, CLIP)]
 SGD = [
-    Case(Layout(1, 2, 1), optimizer="sgd", zero_stage=zero, micro_batches=count)
-    for zero in (0, 1)
-    for count in (1, 2, 8)
+    Case(Layout(1, 2, 1), zero(stage), optimizer="sgd", micro_batches=count) for stage in (0, 1) for count in (1, 2, 8)
 ]
+RECOMPUTE = [
+    Case(layout, zero(1, recompute="full"), clip=CLIP) for layout in (Layout(1, 1, 1), Layout(2, 1, 1), Layout(2, 2, 1))
+]
+UNTIED = [Case(Layout(2, 2, 1), zero(stage), clip=CLIP, tied=False) for stage in (0, 1)]
 BF16 = [
     Case(layout, dtype="bf16", clip=CLIP)
     for layout in (Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 2, 1), Layout(2, 2, 2))
 ]
-RECOMPUTE = [Case(layout, clip=CLIP, recompute=True) for layout in (Layout(1, 1, 1), Layout(2, 1, 1), Layout(2, 2, 1))]
-UNTIED = [Case(layout, clip=CLIP, tied=False, zero_stage=zero) for layout in (Layout(2, 2, 1),) for zero in (0, 1)]
-GOOD = TABLE + SGD + BF16 + RECOMPUTE + UNTIED
+NAMED = TABLE + SGD + RECOMPUTE + UNTIED
 
 # Each is left out of one run, which the comparison must then refuse.
 MUTATIONS = {
@@ -103,14 +129,7 @@ MUTATIONS = {
     Layout(1, 2, 1): ["the tied gradients' sum", "the norm's sum", "the right gradient scale"],
     Layout(1, 1, 2): ["the data-parallel mean", "the right gradient scale"],
 }
-BROKEN = [
-    Case(layout, zero_stage=0, mutation=mutation) for layout, mutations in MUTATIONS.items() for mutation in mutations
-]
-
-
-def cases_of(world: int) -> list[Case]:
-    """All cases that take `world` ranks."""
-    return [case for case in GOOD + BROKEN if case.layout.gpus == world]
+BROKEN = [Case(layout, zero(0)).without(mutation) for layout, names in MUTATIONS.items() for mutation in names]
 
 
 def whole_batch(step: int) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,20 @@
-"""One rank of a launch: every case and scenario of its world size; rank 0 writes figures and weights.
+"""One rank of a launch: cases and scenarios one after the other, each from a clean start; rank 0 writes what they give.
 
-Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument.
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the launch's folder as argument. What to run lies there as
+`plan.pickle`, and `begin` says where in it; each result is written when it is there, so that a rank that dies takes
+no other result with it.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import pickle
 import sys
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +22,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.model.tensor_parallel import full_name, split_of
-from hpc_gpt.train.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engine import build_engine
-from tests.distributed.equality_cases import EVALUATION, STEPS, Case, cases_of, micro_batches
+from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.mutation import mutate
-from tests.distributed.scenarios import scenarios_of
+from tests.distributed.whole_weights import merged_weights
+
+_ALL_FAIL_S = 20.0  # ranks that fail of one cause do so at about the same time
 
 
-def run(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(figures, merged weights) of one case; the same on every rank."""
+@dataclass(frozen=True)
+class Plan:
+    """What the ranks of a launch run, in order."""
+
+    cases: tuple[Case, ...]
+    scenarios: tuple[str, ...]
+    path: str  # where compilers are found
+
+    def names(self) -> list[str]:
+        """The cases' names, then the scenarios'."""
+        return [*(case.name for case in self.cases), *self.scenarios]
+
+
+def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(figures, whole weights after the last step) of one case; the same on every rank."""
     resolved = case.resolved
     started = time.monotonic()
-    engine = build_engine(resolved, torch.device("cpu"))
-    assert isinstance(engine, Deepspeed3D)
+    engine: Any = build_engine(resolved, torch.device("cpu"))
     initial, _ = merged_weights(engine)
     if case.mutation:
         mutate(engine, case.mutation)
@@ -59,50 +77,61 @@ def run(case: Case) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return figures, weights
 
 
-def kept_outputs(engine: Deepspeed3D) -> int:
-    """Micro-batches whose stage output, logits on the last, still takes memory."""
+def kept_outputs(engine: Any) -> int:
+    """Micro-batches whose stage output, logits on the last, still takes memory; the pipeline alone keeps any."""
+    if engine.__class__.__name__ != "Deepspeed3D":
+        return 0
     return sum(output is not None for output in engine._engine.pipe_buffers["outputs"])
 
 
-def merged_weights(engine: Deepspeed3D) -> tuple[dict[str, Tensor], float]:
-    """(the whole model's weights by name in fp32, the largest difference between what should be copies)."""
-    own = [
-        (full_name(parameter), split_of(parameter), parameter.detach().float())
-        for parameter in engine.module.parameters()
-    ]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (engine.pp_rank, engine.dp_rank, engine.tp_rank, own))
-    shards: dict[str, dict[tuple[int, int], dict[int, Tensor]]] = {}
-    splits = {}
-    for pp, dp, tp, parameters in everyone:
-        for name, split, share in parameters:
-            shards.setdefault(name, {}).setdefault((pp, dp), {})[tp] = share
-            splits[name] = split
-    merged, apart = {}, 0.0
-    for name, copies in shards.items():
-        split = splits[name]
-        wholes = []
-        for by_rank in copies.values():
-            ranked = [by_rank[tp] for tp in sorted(by_rank)]
-            wholes += ranked if split is None else [split.merge(ranked)]
-        merged[name] = wholes[0]
-        apart = max([apart, *(float((whole - wholes[0]).abs().max()) for whole in wholes[1:])])
-    return merged, apart
+def run_item(plan: Plan, number: int, folder: Path) -> None:
+    """Runs one case or scenario; rank 0 writes what it gives."""
+    if number < len(plan.cases):
+        case = plan.cases[number]
+        os.environ["PATH"] = plan.path if case.engine.compile_backend == "inductor" else "/nonexistent"
+        figures, weights = run(case, folder)
+        if dist.get_rank() == 0:
+            torch.save(weights, folder / f"{number}.pt")
+    else:
+        from tests.distributed.scenarios import scenarios_of
+
+        figures = scenarios_of(dist.get_world_size())[plan.scenarios[number - len(plan.cases)]](folder)
+    if dist.get_rank() == 0:
+        (folder / f"{number}.json").write_text(json.dumps(figures))
+
+
+def forget() -> None:
+    """Ends every process group and drops what engines keep in their modules, so that the next case finds nothing."""
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is not None and deepspeed.comm.comm.cdb is not None:
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+    gc.collect()
 
 
 def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    everything: dict[str, Any] = {}
-    weights: dict[str, dict[str, Tensor]] = {}
-    for case in cases_of(world):
-        everything[case.name], weights[case.name] = run(case)
-    scenarios = {name: scenario(folder) for name, scenario in scenarios_of(world).items()}
-    if rank == 0:
-        (folder / "scenarios.json").write_text(json.dumps(scenarios))
-        torch.save(weights, folder / "weights.pt")
-        (folder / "figures.json").write_text(json.dumps(everything))
-    dist.barrier()
+    plan: Plan = pickle.loads((folder / "plan.pickle").read_bytes())
+    for number in range(int((folder / "begin").read_text()), len(plan.names())):
+        meeting = folder / f"meeting-{number}"
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+        try:
+            run_item(plan, number, folder)
+            dist.barrier()
+        except Exception:
+            (folder / f"{number}.failed-{rank}").write_text(traceback.format_exc())
+            deadline = time.monotonic() + _ALL_FAIL_S
+            while len(list(folder.glob(f"{number}.failed-*"))) < world:
+                if time.monotonic() > deadline:
+                    os._exit(1)
+                time.sleep(0.1)
+        forget()
+    (folder / f"done-{rank}").touch()
+    while len(list(folder.glob("done-*"))) < world:
+        time.sleep(0.02)
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
 

@@ -31,7 +31,7 @@ from hpc_gpt.model.tensor_parallel import (
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engine import build_engine
-from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches
+from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches, zero
 
 Scenario = Callable[[Path], Any]
 
@@ -40,8 +40,8 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
     """The scenarios of a launch, by name."""
     layout = {1: Layout(1, 1, 1), 2: Layout(1, 1, 2), 4: Layout(2, 2, 1), 8: Layout(2, 2, 2)}[world]
     cases = {
-        "fp32 zero0": Case(layout, zero_stage=0, clip=CLIP),
-        "fp32 zero1": Case(layout, zero_stage=1, clip=CLIP),
+        "fp32 zero0": Case(layout, zero(0), clip=CLIP),
+        "fp32 zero1": Case(layout, zero(1), clip=CLIP),
         "bf16": Case(layout, dtype="bf16", clip=CLIP),
     }
     found: dict[str, Scenario] = {}
@@ -51,7 +51,7 @@ def scenarios_of(world: int) -> dict[str, Scenario]:
         found |= {f"resume {name}": partial(resume, case) for name, case in cases.items()}
         found |= {f"not finite {name}": partial(not_finite, case) for name, case in cases.items()}
     if world == 1:
-        found["not finite sgd"] = partial(not_finite, Case(layout, zero_stage=0, optimizer="sgd"))
+        found["not finite sgd"] = partial(not_finite, Case(layout, zero(0), optimizer="sgd"))
         found["deterministic"] = partial(deterministic, cases["fp32 zero1"])
     if world == 2:
         found["layers"] = layers

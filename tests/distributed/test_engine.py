@@ -18,7 +18,7 @@ KINDS = ["fp32 zero0", "fp32 zero1", "bf16"]
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
-    found = launches(world).scenarios[f"resume {kind}"]
+    found = launches(world).figures(f"resume {kind}")
     assert found["step"] == 3
     assert found["resumed"] == found["unbroken"]
     assert found["same_weights"]
@@ -28,11 +28,11 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_that_is_not_finite_changes_nothing(launches: Launches, world: int, kind: str) -> None:
-    _check_skipped(launches(world).scenarios[f"not finite {kind}"])
+    _check_skipped(launches(world).figures(f"not finite {kind}"))
 
 
 def test_sgd_skips_it_too(launches: Launches) -> None:
-    _check_skipped(launches(1).scenarios["not finite sgd"])
+    _check_skipped(launches(1).figures("not finite sgd"))
 
 
 def _check_skipped(found: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _check_skipped(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
-    found = launches(world).scenarios["fp16 overflow"]
+    found = launches(world).figures("fp16 overflow")
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
     assert found["scales"] == [65536.0, 65536.0, 65536.0, 32768.0, 32768.0, 32768.0, 32768.0]
     skipped = [step for step, result in enumerate(found["results"]) if result[2]]
@@ -63,32 +63,32 @@ def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Laun
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_fp16_is_near(launches: Launches, world: int) -> None:
     plain = reference("adamw", CLIP, True)
-    losses, norms, skipped = zip(*launches(world).scenarios["fp16"], strict=True)
+    losses, norms, skipped = zip(*launches(world).figures("fp16"), strict=True)
     assert losses == pytest.approx(plain.losses, abs=1e-2)
     assert norms == pytest.approx(plain.norms, rel=1e-2)
     assert not any(skipped)
 
 
 def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> None:
-    found = launches(1).scenarios["deterministic"]
+    found = launches(1).figures("deterministic")
     assert found["on"]
     assert found["exact"] == found["usual"]
 
 
 def test_split_layers_equal_whole_ones(launches: Launches) -> None:
-    found = launches(2).scenarios["layers"]
+    found = launches(2).figures("layers")
     assert len(found) == 12
     assert max(found.values()) < 2e-6, found
 
 
 def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
-    found = launches(2).scenarios["padding"]
+    found = launches(2).figures("padding")
     assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
     assert found["padding_gradient"] == 0.0
 
 
 def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
-    said = launches(4).scenarios["other checkpoints"]
+    said = launches(4).figures("other checkpoints")
     assert said["same"] == ""
     assert "another model: model.hidden is 32 there and 64 here" in said["model"]
     assert "layout.tp is 2 there and 1 here; layout.dp is 1 there and 2 here" in said["layout"]

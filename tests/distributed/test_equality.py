@@ -1,9 +1,9 @@
-"""The equality table: every layout trains the same model as one plain PyTorch process."""
+"""The equality table: every engine, layout and technique trains the same model as one plain PyTorch process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,11 +15,11 @@ from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.model_shape import ModelShape
+from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import (
-    BF16,
     BROKEN,
     EVALUATION,
-    GOOD,
+    NAMED,
     RECOMPUTE,
     SGD,
     STEPS,
@@ -27,7 +27,10 @@ from tests.distributed.equality_cases import (
     UNTIED,
     Case,
     whole_batch,
+    zero,
 )
+from tests.distributed.equality_factors import FACTORS, ILLEGAL, LEGAL, PAIRWISE, combination_of
+from tests.distributed.equality_table import EXACT, NEAR, PRODUCT
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
@@ -86,13 +89,13 @@ def worst(values: list[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 
-Launches = Callable[[int], Any]
+Launches = Callable[[Case | int], Any]
 
 
 def compare(case: Case, launches: Launches, table: list[str]) -> tuple[Deviation, dict[str, Any]]:
-    launch = launches(case.layout.gpus)
-    figures = launch.figures[case.name]
-    far = deviation(case, figures, launch.weights[case.name])
+    launch = launches(case)
+    figures = launch.figures(case.name)
+    far = deviation(case, figures, launch.weights(case))
     table.append(
         f"{case.name:64s} loss {far.loss:.1e}  norm {far.norm:.1e}  weights {far.weights:.1e}  "
         f"K bias {far.k_bias:.1e}  {figures['seconds']:.1f} s"
@@ -100,36 +103,27 @@ def compare(case: Case, launches: Launches, table: list[str]) -> tuple[Deviation
     return far, figures
 
 
-EXACT = [case for case in GOOD if case not in BF16]
-
-
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EXACT + PRODUCT, ids=lambda case: case.name)
 def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: list[str]) -> None:
     far, figures = compare(case, launches, table)
     assert far.exact(), far
     # Its true gradient is zero; Adam amplifies what is left of it.
     assert far.k_bias <= 1e-4
-    assert figures["replicas_apart"] == 0.0
-    assert not any(figures["skipped"])
+    check_the_rest(case, figures)
 
 
-@pytest.mark.parametrize("case", BF16, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
 def test_bf16_is_near(case: Case, launches: Launches, table: list[str]) -> None:
     far, figures = compare(case, launches, table)
     assert far.within(loss=1e-2, norm=5e-2, weights=1e-2), far
-    assert figures["replicas_apart"] == 0.0
+    check_the_rest(case, figures)
 
 
-@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launches, table: list[str]) -> None:
-    far, _ = compare(case, launches, table)
-    assert not far.exact(), far
-
-
-@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
-def test_step_lr_size_first_weights_and_memory(case: Case, launches: Launches) -> None:
-    figures = launches(case.layout.gpus).figures[case.name]
+def check_the_rest(case: Case, figures: dict[str, Any]) -> None:
+    """Copies, steps, rates, size, first weights and memory."""
     shape = case.resolved.model
+    assert figures["replicas_apart"] == 0.0
+    assert not any(figures["skipped"])
     assert figures["step"] == STEPS
     assert figures["parameters"] == shape.params
     assert figures["kept_outputs"] == 0
@@ -139,27 +133,42 @@ def test_step_lr_size_first_weights_and_memory(case: Case, launches: Launches) -
     assert figures["initial"] == {name: float(weight.to(dtype).double().sum()) for name, weight in initial.items()}
 
 
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
+def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launches, table: list[str]) -> None:
+    far, _ = compare(case, launches, table)
+    assert not far.exact(), far
+
+
 @pytest.mark.parametrize("case", RECOMPUTE, ids=lambda case: case.name)
 def test_recomputation_changes_nothing(case: Case, launches: Launches) -> None:
-    launch = launches(case.layout.gpus)
-    kept = next(other for other in TABLE if other == _without_recompute(case))
-    again, once = launch.figures[case.name], launch.figures[kept.name]
+    launch = launches(case)
+    kept = replace(case, engine=replace(case.engine, recompute="none"))
+    assert kept in TABLE
+    again, once = launch.figures(case.name), launch.figures(kept.name)
     assert again["losses"] == once["losses"]
     assert again["norms"] == once["norms"]
 
 
-def _without_recompute(case: Case) -> Case:
-    return Case(case.layout, zero_stage=case.zero_stage, clip=case.clip)
-
-
-def test_the_table_has_all_that_the_issue_names() -> None:
+def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:
     layouts = {case.layout for case in TABLE}
     assert len(layouts) == 8
-    assert {(case.layout, case.zero_stage, case.clip > 0) for case in TABLE} == {
-        (layout, zero, clipped) for layout in layouts for zero in (0, 1) for clipped in (False, True)
+    assert {(case.layout, case.engine, case.clip > 0) for case in TABLE} == {
+        (layout, zero(stage), clipped) for layout in layouts for stage in (0, 1) for clipped in (False, True)
     }
     assert {case.micro_batches for case in SGD} == {1, 2, 8}
     assert all(not case.tied for case in UNTIED)
     plain = reference("adamw", 0.0, True)
     assert min(plain.norms) > 0.25, "clipping must act on every step"
     assert plain.losses[-1] < plain.losses[0], "the task must be learnable"
+
+
+def test_every_pair_of_values_that_can_run_stands_in_a_case(table: list[str]) -> None:
+    held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + PAIRWISE))
+    assert held >= LEGAL.keys()
+    values = {(name, value) for name, values in FACTORS.items() for value in values}
+    assert set().union(*held) == values, "a value that no case holds"
+    table.append(f"{len(LEGAL)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
+    table.extend(
+        f"cannot run: {' with '.join(sorted(f'{name} {value}' for name, value in pair))}: {reason.splitlines()[0]}"
+        for pair, reason in ILLEGAL.items()
+    )

@@ -1,0 +1,100 @@
+"""The factors of the equality table and their values; the cases that hold every pair, and the whole product.
+
+Nothing here says what goes together: `resolve` does, as it does for a user. What it accepts must train.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from dataclasses import fields
+
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.experiment import Engine
+from hpc_gpt.layout import Layout
+from hpc_gpt.train.engine import MODULES
+from tests.distributed.all_pairs import Combination, Space, cover, judge_pairs
+from tests.distributed.equality_cases import CLIP, LAYERS, NAMED, Case
+
+ENGINES = tuple(name for name, module in MODULES.items() if importlib.util.find_spec(module))
+
+# The plainest value first.
+FACTORS = {
+    "engine": ENGINES,
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "dp": (1, 2, 4),
+    "zero_stage": (0, 1, 2, 3),
+    "offload": ("none", "optimizer", "full"),
+    "recompute": ("none", "selective", "full"),
+    "compile": ("none", "block", "whole"),
+    "sharded_optimizer": (False, True),
+    "sequence_parallel": (False, True),
+    "partition": ("layers", "parameters", (1, LAYERS - 1)),
+    "attention": ("auto", "math"),
+    "tiles": (1, 2),
+    "activation_offload": (False, True),
+    "loss_chunks": (1, 2),
+    "prefetch": (True, False),
+    "reshard": (True, False),
+    "optimizer": ("adamw", "sgd"),
+    "optimizer_mode": (None, "fused", "foreach", "for-loop"),
+    "micro_batches": (2, 1, 8),
+    "clip": (0.0, CLIP),
+    "tied": (True, False),
+}
+# Those whose whole product the issue asks for; the others are drawn in it.
+NAMED_FACTORS = ("engine", "tp", "pp", "dp", "zero_stage", "offload", "recompute", "compile", "sharded_optimizer")
+_LEADING = ("engine", "tp", "pp", "dp", "zero_stage")
+_SWITCHES = [entry.name for entry in fields(Engine) if entry.name in FACTORS]
+SEED = 1
+
+
+def case_of(combination: Combination) -> Case:
+    """The case; compiled graphs run through torch's own kernels, which need no compiler."""
+    given = dict(combination)
+    switches = {name: given.pop(name) for name in _SWITCHES}
+    if switches["compile"] != "none":
+        switches["compile_backend"] = "aot_eager"
+    engine = Engine(name=given.pop("engine"), **switches)
+    return Case(Layout(given.pop("tp"), given.pop("pp"), given.pop("dp")), engine, **given)
+
+
+def combination_of(case: Case) -> Combination:
+    """The combination whose case this is."""
+    tables = (case, case.layout, case.resolved.engine)
+    found = {name: getattr(table, name) for table in tables for name in FACTORS if hasattr(table, name)}
+    return {name: found[name] for name in FACTORS} | {"engine": case.engine.name}
+
+
+def refusal(combination: Combination) -> str | None:
+    """What a user is told of the combination, who asks for it."""
+    try:
+        _ = case_of(combination).resolved
+    except (ConfigError, LayoutError) as fault:
+        return str(fault)
+    return None
+
+
+def cost(combination: Combination) -> float:
+    """Seconds, about: ranks share two cores, and tracing takes longer than six steps."""
+    ranks = combination["tp"] * combination["pp"] * combination["dp"]
+    return ranks * (1.0 if combination["compile"] == "none" else 4.0)
+
+
+SPACE = Space(FACTORS, _LEADING, refusal, cost)
+LEGAL, ILLEGAL = judge_pairs(SPACE)
+PAIRWISE = [case_of(one) for one in cover(SPACE, LEGAL, map(combination_of, NAMED), SEED)]
+
+
+def product() -> list[Case]:
+    """Every combination of the named factors that runs; the other factors' values are drawn, the same each time."""
+    draw = random.Random(SEED)
+    others = [name for name in FACTORS if name not in NAMED_FACTORS]
+    cases = []
+    for combination in SPACE.product(NAMED_FACTORS, SPACE.plainest):
+        for name in draw.sample(others, len(others)):
+            moved = combination | {name: draw.choice(SPACE.factors[name])}
+            combination = combination if SPACE.refused(moved) else moved
+        cases.append(case_of(combination))
+    return cases

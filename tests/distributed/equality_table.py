@@ -1,0 +1,39 @@
+"""The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
+
+from __future__ import annotations
+
+import os
+
+from hpc_gpt.experiment import Engine
+from hpc_gpt.layout import Layout
+from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, Case
+from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
+
+OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
+NEAR = BF16 + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
+INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
+EXACT = NAMED + PAIRWISE + INDUCTOR
+# `make test-all` asks for it.
+PRODUCT = product() if os.environ.get("EQUALITY") == "product" else []
+_AT_ONCE = 60  # cases of the product that one launch runs
+
+
+def launch_of(asked: Case | int) -> str:
+    """The name of the launch that runs a case, or everything but the product's for a number of ranks."""
+    if isinstance(asked, int):
+        return f"{asked}-ranks"
+    world = asked.layout.gpus
+    alike = [case for case in PRODUCT if case.layout.gpus == world]
+    return f"{world}-ranks-{alike.index(asked) // _AT_ONCE}" if asked in alike else f"{world}-ranks"
+
+
+def plan_of(launch: str) -> tuple[int, list[Case], list[str]]:
+    """(ranks, cases, names of scenarios) of a launch."""
+    from tests.distributed.scenarios import scenarios_of
+
+    world = int(launch.split("-")[0])
+    if launch == f"{world}-ranks":
+        return world, [case for case in EXACT + NEAR + BROKEN if case.layout.gpus == world], list(scenarios_of(world))
+    part = int(launch.split("-")[2])
+    alike = [case for case in PRODUCT if case.layout.gpus == world]
+    return world, alike[part * _AT_ONCE : (part + 1) * _AT_ONCE], []

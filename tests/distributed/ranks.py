@@ -1,0 +1,67 @@
+"""Starts the ranks of a test: one process each on this machine, over gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0) -> str:
+    """Runs `module` in `world` processes with `folder` as argument; gives their output, and fails with it unless all
+    end with 0."""
+    deadline = time.monotonic() + timeout_s
+    codes = run_ranks(module, world, folder, lambda: time.monotonic() > deadline)
+    if any(codes):
+        pytest.fail(f"ranks ended with {codes}\n{output_of(world, folder, 3000)}", pytrace=False)
+    return "".join(log.read_text() for log in _logs(world, folder))
+
+
+def output_of(world: int, folder: Path, characters: int) -> str:
+    """The last lines of every rank, each under its file's name."""
+    return "\n".join(f"--- {log.name}\n{log.read_text()[-characters:]}" for log in _logs(world, folder))
+
+
+def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -> list[int]:
+    """The exit codes of `world` processes that run `module`. One that fails ends all, and so does `late`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(HERE.parent.parent),
+        "PATH": "/nonexistent",  # no compiler is to be found, nor needed
+    }
+    ranks = []
+    for rank, log in enumerate(_logs(world, folder)):
+        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with log.open("a") as output:
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, str(folder)], env=own, stdout=output, stderr=subprocess.STDOUT
+                )
+            )
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.poll() for rank in ranks) or late():
+                break
+            time.sleep(0.05)
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(signal.SIGKILL)
+            rank.wait()
+    return [rank.returncode for rank in ranks]
+
+
+def _logs(world: int, folder: Path) -> list[Path]:
+    return [folder / f"rank-{rank}.log" for rank in range(world)]
