@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,15 @@ from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
+from hpc_gpt.train.ending import CANCELLED, INTERRUPTED, PREEMPTED, WALLTIME, End, minutes_over
 from hpc_gpt.train.engine import Engine
+from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Ranks
 from hpc_gpt.train.signals import Signals
 
-
-@dataclass(frozen=True)
-class End:
-    """How an attempt ends: a class of design.md, the cause in words, and whether the job goes back to the queue."""
-
-    ended: str
-    cause: str | None = None
-    requeue: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0 for every orderly end; a training that ran off is none."""
-        return 1 if self.ended == "nan" else 0
+# Steps of an attempt that compile, allocate and choose kernels.
+_WARM_UP = 2
 
 
 class Loop:
@@ -53,6 +43,7 @@ class Loop:
         metrics: Path,
         signals: Signals,
         is_preemption: Callable[[], bool],
+        watch: GpuWatch,
     ) -> None:
         self.step = progress.step
         self._train = resolved.train
@@ -68,6 +59,7 @@ class Loop:
         self._stages = resolved.layout.pp
         self._signals = signals
         self._is_preemption = is_preemption
+        self._watch = watch
         self._saved_step = progress.step
         self._peaks: tuple[int, int] = 0, 0
         # Counts over all attempts, evaluations and saves included.
@@ -75,6 +67,7 @@ class Loop:
 
     def run(self) -> End:
         train, metrics = self._train, self._metrics
+        warm = self.step + _WARM_UP
         metrics.begin_clock()
         while self.step < train.steps:
             result = self._engine.train_step(self._stream.step(self.step))
@@ -82,6 +75,8 @@ class Loop:
             metrics.add(step, result)
             agreed = self._agreement.exchange(self._word(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
+            if step == warm:
+                self._watch.begin()
             last = step == train.steps
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()
@@ -128,14 +123,14 @@ class Loop:
         if agreed.bad_steps:
             return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
         if agreed.interrupted:
-            return End("stopped", "Ctrl-C")
+            return INTERRUPTED
         if agreed.terminated:
             if self._ranks.share(self._ranks.is_first and self._is_preemption()):
-                return End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
-            return End("cancelled", "SIGTERM")
+                return PREEMPTED
+            return CANCELLED
         if agreed.walltime:
-            return End("walltime", "SIGUSR2: the time limit is near", requeue=True)
-        return End("done", f"train.minutes = {self._train.minutes:g} are over")
+            return WALLTIME
+        return minutes_over(self._train.minutes)
 
     def _evaluate(self) -> None:
         train = self._train

@@ -14,9 +14,12 @@ from hpc_gpt.run_folder import Attempt, RunFolder, write_once
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.train.attention import attention_used
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.ending import is_preemption, write_end
 from hpc_gpt.train.engine import build_engine
-from hpc_gpt.train.loop import End, Loop
+from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.measurements import GpuWatch, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device
 from hpc_gpt.train.run_completion import complete_run
 from hpc_gpt.train.signals import Signals
@@ -57,6 +60,7 @@ class Trainer:
         progress = checkpoints.resume(engine)
         if ranks.is_first:
             self._say_start(resolved, device, progress, samples)
+        watch = GpuWatch(device)
         self._loop = Loop(
             resolved,
             ranks,
@@ -66,11 +70,13 @@ class Trainer:
             progress,
             self._attempt.metrics,
             self._signals,
-            self._is_preemption,
+            lambda: is_preemption(self._run, self._attempt, self._signals),
+            watch,
         )
         end = self._loop.run()
         if ranks.is_first:
-            self._write_end(end)
+            write_end(self._run, self._attempt, end, self.step)
+        write_measured(self._attempt, ranks, watch, device)
         return end.exit_code
 
     def quit(self) -> None:
@@ -95,6 +101,7 @@ class Trainer:
         self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples | ShardSet
     ) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        attention = attention_used(resolved, device)
         start = {
             "device": name,
             "host": platform.node(),
@@ -102,11 +109,13 @@ class Trainer:
             "params": resolved.model.params,
             "resumed_step": progress.step,
             "data": samples.identity,
+            "attention_used": attention,
         }
         write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
         print(
             f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, {resolved.model.params:,} parameters, "
-            f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens",
+            f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens, "
+            f"attention {attention}",
             flush=True,
         )
         if progress.step:
@@ -117,22 +126,6 @@ class Trainer:
                 f"then {progress.data[:12]}…)",
                 flush=True,
             )
-
-    def _write_end(self, end: End) -> None:
-        requeue = end.requeue and self._run.resolved().cluster.requeue and not self._is_cancelled()
-        if requeue:
-            self._attempt.requeue.touch()
-        self._attempt.write_ended(end.ended, end.cause, self.step, requeue)
-        print(f"ended {end.ended} after step {self.step}" + (f": {end.cause}" if end.cause else ""), flush=True)
-
-    def _is_cancelled(self) -> bool:
-        """Whether `hpc-gpt cancel` has left its mark for this job."""
-        job_id = self._attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
-        return bool(job_id) and self._run.cancelled_mark(str(job_id)).exists()
-
-    def _is_preemption(self) -> bool:
-        """Whether the SIGTERM that ends this attempt is a preemption. Rank 0's to answer."""
-        return not self._is_cancelled() and self._signals.is_preemption()
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:

@@ -1,0 +1,55 @@
+"""How an attempt ends in order, and the writing of it. Needs no torch: the rank of a foreign program ends so too."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.train.signals import Signals
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ends: a class of design.md, the cause in words, and whether the job goes back to the queue."""
+
+    ended: str
+    cause: str | None = None
+    requeue: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 for every orderly end; a training that ran off is none."""
+        return 1 if self.ended == "nan" else 0
+
+
+# What the signals and the clock ask for; a SIGTERM is a preemption or a cancel.
+INTERRUPTED = End("stopped", "Ctrl-C")
+PREEMPTED = End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
+CANCELLED = End("cancelled", "SIGTERM")
+WALLTIME = End("walltime", "SIGUSR2: the time limit is near", requeue=True)
+
+
+def minutes_over(minutes: float | None) -> End:
+    """The end of a run that has had its train.minutes."""
+    return End("done", f"train.minutes = {minutes:g} are over")
+
+
+def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
+    """Rank 0's last word: ended.json, the mark that sends the job back to the queue, and a line in the log."""
+    requeue = end.requeue and run.resolved().cluster.requeue and not is_cancelled(run, attempt)
+    if requeue:
+        attempt.requeue.touch()
+    attempt.write_ended(end.ended, end.cause, step, requeue)
+    print(f"ended {end.ended} after step {step}" + (f": {end.cause}" if end.cause else ""), flush=True)
+
+
+def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
+    """Whether `hpc-gpt cancel` has left its mark for this job."""
+    job_id = attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
+    return bool(job_id) and run.cancelled_mark(str(job_id)).exists()
+
+
+def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:
+    """Whether the SIGTERM that ends this attempt is a preemption. Rank 0's to answer."""
+    return not is_cancelled(run, attempt) and signals.is_preemption()
