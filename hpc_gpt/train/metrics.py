@@ -58,7 +58,7 @@ class _Copy:
             self._arrived.record()
 
     def has_arrived(self) -> bool:
-        return self._arrived is None or bool(self._arrived.query())
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[list[float]]:
         """Loss, norm, skipped and evaluation of each step; waits for the copy."""

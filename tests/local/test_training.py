@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from hpc_gpt.run_folder import RunFolder, read_json_lines
+from hpc_gpt.run_folder import RunFolder, read_json, read_json_lines
 from hpc_gpt.runs import list_runs
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
@@ -43,6 +43,11 @@ def test_two_runs_at_once_one_by_hand_give_the_same_figures(tmp_path):
     for folder in (run.path, submitted.path):
         assert kept <= {path.name for path in folder.iterdir()}
     assert (run.path / "resolved.json").read_text() == (submitted.path / "resolved.json").read_text()
+    for folder in (run, submitted):
+        [attempt] = folder.attempts()
+        assert read_json(attempt.folder / "trainer.json")["attention_used"] == "flash"
+        # On a CPU there is no GPU to watch, and nothing was compiled.
+        assert set(read_json(attempt.folder / "measured.json").values()) == {None}
     given = REPOSITORY / "experiments" / "demo.toml"
     assert (submitted.path / "experiment.toml").read_bytes() == given.read_bytes(), "the file as the user gave it"
 

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Signals
 from tests.train.alone import ALONE, CountingEngine, OwnWord
 from tests.train.launch import settings
@@ -37,6 +39,7 @@ class Begun:
             self.metrics,
             self.signals,
             is_preemption,
+            GpuWatch(torch.device("cpu")),
         )
 
     def saved(self) -> list[str]:

@@ -1,0 +1,54 @@
+"""What is measured beside the steps: pooled over GPUs, and null where nothing was read."""
+
+from __future__ import annotations
+
+import torch
+
+from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise
+
+
+def test_readings_of_all_gpus_are_pooled() -> None:
+    busy = GpuSamples([100.0, 80.0], [1700.0, 1700.0], [600.0, 640.0])
+    idle = GpuSamples([60.0], [1400.0], [300.0])
+    found = summarise([busy, idle])
+    assert found["gpu_util_mean"] == 80.0
+    assert found["gpu_util_spread"] == 16.33  # sqrt((20^2 + 0 + 20^2) / 3)
+    assert found["sm_clock_mhz"] == 1600.0
+    assert found["power_w"] == 513.33
+
+
+def test_without_a_gpu_there_is_nothing() -> None:
+    watch = GpuWatch(torch.device("cpu"))
+    watch.begin()
+    assert set(summarise([watch.end()]).values()) == {None}
+
+
+def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None:
+    def missing(device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml does not seem to be installed")
+
+    monkeypatch.setattr("torch.cuda.utilization", missing)
+    monkeypatch.setattr("hpc_gpt.train.measurements._EVERY_S", 0.01)
+    watch = GpuWatch(torch.device("cuda", 0))
+    watch.begin()
+    assert watch._thread is not None
+    watch._thread.join(timeout=10)
+    assert not watch._thread.is_alive()
+    assert watch.end() == GpuSamples()
+
+
+def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
+    """Under recorded answers: there is no GPU here."""
+    readings = iter(range(10, 1000))
+    monkeypatch.setattr("torch.cuda.utilization", lambda device: next(readings))
+    monkeypatch.setattr("torch.cuda.clock_rate", lambda device: 1700)
+    monkeypatch.setattr("torch.cuda.power_draw", lambda device: 650_000)
+    monkeypatch.setattr("hpc_gpt.train.measurements._EVERY_S", 0.01)
+    watch = GpuWatch(torch.device("cuda", 0))
+    watch.begin()
+    while len(watch._samples.util) < 3:
+        torch.randn(64, 64).sum()
+    samples = watch.end()
+    assert samples.util[:3] == [10.0, 11.0, 12.0]
+    assert samples.power_w[0] == 650.0
+    assert len(samples.util) == len(samples.sm_clock_mhz)
