@@ -103,9 +103,17 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.txt"]
 
 
-def test_two_builders_of_the_standard_library_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("build", "suffixes"),
+    [
+        ("build_stdlib().sha", [".tokens"]),
+        ("build_stdlib_shards()", ["-shards"]),
+        ("build_stdlib_megatron()", ["-megatron.bin", "-megatron.idx"]),
+    ],
+)
+def test_two_builders_of_the_standard_library_at_once(tmp_path: Path, build: str, suffixes: list[str]) -> None:
     environment = {**os.environ, "HPC_GPT_DATA": str(tmp_path / "data")}
-    program = "from hpc_gpt.tokens import build_stdlib; print(build_stdlib().sha)"
+    program = f"from hpc_gpt.tokens import build; print(build.{build})"
     builders = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -117,7 +125,8 @@ def test_two_builders_of_the_standard_library_at_once(tmp_path: Path) -> None:
             builder.kill()
     assert [builder.returncode for builder in builders] == [0, 0]
     assert len(shas) == 1
-    assert [entry.name for entry in (tmp_path / "data").iterdir()] == [stdlib_path().name]
+    names = sorted(entry.name for entry in (tmp_path / "data").iterdir())
+    assert names == [stdlib_path(suffix).name for suffix in suffixes]
 
 
 def test_the_standard_library_is_real_text(tmp_path: Path) -> None:

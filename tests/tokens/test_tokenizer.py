@@ -1,0 +1,206 @@
+"""Tokenizers: what goes in comes out, documents end, and what does not fit is refused with the nearest that does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from hpc_gpt.errors import ConfigError, DataError
+from hpc_gpt.tokens import build_tokens, ensure_data, open_tokens
+from hpc_gpt.tokens.character import collect_characters, read_table, table_path
+from hpc_gpt.tokens.sources import END
+from hpc_gpt.tokens.tokenizer import Tokenizer, open_tokenizer, texts
+from tests.tokens.shard_folders import reading, streaming, write_shards
+
+TEXT = "Fünf Boxkämpfer jagen\nViktor quer über den Deich. 日本 🙂\n"
+
+
+def encoded(tokenizer: Tokenizer, *documents: str) -> list[int]:
+    pieces = (piece for document in documents for piece in (document.encode(), END))
+    return [int(token) for array in tokenizer.encode(pieces, "there") for token in array]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE of 300 tokens, trained here; 0 ends a document."""
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.enable_truncation(8)  # as many files say; a text is not a prompt
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    bpe.train_from_iterator([TEXT] * 50, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tiny.json"
+    bpe.save(str(path))
+    return path
+
+
+@given(documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=4))
+@settings(max_examples=50)
+def test_characters_come_out_as_they_went_in(documents: list[str]) -> None:
+    table = collect_characters((piece for text in documents for piece in (text.encode(), END)), "there")
+    tokens = encoded(table, *documents)
+    assert table.vocab == 1 + len(set("".join(documents)))
+    assert "".join("\0\0" if token == 0 else table.characters[token - 1] for token in tokens) == "".join(
+        text + "\0\0" for text in documents
+    )
+
+
+def test_a_character_file_and_its_table_belong_together(tmp_path: Path) -> None:
+    source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
+    source.write_text(TEXT * 20)
+    file = build_tokens(source, out, "char")
+    table = read_table(table_path(out))
+    assert file.tokenizer == table.name
+    assert file.tokenizer.startswith("char:")
+    assert file.vocab == table.vocab == 1 + len(set(TEXT))
+    assert "".join(table.characters[token - 1] for token in file.tokens[:-1]) == TEXT * 20
+    assert file.tokens[-1] == 0
+    run = reading("tokens", out, tokenizer="char")
+    assert ensure_data(run) == out
+    # By its table's path too, but not as bytes, nor with another's table, nor without.
+    assert ensure_data(reading("tokens", out, tokenizer=str(table_path(out)))) == out
+    with pytest.raises(DataError, match=r"was made with tokenizer char:.*, but data\.tokenizer is byte") as refused:
+        ensure_data(reading("tokens", out))
+    assert "set data.tokenizer = char," in refused.value.hint
+    source.write_text("other")
+    other = build_tokens(source, tmp_path / "y.tokens", "char")
+    whole = table_path(out).read_text()
+    table_path(out).write_text(table_path(other.path).read_text())
+    with pytest.raises(DataError, match="they do not belong together"):
+        ensure_data(run)
+    table_path(out).write_text(whole.replace("Boxk", "B").replace("x", "y"))
+    with pytest.raises(DataError, match="is no table of characters, or was changed"):
+        ensure_data(run)
+    table_path(out).unlink()
+    with pytest.raises(DataError, match="cannot read the table of characters"):
+        ensure_data(run)
+    with pytest.raises(DataError, match="is there already"):
+        build_tokens(source, out, "char")
+
+
+def test_a_table_that_is_there_is_kept_and_a_failed_build_leaves_none(tmp_path: Path) -> None:
+    source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
+    source.write_text("text")
+    table_path(out).write_text("mine")
+    with pytest.raises(DataError, match=r"x\.tokens\.vocab\.json is there already"):
+        build_tokens(source, out, "char")
+    assert table_path(out).read_text() == "mine"
+    table_path(out).unlink()
+    source.write_bytes(b"good\n\xff")
+    with pytest.raises(DataError, match=r"t\.txt is not UTF-8 at byte 5 of its text"):
+        build_tokens(source, out, "char")
+    source.write_bytes(b"")
+    with pytest.raises(DataError, match="has no text"):
+        build_tokens(source, out, "char")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.txt"]
+
+
+def test_a_character_outside_the_table_is_named(tmp_path: Path) -> None:
+    table = collect_characters([b"abc", END], "there")
+    with pytest.raises(DataError, match=r"there has the character 'ü' at byte 2 of its text"):
+        encoded(table, "abü")
+
+
+def test_a_tokenizer_json_makes_tokens(tokenizer_json: Path, tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_json))
+    bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    bpe.no_truncation()
+    tokens = encoded(tokenizer, TEXT, "Deich")
+    assert tokenizer.vocab == bpe.get_vocab_size() == 300
+    assert bpe.decode([token for token in tokens if token]) == TEXT + "Deich"
+    assert [place for place, token in enumerate(tokens) if token == 0] == [len(bpe.encode(TEXT).ids), len(tokens) - 1]
+    (tmp_path / "t.txt").write_text(TEXT)
+    file = build_tokens(tmp_path / "t.txt", tmp_path / "x.tokens", str(tokenizer_json))
+    assert open_tokens(file.path).tokens.tolist() == encoded(tokenizer, TEXT)
+    assert (file.vocab, file.tokenizer) == (300, tokenizer.name)
+    with pytest.raises(DataError, match=r"vocabulary of 300 .*, but the model's is 256") as refused:
+        ensure_data(reading("tokens", file.path, tokenizer=str(tokenizer_json)))
+    assert "set model.vocab = 300" in refused.value.hint
+
+
+def test_a_stream_of_another_vocabulary_is_refused(tokenizer_json: Path, tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", (5, 5))
+    with pytest.raises(DataError, match="has a vocabulary of 300, but the model's is 256") as refused:
+        ensure_data(streaming(folder, tokenizer=str(tokenizer_json)))
+    assert "set model.vocab = 300" in refused.value.hint
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"model": 3}))
+    with pytest.raises(DataError, match=r"x\.json is no tokenizer\.json"):
+        open_tokenizer(str(tmp_path / "x.json"))
+    with pytest.raises(DataError, match=r"cannot read tokenizer .*: No such file"):
+        open_tokenizer(str(tmp_path / "y.json"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs tokenizers, which is not installed"):
+        open_tokenizer(str(tmp_path / "x.json"))
+    with pytest.raises(ConfigError, match="needs tiktoken, which is not installed"):
+        open_tokenizer("tiktoken:gpt2")
+
+
+def test_tiktoken_makes_tokens_without_any_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoding of our own, through the door tiktoken has for such: a module in the namespace tiktoken_ext."""
+    import tiktoken.registry
+
+    (tmp_path / "tiktoken_ext").mkdir()
+    (tmp_path / "tiktoken_ext" / "of_the_test.py").write_text(
+        "from tiktoken.load import load_tiktoken_bpe\n"
+        "def ours():\n"
+        "    ranks = {bytes([byte]): byte for byte in range(256)} | {b'ei': 256}\n"
+        "    return {'name': 'ours', 'pat_str': r'\\S+|\\s+', 'mergeable_ranks': ranks,\n"
+        "            'special_tokens': {'<|endoftext|>': 257}}\n"
+        "def far():\n"
+        "    return {'name': 'far', 'mergeable_ranks': load_tiktoken_bpe('https://localhost:1/far.tiktoken')}\n"
+        "ENCODING_CONSTRUCTORS = {'ours': ours, 'far': far}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tiktoken.registry, "ENCODING_CONSTRUCTORS", None)
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    tiktoken.registry._available_plugin_modules.cache_clear()
+    try:
+        tokenizer = open_tokenizer("tiktoken:ours")
+        assert encoded(tokenizer, "dein", "<|endoftext|>") == [100, 256, 110, 257, *b"<|endoftext|>", 257]
+        assert (tokenizer.name, tokenizer.vocab) == ("tiktoken:ours", 258)
+        with pytest.raises(
+            DataError, match="the files of tokenizer tiktoken:far are not in tiktoken's cache"
+        ) as refused:
+            open_tokenizer("tiktoken:far")
+        assert 'tiktoken.get_encoding("far")' in refused.value.hint
+        with pytest.raises(DataError, match="no encoding 'gpt5'"):
+            open_tokenizer("tiktoken:gpt5")
+    finally:
+        tiktoken.registry._available_plugin_modules.cache_clear()
+        sys.modules.pop("tiktoken_ext", None)
+
+
+@given(text=st.binary(min_size=1, max_size=60), size=st.integers(1, 20))
+@settings(max_examples=50)
+def test_bytes_are_tokens_whatever_the_pieces(text: bytes, size: int) -> None:
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    tokens = np.concatenate(list(open_tokenizer("byte").encode([*pieces, END], "there")))
+    assert bytes(tokens.tolist()) == text + END
+
+
+@pytest.mark.parametrize("line", ["a line of text\n", "no end of it 日本", "🙂🙂🙂"])
+def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
+    text = (line * (2_500_000 // len(line.encode()))).encode()
+    chunks = []
+    for size in (1 << 24, 77_777):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        chunks.append([chunk for _, chunk in texts([*pieces, END], "there")])
+    assert chunks[0] == chunks[1]
+    assert chunks[0][-1] is None
+    assert "".join(chunk or "" for chunk in chunks[0]).encode() == text
+    assert len(chunks[0]) == 4
+    if line.endswith("\n"):
+        assert all(chunk.endswith("\n") for chunk in chunks[0][:-1])
