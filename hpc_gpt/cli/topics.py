@@ -11,7 +11,7 @@ import click
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys, a template's variables."""
+    """List an experiment's keys, the engines and what each takes, a template's variables."""
 
 
 @help_command.command("keys")
@@ -30,6 +30,32 @@ def keys(as_json: bool) -> None:
     click.echo(
         "\n- is not set: the cluster profile or a rule settles it; KEY= takes a key back to its default", err=True
     )
+
+
+@help_command.command("engines")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
+def engines(as_json: bool) -> None:
+    """Every engine: what it splits the model over, its ZeRO stages, the switches of [engine] it takes."""
+    from hpc_gpt.engines import OFFERS, has_zero
+
+    if as_json:
+        rows = [
+            {
+                "engine": name,
+                "splits": ["dp", *sorted(offer.axes, reverse=True)],
+                "zero_stages": offer.zero_stages if has_zero(name) else [],
+                "switches": sorted(offer.switches),
+            }
+            for name, offer in OFFERS.items()
+        ]
+        click.echo(json.dumps({"schema": 1, "engines": rows}, indent=1))
+        return
+    for name, offer in OFFERS.items():
+        axes = " x ".join(axis for axis in ("tp", "pp", "dp") if axis == "dp" or axis in offer.axes)
+        stages = f"; ZeRO {', '.join(map(str, offer.zero_stages))}" if has_zero(name) else ""
+        click.echo(f"{name}: {axes}{stages}")
+        click.echo(click.wrap_text(", ".join(sorted(offer.switches)), 100, "    ", "    "))
+    click.echo("\nhpc-gpt help keys says what each switch may be", err=True)
 
 
 @help_command.command("template")
