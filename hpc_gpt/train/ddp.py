@@ -24,6 +24,7 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
+from hpc_gpt.train.compilation import compile_model
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_buckets import average_into_masters
 from hpc_gpt.train.loss_scaler import LossScaler
@@ -66,10 +67,7 @@ class Ddp:
             parameters = self._masters.masters
         self._parameters = parameters
         self._optimizer = _build_optimizer(resolved, parameters)
-        if engine.compile != "none":
-            from hpc_gpt.train.compilation import compile_model
-
-            compile_model(self.module, engine)
+        compile_model(self.module, engine)
         self._replicas = self._wrap() if layout.dp > 1 else None
         self._scaler = LossScaler(train.dtype, device)
         self._update = Update(self._optimizer, parameters, None, train.clip, self._scaler, device)

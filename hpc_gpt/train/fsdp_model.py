@@ -1,0 +1,79 @@
+"""Our GPT, split over tp by its own layers and dealt out over dp by torch's FSDP2, on one mesh of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel, full_name, name_parameter, split_of
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.compilation import compile_model
+from hpc_gpt.train.master_weights import HALF
+
+
+def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """The ranks of tp x dp. tp comes first: a parameter is split over it first, and its share over dp then."""
+    ranks = torch.arange(layout.gpus).view(layout.dp, layout.tp).T.contiguous()
+    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
+
+
+def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh) -> Gpt:
+    """This rank's shards of the model, in fp32, under FSDP2's hooks.
+
+    It is made a block at a time: one is drawn, whole, and dealt out before the next, so that a rank never holds more
+    than one block, and embedding and head, beside its shards. In bf16 and fp16 the shards are the masters; what is
+    gathered is half, and gradients are reduced in fp32.
+
+    The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
+    block is told to gather itself ahead, which it is by then, so that the gathering waits for its own turn.
+    """
+    shape, engine = resolved.model, resolved.engine
+    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"))
+    techniques, initial = Techniques.of(engine), InitialWeights(resolved.train.seed, shape.layers)
+    half = HALF.get(resolved.train.dtype)
+    precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    offload = OffloadPolicy()
+    if engine.offload == "full":
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+    def deal_out(module: nn.Module, reshard: bool | None) -> None:
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+
+    model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
+    model.shape = shape
+    splits = {}
+    for number in range(shape.layers):
+        block = Block(f"blocks.{number}", shape, tp, initial, techniques)
+        splits.update({full_name(one): split_of(one) for one in block.parameters()})
+        deal_out(block, engine.reshard)
+        model.blocks.append(block)
+    splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
+    # What the root holds is needed at once when the backward pass begins: torch's own choice keeps it.
+    deal_out(model, None if engine.reshard else False)
+    for name, parameter in model.named_parameters():
+        name_parameter(parameter, name, splits[name])
+    compile_model(model, engine)
+    if not engine.prefetch:
+        for module in sharded_modules(model):
+            module.set_modules_to_backward_prefetch([module])
+    return model
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The model and its blocks: what is gathered together."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
