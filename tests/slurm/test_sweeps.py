@@ -1,0 +1,123 @@
+"""A sweep on a real cluster: an array and a job of its own, and what happens to one run of it happens to no other."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from hpc_gpt.run_folder import RunFolder
+from tests.slurm.launcher import PYTHON, Job, Launcher
+
+# Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.
+ROWS = """
+[rows]
+"failing" = {{ train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1 }}
+"impossible" = {{ impossible = "never" }}
+"cancelled" = {{ train.steps = {endless} }}
+"alone" = {{ train.steps = 3, job.time = "00:05:00" }}
+"requeued" = {{ train.steps = {endless} }}
+"""
+
+
+@dataclass
+class Sweep:
+    """What `submit --sweep --wait` made, and that command, which still waits."""
+
+    waiting: subprocess.Popen[str]
+    id: str
+    array: str
+    jobs: dict[str, Job]
+
+
+@pytest.fixture(scope="module")
+def sweep(launcher: Launcher) -> Iterator[Sweep]:
+    base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "table"')
+    base = base.replace("gpus = 4\ntp = 2\npp = 2", "gpus = 1").replace("layers = 4", "layers = 1")
+    path = launcher.folder / "table.toml"
+    path.write_text(base + ROWS.format(endless=10**6))
+    waiting = subprocess.Popen(
+        [*PYTHON, "submit", "--sweep", "--wait", "--max-parallel", "3", str(path)],
+        env=launcher.environment,
+        cwd=launcher.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    said = ""
+    assert waiting.stdout is not None
+    for line in waiting.stdout:
+        said += line
+        if "as job" in line:
+            break
+    found = re.search(
+        r"sweep (\S+): 4 runs of table(?:.*\n)+submitted 3 runs as array (\d+)\nsubmitted \S+ as job", said
+    )
+    assert found, said
+    assert "not impossible: never" in said
+    jobs = {}
+    for row in ("failing", "cancelled", "alone", "requeued"):
+        (folder,) = launcher.logs.glob(f"table-{row}/*")
+        run = RunFolder(folder)
+        jobs[row] = Job(launcher.cluster, run, str(run.submissions()[-1]["job_id"]))
+    yield Sweep(waiting, found[1], found[2], jobs)
+    launcher.cluster.run("scancel", *(job.id for job in jobs.values()))
+    waiting.kill()
+    waiting.communicate()
+
+
+def states(launcher: Launcher, *names: str) -> dict[str, str]:
+    """Row -> state, as `status --json` says."""
+    return {run["row"]: run["state"] for run in json.loads(launcher.run("status", "--json", *names)[0])["runs"]}
+
+
+def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launcher, sweep: Sweep) -> None:
+    numbers = {row: job.id for row, job in sweep.jobs.items()}
+    alone = numbers.pop("alone")
+    assert numbers == {row: f"{sweep.array}_{i}" for i, row in enumerate(("failing", "cancelled", "requeued"))}
+    assert "_" not in alone
+    (line,) = [line for line in launcher.run("status")[0].splitlines() if " table" in line]
+    assert line.startswith(f"{sweep.id}  table       4 runs  ")
+    assert set(states(launcher, sweep.array)) == set(numbers)
+    assert set(states(launcher, sweep.id)) == {*numbers, "alone"}
+    opened = launcher.run("status", sweep.id[:-1])[0]
+    assert all(f"  table-{row} " in opened for row in (*numbers, "alone"))
+    rendered = launcher.run("render", str(launcher.folder / "table.toml"), "--row", "cancelled")[0]
+    assert sweep.jobs["cancelled"].run.job_script.read_text() == rendered
+    shown = launcher.cluster.run("scontrol", "--oneliner", "show", "job", sweep.jobs["cancelled"].id).stdout
+    assert " JobName=table " in shown
+    assert " ArrayTaskThrottle=3 " in shown
+
+
+def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, sweep: Sweep) -> None:
+    failing, cancelled, requeued = (sweep.jobs[row] for row in ("failing", "cancelled", "requeued"))
+    for job in (cancelled, requeued):
+        job.wait_step(2)
+    launcher.cluster.run("scancel", "--signal=USR2", requeued.id, check=True)
+    requeued.wait("the first end", requeued.run.attempt(1).ended)
+    failing.wait("its end", lambda: failing.run.attempt(1).ended())
+    sweep.jobs["alone"].wait("its end", lambda: sweep.jobs["alone"].run.attempt(1).ended())
+    requeued.wait_step(max(requeued.metrics(1)) + 1, attempt=2)
+    assert states(launcher, sweep.id) == {
+        "failing": "nan", "cancelled": "running", "alone": "done", "requeued": "running",
+    }  # fmt: skip
+    assert [attempt.started()["job_id"] for attempt in requeued.run.attempts()] == [requeued.id] * 2
+    assert requeued.run.attempt(1).ended()["ended"] == "walltime"
+    assert [len(sweep.jobs[row].run.attempts()) for row in ("failing", "cancelled", "alone")] == [1, 1, 1]
+    said, _ = launcher.run("cancel", cancelled.id, "--yes")
+    assert f"job {cancelled.id}" in said
+    cancelled.wait("its end", cancelled.run.attempt(1).ended)
+    assert requeued.slurm_state == "RUNNING"
+    sweep.waiting.send_signal(signal.SIGINT)
+    words, _ = sweep.waiting.communicate(timeout=120)
+    assert sweep.waiting.returncode == 130, words
+    assert states(launcher, sweep.id) == {
+        "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped",
+    }  # fmt: skip
+    assert failing.run.path.joinpath(f"slurm-{failing.id}.out").is_file()
