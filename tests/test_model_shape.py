@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.layout import Layout
-from hpc_gpt.model_shape import ModelShape, check_shape, check_split, stage_layers
+from hpc_gpt.model_shape import ModelShape, check_shape, check_split, partition_layers, stage_layers, stage_params
 from hpc_gpt.presets import preset, preset_names
 
 shapes = st.builds(
@@ -85,6 +85,44 @@ def test_stages_hold_all_layers_as_even_as_can_be(layers, pp):
     assert sum(stages) == layers
     assert max(stages) - min(stages) <= 1
     assert stages == sorted(stages, reverse=True)
+
+
+@given(shapes, st.integers(1, 12))
+def test_stages_hold_every_parameter_and_a_tied_head_twice(shape, pp):
+    pp = min(pp, shape.layers)
+    for partition in ("layers", "parameters"):
+        held = stage_params(shape, partition_layers(shape, pp, partition))
+        copies = shape.padded_vocab * shape.hidden if shape.tied and pp > 1 else 0
+        assert sum(held) == shape.params + copies
+
+
+def all_partitions(layers, pp):
+    if pp == 1:
+        return [[layers]]
+    return [[first, *rest] for first in range(1, layers - pp + 2) for rest in all_partitions(layers - first, pp - 1)]
+
+
+@given(shapes, st.integers(1, 5))
+def test_by_parameters_no_other_split_has_a_smaller_largest_stage(shape, pp):
+    pp = min(pp, shape.layers)
+    stages = partition_layers(shape, pp, "parameters")
+    assert len(stages) == pp
+    assert sum(stages) == shape.layers
+    assert min(stages) >= 1
+    best = min(max(stage_params(shape, other)) for other in all_partitions(shape.layers, pp))
+    assert max(stage_params(shape, stages)) == best
+
+
+def test_a_large_vocabulary_takes_layers_from_the_first_and_the_last_stage():
+    assert partition_layers(preset("gpt2"), 4, "parameters") == [1, 5, 5, 1]
+    # 52e9 parameters in 64 layers: the embedding is half a layer.
+    assert partition_layers(preset("48b"), 16, "parameters") == partition_layers(preset("48b"), 16) == [4] * 16
+    assert partition_layers(preset("gpt2-xl"), 4, "parameters") == [11, 13, 13, 11]
+
+
+def test_by_layers_is_as_even_as_can_be_and_numbers_are_taken_as_they_are():
+    assert partition_layers(preset("gpt2"), 5) == stage_layers(12, 5)
+    assert partition_layers(preset("gpt2"), 3, (1, 10, 1)) == [1, 10, 1]
 
 
 def test_heads_that_do_not_divide_hidden_are_refused_with_the_division():
