@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from hpc_gpt.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError, ConfigError
 from hpc_gpt.layout import Layout
-from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import write_identity
+from hpc_gpt.train.compilation import compile_model
 from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
@@ -105,10 +107,11 @@ class DeepspeedZero:
             )
             with context:
                 self.module = self._build_model(tp)
-            if engine.compile != "none":
-                from hpc_gpt.train.compilation import compile_model
-
-                compile_model(self.module, engine)
+            if not partitioned:
+                self.module.to(device)
+            if partitioned and engine.compile != "none":
+                _gather_for_compiled(deepspeed, self.module, engine.tiles)
+            compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
             parameters = list(self.module.parameters())
             self._optimizer = _build_optimizer(resolved, parameters)
             self._norm: GradientNorm | None = None
@@ -127,8 +130,11 @@ class DeepspeedZero:
             # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizers need the call.)
             self._engine.enable_backward_allreduce = False
 
-    def _build_model(self, tp: TensorParallel) -> nn.Module:
-        """The model: (tokens, targets) -> loss, parameters named (`name_parameter`). A subclass may have another."""
+    def _build_model(self, tp: TensorParallel) -> Any:
+        """The model: (tokens, targets) -> loss, parameters named (`name_parameter`).
+
+        A subclass may have another, with its layers as `blocks`.
+        """
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
     @property
@@ -233,6 +239,18 @@ def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups
         yield
     finally:
         hook.remove()
+
+
+def _gather_for_compiled(deepspeed: Any, model: nn.Module, tiles: int) -> None:
+    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
+
+    The head's weight is used by no layer's call of its own, which DeepSpeed finds out for itself in eager mode alone.
+    """
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    if tiles == 1 and isinstance(model, Gpt):
+        deepspeed.utils.set_z3_leaf_modules(model, [Block])
+    if isinstance(model, Gpt):
+        deepspeed.zero.register_external_parameter(model, model.output_layer.weight)
 
 
 def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

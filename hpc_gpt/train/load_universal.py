@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.checkpoint_identity import check_identity, read_identity
 from hpc_gpt.train.saved_states import WEIGHTS, SavedStates
-from hpc_gpt.train.state_pieces import Piece, flat_states, pieces_of
+from hpc_gpt.train.state_pieces import Piece, flat_states, pieces_of, places_of
 
 # In what a checkpoint may differ from the run that takes it up.
-CONVERTIBLE = frozenset({"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition"})
+CONVERTIBLE = frozenset(
+    {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
+)
 # These train the same model, whose parameters they keep alike.
 _RELATED = {"deepspeed-3d", "deepspeed-zero"}
 
@@ -33,24 +34,24 @@ def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resol
     """
     saved = SavedStates(folder)
     pieces: dict[str, list[Piece]] = {}
-    for piece in pieces_of(engine):
+    for piece in pieces_of(engine, module):
         pieces.setdefault(piece.name, []).append(piece)
+    # Of the weights that are computed with ZeRO-3 makes its own; the others are every rank's, whole.
+    whole = {place.name: (one, place) for one, place in places_of(module).items() if not hasattr(one, "ds_id")}
     flats = flat_states(engine)
-    states = [{key: torch.zeros_like(flat) for key in saved.kinds()} for flat in flats]
+    states = [{kind: torch.zeros_like(flat) for kind in saved.kinds()} for flat in flats]
     with torch.no_grad():
-        for parameter in module.parameters():
-            name = full_name(parameter)
-            whole_here = not hasattr(parameter, "ds_id")
-            for key in (WEIGHTS, *saved.kinds()):
-                if name not in pieces and not (whole_here and key == WEIGHTS):
+        for name in dict.fromkeys([*pieces, *whole]):
+            for kind in (WEIGHTS, *saved.kinds()):
+                if name not in pieces and kind != WEIGHTS:
                     continue
-                share = saved.share(name, key, tp_rank, resolved.layout.tp).view(-1)
+                share = saved.share(name, kind, tp_rank, resolved.layout.tp).view(-1)
                 for piece in pieces.get(name, ()):
-                    target = (flats if key == WEIGHTS else [state[key] for state in states])[piece.group]
+                    target = flats[piece.group] if kind == WEIGHTS else states[piece.group][kind]
                     part = share[piece.start : piece.start + piece.count]
                     target.view(-1)[piece.offset : piece.offset + piece.count].copy_(part)
-                if whole_here and key == WEIGHTS:
-                    parameter.view(-1).copy_(share)
+                if kind == WEIGHTS and name in whole:
+                    whole[name][0].view(-1).copy_(share)
         _set_states(engine, flats, states, saved.updates())
         if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
             _refresh_partitions(engine.optimizer)

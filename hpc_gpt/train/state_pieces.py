@@ -7,6 +7,7 @@ other layout can pick what it needs (`saved_states`), whatever split the numbers
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.tensor_parallel import full_name, split_of
+from hpc_gpt.model.tensor_parallel import full_name, split_of, tile_of
 
 SCHEMA = 1
 
@@ -47,29 +48,62 @@ def flat_states(engine: Any) -> list[Tensor]:
     return [parameter for group in engine.basic_optimizer.param_groups for parameter in group["params"]]
 
 
-def pieces_of(engine: Any) -> list[Piece]:
-    """This rank's pieces, in the order of its flat tensors. `engine` is DeepSpeed's."""
-    optimizer = engine.optimizer
+def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
+    """This rank's pieces, in the order of its flat tensors. `engine` is DeepSpeed's, `module` the model it trains."""
+    optimizer, places = engine.optimizer, places_of(module)
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return [piece for group, parameters in enumerate(optimizer.fp16_groups) for piece in _shares(group, parameters)]
-    groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
+        split_up = enumerate(optimizer.fp16_groups)
+        return [piece for number, parameters in split_up for piece in _shares(number, parameters, places)]
+    groups: Any = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
     if groups is None:
-        return [
-            _piece(parameter, tuple(parameter.shape), number, 0, 0, parameter.numel())
-            for number, parameter in enumerate(flat_states(engine))
-        ]
+        flats: Any = enumerate(flat_states(engine))
+        return [places[flat].piece(number, 0, 0, flat.numel()) for number, flat in flats]
     found = []
     for number, parameters in enumerate(groups):
         for parameter in parameters:
             mapping = parameter._hp_mapping
             if mapping is not None:
                 at, source = mapping.hp_fragment_address, mapping.lp_fragment_address
-                shape = tuple(parameter.shape)
-                found.append(_piece(parameter, shape, number, at.start, source.start, source.numel))
+                found.append(places[parameter].piece(number, at.start, source.start, source.numel))
     return found
 
 
-def _shares(group: int, parameters: list[Any]) -> Iterator[Piece]:
+@dataclass(frozen=True)
+class Place:
+    """What a parameter is of its whole: `count` numbers from `start` on in a rank's flattened share of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[int, int] | None
+    start: int
+    count: int
+
+    def piece(self, group: int, offset: int, start: int, count: int) -> Piece:
+        """The piece that holds `count` of the parameter's own numbers from `start` on."""
+        return Piece(self.name, self.shape, self.split, group, offset, self.start + start, count)
+
+
+def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
+    """Of every parameter: a tile is some rows of a rank's share, any other is all of it."""
+    tiles: dict[str, list[tuple[int, nn.Parameter, tuple[int, ...]]]] = {}
+    for parameter in module.parameters():
+        tile = tile_of(parameter)
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        tiles.setdefault(full_name(parameter), []).append((tile.number if tile else 0, parameter, shape))
+    places = {}
+    for name, parts in tiles.items():
+        parts.sort(key=lambda part: part[0])
+        rows = sum(shape[0] for _, _, shape in parts)
+        start = 0
+        for _, parameter, shape in parts:
+            split = split_of(parameter)
+            parted = None if split is None else (split.dim, split.parts)
+            places[parameter] = Place(name, (rows, *shape[1:]), parted, start, math.prod(shape))
+            start += math.prod(shape)
+    return places
+
+
+def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]) -> Iterator[Piece]:
     """Of one of ZeRO-3's groups: every rank has an equal share of every parameter, the last ones padded."""
     offset = 0
     for parameter in parameters:
@@ -77,14 +111,8 @@ def _shares(group: int, parameters: list[Any]) -> Iterator[Piece]:
         start = size * dist.get_rank(group=parameter.ds_process_group)
         count = min(size, parameter.ds_numel - start)
         if count > 0:
-            yield _piece(parameter, tuple(parameter.ds_shape), group, offset, start, count)
+            yield places[parameter].piece(group, offset, start, count)
         offset += size
-
-
-def _piece(parameter: Any, shape: tuple[int, ...], group: int, offset: int, start: int, count: int) -> Piece:
-    split = split_of(parameter)
-    parts = None if split is None else (split.dim, split.parts)
-    return Piece(full_name(parameter), shape, parts, group, offset, start, count)
 
 
 def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
@@ -101,13 +129,16 @@ def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: i
         "at": at,
         "file": name,
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
-        "pieces": [astuple(piece) for piece in pieces_of(engine)],
+        "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
     }
     (folder / f"states-{rank:05d}.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
 
 
 def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:
-    """Where the weights lie that are no part of the optimizer's file: full name -> (file, key in it)."""
+    """Where the weights lie that are no part of the optimizer's file: full name -> (file, key in it).
+
+    Tiles are ZeRO-3's, so that here every parameter has a name of its own.
+    """
     found = {}
     for key, parameter in module.named_parameters():
         if hasattr(module, "ckpt_layer_path"):
