@@ -1,0 +1,165 @@
+"""Compiled, the model computes what it computes; what cannot be compiled here is said in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.experiment import Engine
+from hpc_gpt.model.activation_offload import ActivationOffload
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.train.compilation import compile_model, compile_seconds
+from tests.model.test_gpt import SMALL, tokens_of
+from tests.model.test_techniques import BATCH, assert_same, train
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def compiled(
+    mode: str, techniques: Techniques | None = None, backend: str = "aot_eager"
+) -> tuple[Tensor, dict[str, Tensor]]:
+    model = Gpt(SMALL, 1, techniques=techniques)
+    names = list(model.state_dict())
+    compile_model(model, Engine(compile=mode, compile_backend=backend))  # type: ignore[arg-type]
+    assert list(model.state_dict()) == names
+    loss, gradients, _ = train(model)
+    return loss, gradients
+
+
+@pytest.mark.parametrize("mode", ["block", "whole"])
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        Techniques(),
+        Techniques(recompute="selective"),
+        Techniques(recompute="full"),
+        Techniques(activation_offload=True),
+        Techniques(loss_chunks=3),
+        Techniques(tiles=2, recompute="full", activation_offload=True, loss_chunks=3),
+    ],
+    ids=["plain", "selective", "full", "offload", "chunks", "together"],
+)
+def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
+    loss, gradients, _ = train(Gpt(SMALL, 1))
+    again, found = compiled(mode, techniques)
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
+    assert_same(found, gradients, atol=1e-6)
+    if mode == "block" or not techniques.activation_offload:  # whole, the code breaks where the offload begins
+        # One piece of code for all blocks and one for the loss, or one for everything; nothing compiled twice.
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode == "block" else 1)
+        assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("mode", ["block", "whole"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_compiled_offload_still_takes_all_of_a_block(
+    monkeypatch: pytest.MonkeyPatch, mode: str, recompute: str
+) -> None:
+    taken: list[int] = []
+    pack = ActivationOffload._pack
+
+    def spy(self: ActivationOffload, tensor: Tensor) -> Any:
+        packed = pack(self, tensor)
+        if not isinstance(packed[0], nn.Parameter):
+            taken.append(tensor.numel())
+        return packed
+
+    monkeypatch.setattr(ActivationOffload, "_pack", spy)
+    model = Gpt(SMALL, 1, techniques=Techniques(activation_offload=True, recompute=recompute))  # type: ignore[arg-type]
+    compile_model(model, Engine(compile=mode, compile_backend="aot_eager"))  # type: ignore[arg-type]
+    *_, on_device = train(model)
+    *_, without_blocks = train(Gpt(replace(SMALL, layers=0), 1))
+    # The compiled loss keeps other tensors than the plain one; none of them are a block's.
+    assert on_device < 1.5 * without_blocks
+    block_input = BATCH * SMALL.seq * SMALL.hidden
+    if recompute == "full":
+        assert sum(taken) == SMALL.layers * block_input
+    else:
+        assert sum(taken) > 8 * SMALL.layers * block_input
+
+
+def test_a_second_step_compiles_nothing_anew() -> None:
+    model = Gpt(SMALL, 1)
+    compile_model(model, Engine(compile="block", compile_backend="aot_eager"))
+    model(*tokens_of(SMALL)).backward()
+    spent = compile_seconds()
+    assert spent is not None
+    assert spent > 0
+    model(*tokens_of(SMALL, seed=2)).backward()
+    assert compile_seconds() == spent
+
+
+def test_modules_keep_their_hooks() -> None:
+    model = Gpt(SMALL, 1)
+    seen: list[nn.Module] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda module, inputs: seen.append(module))
+    compile_model(model, Engine(compile="block", compile_backend="aot_eager"))
+    for _ in range(2):
+        model(*tokens_of(SMALL))
+    assert seen == [*model.blocks, *model.blocks]
+
+
+class Theirs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.relu(self.linear(inputs))
+
+
+def test_blocks_of_a_model_that_is_not_ours() -> None:
+    theirs = nn.Sequential(Theirs(), nn.GELU(), Theirs())
+    inputs = torch.randn(2, 4, requires_grad=True)
+    expected = theirs(inputs)
+    compile_model(theirs, Engine(compile="block", compile_backend="aot_eager"), blocks=[theirs[0], theirs[2]])
+    torch.testing.assert_close(theirs(inputs), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_nothing_is_compiled_unless_asked() -> None:
+    compile_model(model := Gpt(SMALL, 1), Engine())
+    model(*tokens_of(SMALL))
+    assert not torch._dynamo.utils.counters["stats"]
+
+
+def test_no_time_where_nothing_was_compiled() -> None:
+    program = "from hpc_gpt.train.compilation import compile_seconds; print(compile_seconds())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "None\n"
+
+
+@pytest.mark.parametrize("mode", ["block", "whole"])
+def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"needs a C\+\+ compiler for a CPU, but there is no g\+\+ on PATH"
+    ) as refused:
+        compile_model(Gpt(SMALL, 1), Engine(compile=mode))  # type: ignore[arg-type]
+    assert "aot_eager" in refused.value.hint
+    assert "\n" not in str(refused.value)
+
+
+def test_inductor_is_near() -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
+    loss, gradients, _ = train(Gpt(SMALL, 1))
+    again, found = compiled("block", backend="inductor")
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
+    assert_same(found, gradients, atol=1e-6)
