@@ -36,10 +36,11 @@ class SeedLine:
 
 @dataclass(frozen=True)
 class SweepLines:
-    """A sweep's lines in the order of its file; runs of one row stand under one another."""
+    """A sweep's lines in the order of its file, runs of one row under one another; and their records, oldest first."""
 
     sweep: str
     lines: Sequence[SeedLine]
+    records: Sequence[Record]
 
     @property
     def seed_keys(self) -> list[str]:
@@ -78,11 +79,10 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         sweep = find_sweep(path or name)
     rows = list(sweep.rows) if sweep else []
     known = {row.name for row in rows}
+    own = [(found[1], record) for record in records if (found := sweep_of(record)) and found[0] == name]
     of_rows: dict[str, list[Record]] = {}
-    for record in records:
-        found = sweep_of(record)
-        if found and found[0] == name:
-            of_rows.setdefault(found[1], []).append(record)
+    for row_name, record in own:
+        of_rows.setdefault(row_name, []).append(record)
     rows += [Row(row) for row in of_rows if row not in known]
     lines = []
     for row in rows:
@@ -93,7 +93,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         for record in runs:
             beside = Row(row.name, seed={"notes": SMOKE}) if _is_smoke(record) else named
             lines.append(SeedLine(beside, record.to_tables(), record))
-    return SweepLines(name, lines)
+    return SweepLines(name, lines, [record for _, record in own])
 
 
 def _is_smoke(record: Record) -> bool:

@@ -50,7 +50,6 @@ def as_csv(lines: SweepLines) -> str:
 
 def as_json(lines: SweepLines) -> str:
     """The records as ever; `rows`: each row with the seed's figures, why it cannot run, and the ids of its runs."""
-    records = [line.record for line in lines.lines if line.record]
     rows: dict[str, dict[str, Any]] = {}
     for line in lines.lines:
         row = rows.setdefault(
@@ -59,7 +58,7 @@ def as_json(lines: SweepLines) -> str:
         )
         if line.record:
             row["runs"].append(line.record.run)
-    page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
+    page = {"schema": SCHEMA, "records": [record.to_tables() for record in lines.records]}
     page |= {"sweep": lines.sweep, "rows": list(rows.values())}
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 

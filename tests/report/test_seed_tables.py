@@ -137,6 +137,7 @@ def test_csv_and_json_keep_the_records_names_and_units(logs):
     rows = list(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
     assert len(rows) == COUNTS["gpt2-hf-ds"]
     (row,) = [row for row in rows if row["run"]]
+    assert (row["ended"], row["notes"]) == ("done", "")
     assert (row["sweep"], row["row"], row["run"]) == ("gpt2-hf-ds", "max-48b", run.run_id)
     assert (float(row["step_s"]), float(row["seed_step_s"]), row["seed_size"]) == (60.0, 114.56, "48B")
     assert int(row["params"]) == 51_966_918_656
@@ -147,6 +148,9 @@ def test_csv_and_json_keep_the_records_names_and_units(logs):
     (listed,) = [row for row in page["rows"] if row["runs"]]
     assert listed["seed"] == {"size": "48B", "step_s": 114.56, "tflops_seed": 13.72}
     assert len(page["rows"]) == COUNTS["gpt2-hf-ds"]
+    later = ran(logs, "gpt2-hf-ds", "max-23b")
+    page = json.loads(call("--json").stdout)
+    assert [record["run"] for record in page["records"]] == [run.run_id, later.run_id], "oldest first, as ever"
 
 
 def test_runs_of_several_sweeps_and_of_none_have_the_usual_columns(logs):
@@ -192,6 +196,13 @@ def test_a_narrow_terminal_gets_a_block_a_row_and_no_figure_is_cut(width):
     assert text.count("\n\n") == COUNTS["colab-ladder"] - 1
     assert "112136.19" in text
     assert as_table(sweep_lines("colab-ladder", []), 400) == as_table(sweep_lines("colab-ladder", []))
+
+
+def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
+    ran(logs, "mingpt-fsdp", "b1", memory_reserved_gib=[8.0, 9.5], memory_allocated_gib=[7.0, 7.5])
+    row = next(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
+    assert (row["row"], row["memory_reserved_gib"], row["seed_memory_mb"]) == ("b1", "9.5", "9028")
+    assert (row["gpu_util_mean"], row["seed_gpu_util"]) == ("", "71.9 +/- 22.0")
 
 
 def test_csv_of_a_sweep_without_a_run():
