@@ -16,6 +16,10 @@ from torch.nn import functional as F
 
 from hpc_gpt.model.tensor_parallel import TensorParallel
 
+# torch 2.13 gave them new names, and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class SequenceParallel(TensorParallel):
     """A tensor-parallel group between whose blocks each rank holds [batch, seq / tp, hidden], in order of position.
@@ -50,7 +54,7 @@ class SequenceParallel(TensorParallel):
         """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
         batch, count, hidden = own.shape
         stacked = own.new_empty(self.size * batch, count, hidden)
-        dist.all_gather_into_tensor(stacked, own.contiguous(), group=self.group)
+        _all_gather(stacked, own.contiguous(), group=self.group)
         by_rank = stacked.view(self.size, batch, count, hidden)
         return by_rank.transpose(0, 1).reshape(batch, self.size * count, hidden)
 
@@ -61,7 +65,7 @@ class SequenceParallel(TensorParallel):
         by_rank = partial.reshape(batch, self.size, count, hidden).transpose(0, 1)
         own = partial.new_empty(batch, count, hidden)
         stacked = by_rank.reshape(self.size * batch, count, hidden)
-        dist.reduce_scatter_tensor(own, stacked.contiguous(), group=self.group)
+        _reduce_scatter(own, stacked.contiguous(), group=self.group)
         return own
 
 
