@@ -11,6 +11,7 @@ the rows of tp rank 0 first, then those of rank 1, and so on; a reader of anothe
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,11 @@ class ShardedCheckpoint:
         state = {
             key: self._whole(name, value) if value.ndim else value
             for key, (name, value) in targets.items()
-            if name not in convert
+            if name not in convert or not value.ndim
         }
         state_dict_loader.load(state, storage_reader=reader)
         for key, (name, value) in targets.items():
-            if name in convert:
+            if key not in state:
                 whole = torch.empty(self._shapes[name], dtype=value.dtype)
                 state_dict_loader.load({key: whole}, storage_reader=FileSystemReader(folder / _FOLDER))
                 value.copy_(self._share(name, _in_order(name, whole, progress)))
@@ -130,7 +131,10 @@ def read_sharded(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for key, of in kept.items():
         if key.startswith("weights/") and isinstance(of, TensorStorageMetadata):
             whole = torch.empty(of.size, dtype=of.properties.dtype)
-            state_dict_loader.load({key: whole}, storage_reader=FileSystemReader(folder / _FOLDER), no_dist=True)
+            with warnings.catch_warnings():
+                # It warns that torch.distributed is not there, `no_dist` or not.
+                warnings.simplefilter("ignore", UserWarning)
+                state_dict_loader.load({key: whole}, storage_reader=FileSystemReader(folder / _FOLDER), no_dist=True)
             name = key.split("/")[1]
             yield name, _in_order(name, whole, progress)
 

@@ -1,0 +1,339 @@
+"""Trainings on engines ddp and fsdp. One launch of ranks runs all of a world size; a later one finds its checkpoints.
+
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument. Results are plain JSON: assertions stay in
+the tests, as a rank that fails alone would leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.train.engine import build_engine
+from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
+from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.ranks import launch_ranks
+
+STEPS = 6
+CLIP = 0.25  # below every step's norm
+DP1, DP2, DP4, TP2, TP2_DP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4), Layout(2, 1, 1), Layout(2, 1, 2)
+Scenario = Callable[[Path], Any]
+
+
+def settings(name: str, layout: Layout, dtype: str = "fp32", count: int = 2, **engine: Any) -> Resolved:
+    """`count` micro-batches a step. hidden 30 is uneven: over 4 ranks, and in each half of it over 2."""
+    return resolve(
+        Experiment(
+            name="sharded",
+            model=Model(hidden=30, layers=2, heads=2, vocab=VOCAB, seq=SEQ),
+            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
+            layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=count, global_batch=GLOBAL_BATCH),
+            train=Train(steps=STEPS, dtype=dtype, lr=5e-4, min_lr=1e-4, warmup_steps=2, clip=CLIP),  # type: ignore[arg-type]
+        ),
+        ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
+    )
+
+
+DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
+# What each world size trains for six steps, to be held against the reference.
+TRAININGS: dict[int, dict[str, Resolved]] = {
+    1: {
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16", 4),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "fsdp": FSDP(DP1),
+    },
+    2: {
+        "ddp": DDP(DP2),
+        "ddp sharded": DDP(DP2, count=1, sharded_optimizer=True),
+        "ddp bf16": DDP(DP2, "bf16", 4),
+        "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
+        "ddp fp16": DDP(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
+        "fsdp offload": FSDP(DP2, offload="full"),
+        "fsdp bf16": FSDP(DP2, "bf16", 4),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp tp": FSDP(TP2),
+    },
+    4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2, reshard=False), "fsdp tp bf16": FSDP(TP2_DP2, "bf16")},
+}
+# Saved after three steps and continued on the same ranks.
+RESUMED: dict[int, dict[str, Resolved]] = {
+    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16")},
+    2: {
+        "ddp sharded": DDP(DP2, sharded_optimizer=True),
+        "ddp fp16": DDP(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+    },
+    4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2)},
+}
+# Continued on another layout: (world and name of the checkpoint, the run that loads it).
+MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
+    1: {
+        "ddp dp2 sharded to dp1": ("2 ddp sharded", DDP(DP1)),
+        "fsdp dp4 to dp1": ("4 fsdp", FSDP(DP1)),
+        "fsdp tp2-dp2 to dp1": ("4 fsdp tp", FSDP(DP1)),
+    },
+    2: {},
+    4: {
+        "fsdp dp2 to dp4": ("2 fsdp", FSDP(DP4)),
+        "fsdp dp2 to tp2-dp2": ("2 fsdp", FSDP(TP2_DP2)),
+        "fsdp tp2-dp2 to dp4": ("4 fsdp tp", FSDP(DP4)),
+    },
+}
+# A rank's gradient that is not finite.
+BROKEN: dict[int, dict[str, Resolved]] = {
+    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16")},
+    2: {
+        "ddp fp16": DDP(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp tp fp16": FSDP(TP2, "fp16"),
+    },
+    4: {},
+}
+# Steps whose collectives are listed.
+LISTED: dict[int, dict[str, Resolved]] = {
+    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16")},
+    2: {
+        **{f"ddp m{count}": DDP(DP2, count=count) for count in (1, 4)},
+        **{f"ddp bf16 m{count}": DDP(DP2, "bf16", count) for count in (1, 4)},
+        **{f"fsdp m{count}": FSDP(DP2, count=count) for count in (1, 4)},
+        **{f"fsdp kept m{count}": FSDP(DP2, count=count, reshard=False) for count in (1, 4)},
+        "fsdp bf16": FSDP(DP2, "bf16"),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp without prefetch": FSDP(DP2, count=1, prefetch=False),
+    },
+    4: {},
+}
+
+
+@cache
+def reference() -> PlainRun:
+    """Six steps in one plain PyTorch process, in fp32."""
+    resolved = DDP(DP1)
+    initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
+    batches = [whole_batch(step) for step in range(STEPS)]
+    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
+
+
+def train(engine: Any, resolved: Resolved, steps: range) -> list[tuple[float, float, bool]]:
+    """(loss, norm, skipped) of each step."""
+    results = []
+    for step in steps:
+        result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step)))
+        results.append((float(result.loss), float(result.grad_norm), bool(result.skipped)))
+    return results
+
+
+def _build(resolved: Resolved) -> Any:
+    return build_engine(resolved, torch.device("cpu"))
+
+
+def _make(folder: Path) -> Path:
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True)
+    dist.barrier()
+    return folder
+
+
+def _everyone(own: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, own)
+    return values
+
+
+def _digest(engine: Any) -> list[list[float]]:
+    """A number for each of every rank's tensors: parameters and what the optimizer works on."""
+    own = [*engine.module.parameters(), *(getattr(engine, "_shards", None) or engine._parameters)]
+    local = [one.to_local() if hasattr(one, "to_local") else one for one in own]
+    return _everyone([float(one.detach().double().sum()) for one in local])
+
+
+def train_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
+    """Six steps and an evaluation; then what it has become, as a checkpoint."""
+    engine = _build(resolved)
+    figures = train(engine, resolved, range(STEPS))
+    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
+    loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
+    engine.save(_make(kept))
+    return {"figures": figures, "loss_eval": loss_eval, "step": engine.step, "parameters": engine.parameter_count()}
+
+
+def resume(resolved: Resolved, kept: Path) -> dict[str, Any]:
+    """Six steps unbroken, against three, a save, and three more by an engine that began with other weights."""
+    first = _build(resolved)
+    train(first, resolved, range(3))
+    torch.manual_seed(17)
+    first.save(_make(kept))
+    drawn = torch.rand(3).tolist()
+    unbroken = train(first, resolved, range(3, STEPS))
+    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+    train(second, resolved, range(1))
+    torch.manual_seed(18)
+    second.load(kept)
+    step, same_random = second.step, torch.rand(3).tolist() == drawn
+    return {
+        "step": step,
+        "same_random": all(_everyone(same_random)),
+        "unbroken": unbroken,
+        "resumed": train(second, resolved, range(3, STEPS)),
+        "same_weights": _digest(first) == _digest(second),
+    }
+
+
+def move(resolved: Resolved, kept: Path) -> dict[str, Any]:
+    """The last three steps, from another layout's checkpoint."""
+    engine = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+    engine.load(kept)
+    return {"step": engine.step, "figures": train(engine, resolved, range(3, STEPS))}
+
+
+def break_gradient(resolved: Resolved) -> dict[str, Any]:
+    """A step between good ones, in which one number of rank 0's gradient, ready to be used, is infinite."""
+    engine = _build(resolved)
+    good = train(engine, resolved, range(2))
+    before = _digest(engine)
+    moments = _moments(engine)
+    apply = engine._update.apply
+
+    def poisoned(lr: float) -> Any:
+        if dist.get_rank() == 0 or resolved.engine.name == "ddp":  # whose gradients are the same on all
+            engine._update._counted[0].grad.view(-1)[0] = math.inf
+        return apply(lr)
+
+    engine._update.apply = poisoned
+    bad = train(engine, resolved, range(2, 3))
+    engine._update.apply = apply
+    found = {
+        "good": good,
+        "bad": _everyone(bad),
+        "weights_kept": before == _digest(engine),
+        "moments_kept": moments == _moments(engine),
+        "scales": _everyone(engine._scaler.read().get("scale")),
+    }
+    return {**found, "then": train(engine, resolved, range(3, 5)), "step": engine.step}
+
+
+def _moments(engine: Any) -> list[Any]:
+    states = engine._update.optimizer.state.values()
+    return _everyone([[float(value.double().sum()) for value in state.values()] for state in states])
+
+
+def list_calls(resolved: Resolved) -> list[str]:
+    """The collectives of the third step, in order, and where it reads a number from the device. (In the second step DDP
+    agrees on its buckets.)"""
+    engine = _build(resolved)
+    train(engine, resolved, range(2))
+    with Calls() as calls:
+        engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 2)))
+    return calls.made
+
+
+class Calls(TorchDispatchMode):
+    """Notes torch's calls of collectives, each with the type of its numbers, and of what reads one from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if called.namespace == "c10d" or called is torch.ops.aten._local_scalar_dense.default:
+            dtype = next(one.dtype for one in tree_leaves(args) if isinstance(one, torch.Tensor))
+            self.made.append(f"{called.name().removeprefix('c10d::')} {dtype}".replace("torch.", ""))
+        return called(*args, **(kwargs or {}))
+
+
+def refuse(folder: Path) -> dict[str, str]:
+    """What loading says of checkpoints that it cannot take."""
+    said = {}
+    resolved = FSDP(DP1)
+    engine = _build(resolved)
+    engine.save(_make(folder))
+    others = {
+        "model": replace(resolved, model=replace(resolved.model, hidden=64)),
+        "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
+    }
+    for name, other in others.items():
+        engine._resolved = other
+        said[name] = _complaint(engine, folder)
+    engine._resolved = resolved
+    said["same"] = _complaint(engine, folder)
+    (folder / "dcp" / ".metadata").unlink()
+    said["lost"] = _complaint(engine, folder)
+    return said
+
+
+def _complaint(engine: Any, folder: Path) -> str:
+    try:
+        engine.load(folder)
+    except CheckpointError as fault:
+        return str(fault)
+    return ""
+
+
+def run_all(world: int, folder: Path) -> dict[str, Any]:
+    """Everything of a world size, by "what name"."""
+    kept = folder / "checkpoints"
+    found: dict[str, Any] = {}
+    for name, resolved in TRAININGS[world].items():
+        found[f"train {name}"] = train_all(resolved, kept / f"trained {world} {name}")
+    for name, resolved in RESUMED[world].items():
+        found[f"resume {name}"] = resume(resolved, kept / f"{world} {name}")
+    for name, (source, resolved) in MOVED[world].items():
+        found[f"move {name}"] = move(resolved, kept / source)
+    for name, resolved in BROKEN[world].items():
+        found[f"break {name}"] = break_gradient(resolved)
+    for name, resolved in LISTED[world].items():
+        found[f"calls {name}"] = list_calls(resolved)
+    if world == 1:
+        found["refuse"] = refuse(kept / "refused")
+    return found
+
+
+_LAUNCHED: dict[int, dict[str, Any]] = {}
+
+
+def launched(folder: Path) -> dict[int, dict[str, Any]]:
+    """What all launches found, by world size. They run once, for whoever asks first."""
+    if not _LAUNCHED:
+        for world in (2, 4, 1):
+            output = launch_ranks("tests.distributed.sharded_runs", world, folder)
+            _LAUNCHED[world] = {**json.loads((folder / f"{world}.json").read_text()), "output": output}
+    return _LAUNCHED
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{world}", rank=rank, world_size=world)
+    found = run_all(world, folder)
+    if rank == 0:
+        (folder / f"{world}.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

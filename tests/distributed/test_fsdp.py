@@ -1,0 +1,104 @@
+"""Engine fsdp: like the reference, in 1-D and 2-D; its collectives; checkpoints that other layouts read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.train.fsdp import read_weights
+from tests.distributed.sharded_runs import MOVED, TRAININGS
+from tests.distributed.sharded_tests import (
+    check_broken,
+    check_moved,
+    check_near,
+    check_resumed,
+    check_weights,
+    found_by,
+    shared_folder,
+)
+
+Found = dict[int, dict[str, Any]]
+TRAINED = [(world, name) for world in TRAININGS for name in TRAININGS[world] if name.startswith("fsdp")]
+BLOCKS, GROUPS = 2, 3  # two blocks, and the root with what is in none
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Found:
+    return found_by(folder)
+
+
+@pytest.mark.parametrize(("world", "name"), TRAINED)
+def test_it_trains_like_one_plain_process(found: Found, folder: Path, world: int, name: str) -> None:
+    check_near(found[world][f"train {name}"], TRAININGS[world][name].train.dtype)
+    check_weights(read_weights, folder, world, name)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_every_micro_batch_gathers_twice_and_reduces_at_once(found: Found, count: int) -> None:
+    calls = Counter(found[2][f"calls fsdp m{count}"])
+    assert calls == {
+        "_allgather_base_ float32": count * (GROUPS + BLOCKS),
+        "_reduce_scatter_base_ float32": count * GROUPS,
+        "allreduce_ float32": 1,  # the loss
+        "allreduce_ float64": 1,  # the norm
+    }
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_kept_weights_are_gathered_once_a_step_and_the_gradient_reduced_once(found: Found, count: int) -> None:
+    calls = Counter(found[2][f"calls fsdp kept m{count}"])
+    assert calls["_allgather_base_ float32"] == GROUPS
+    assert calls["_reduce_scatter_base_ float32"] == GROUPS
+
+
+@pytest.mark.parametrize(("name", "half"), [("fsdp bf16", "bfloat16"), ("fsdp fp16", "float16")])
+def test_halves_are_gathered_and_fp32_is_reduced(found: Found, name: str, half: str) -> None:
+    calls = Counter(found[2][f"calls {name}"])
+    gathered = {call: count for call, count in calls.items() if "gather" in call}
+    # Bytes, as a group of parameters may hold several types.
+    assert set(gathered) <= {f"_allgather_base_ {half}", "_allgather_base_ uint8"}, calls
+    assert {call for call in calls if "reduce_scatter" in call} == {"_reduce_scatter_base_ float32"}
+    assert not any("scalar" in call for call in calls)
+
+
+def test_prefetch_gathers_the_next_block_before_this_ones_gradient_is_reduced(found: Found) -> None:
+    def backward(name: str) -> str:
+        letters = {"_allgather_base_": "g", "_reduce_scatter_base_": "r"}
+        calls = [letters.get(call.split()[0], "") for call in found[2][f"calls {name}"]]
+        return "".join(calls)[GROUPS:]
+
+    assert backward("fsdp m1") == "ggrrr"
+    assert backward("fsdp without prefetch") == "grgrr"
+
+
+@pytest.mark.parametrize(("world", "name"), [(2, "fsdp"), (2, "fsdp fp16"), (4, "fsdp"), (4, "fsdp tp")])
+def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(found: Found, world: int, name: str) -> None:
+    check_resumed(found[world][f"resume {name}"])
+
+
+@pytest.mark.parametrize(
+    ("world", "name"), [(world, name) for world in MOVED for name in MOVED[world] if name.startswith("fsdp")]
+)
+def test_another_layout_goes_on_from_the_checkpoint(found: Found, world: int, name: str) -> None:
+    check_moved(found[world][f"move {name}"])
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp fp16", "fsdp tp fp16"])
+def test_one_rank_whose_gradient_is_not_finite_stops_them_all(found: Found, name: str) -> None:
+    check_broken(found[2][f"break {name}"], fp16="fp16" in name)
+
+
+def test_checkpoints_of_others_are_refused(found: Found) -> None:
+    said = found[1]["refuse"]
+    assert said["same"] == ""
+    assert "another model: model.hidden is 30 there and 64 here" in said["model"]
+    assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
+    assert "holds no weights" in said["lost"]
