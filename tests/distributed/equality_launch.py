@@ -30,12 +30,15 @@ class Launch:
     numbers: dict[str, int]
     failures: dict[str, str]
     seconds: float
-    output: str
+
+    def output(self, name: str) -> str:
+        """What the ranks printed meanwhile."""
+        return "".join(file.read_text() for file in sorted(self.folder.glob(f"{self.numbers[name]}.output-*")))
 
     def figures(self, name: str) -> Any:
         """What it gave; fails with the ranks' own words where it failed."""
         if name in self.failures:
-            pytest.fail(f"{name}\n{self.failures[name]}", pytrace=False)
+            pytest.fail(f"{name}\n{self.failures[name]}\n{self.output(name)[-3000:]}", pytrace=False)
         return json.loads((self.folder / f"{self.numbers[name]}.json").read_text())
 
     def weights(self, case: Case) -> dict[str, Tensor]:
@@ -58,16 +61,15 @@ def run_launch(world: int, cases: Iterable[Case], scenarios: Iterable[str], fold
         if not any(run_ranks("tests.distributed.equality_worker", world, folder, _Stall(folder))):
             break
         lost = next((at for at in range(begin, len(names)) if not _came(folder, at, world)), len(names) - 1)
-        failures[names[lost]] = output_of(world, folder, 2000)
+        failures[names[lost]] = f"a rank died or stood still\n{output_of(world, folder, 2000)}"
         begin = lost + 1
     for number, name in enumerate(names):
         said = sorted(folder.glob(f"{number}.failed-*"))
         if said:
             texts = dict.fromkeys(file.read_text() for file in said)
             failures[name] = "\n".join(texts)
-    output = "".join(log.read_text() for log in sorted(folder.glob("rank-*.log")))
     numbers = {name: number for number, name in enumerate(names)}
-    return Launch(folder, numbers, failures, time.monotonic() - started, output)
+    return Launch(folder, numbers, failures, time.monotonic() - started)
 
 
 def _came(folder: Path, number: int, world: int) -> bool:

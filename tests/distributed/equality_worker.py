@@ -8,9 +8,11 @@ no other result with it.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import pickle
+import shutil
 import sys
 import time
 import traceback
@@ -22,10 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.train.engine import build_engine
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.engine import MODULES, build_engine
+from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.mutation import mutate
-from tests.distributed.whole_weights import merged_weights
 
 _ALL_FAIL_S = 20.0  # ranks that fail of one cause do so at about the same time
 
@@ -44,11 +47,14 @@ class Plan:
 
 
 def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(figures, whole weights after the last step) of one case; the same on every rank."""
+    """(figures, whole weights after the last step, which rank 0 alone has) of one case.
+
+    The weights are read from the engine's own checkpoint, as `export` reads them.
+    """
     resolved = case.resolved
     started = time.monotonic()
     engine: Any = build_engine(resolved, torch.device("cpu"))
-    initial, _ = merged_weights(engine)
+    initial = digest(engine)
     if case.mutation:
         mutate(engine, case.mutation)
     results, kept = [], 0
@@ -60,7 +66,6 @@ def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
     kept += kept_outputs(engine)
-    weights, apart = merged_weights(engine)
     figures = {
         "losses": losses,
         "norms": norms,
@@ -69,12 +74,13 @@ def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "loss_eval": loss_eval,
         "step": engine.step,
         "parameters": engine.parameter_count(),
-        "initial": {name: float(weight.double().sum()) for name, weight in initial.items()},
-        "replicas_apart": apart,
+        "initial": initial.sums,
+        "apart": [*initial.apart, *digest(engine).apart],
         "kept_outputs": kept,
-        "seconds": time.monotonic() - started,
+        "train_s": time.monotonic() - started,
     }
-    return figures, weights
+    weights = saved_weights(engine, resolved, folder / "checkpoint")
+    return figures | {"seconds": time.monotonic() - started}, weights
 
 
 def kept_outputs(engine: Any) -> int:
@@ -82,6 +88,22 @@ def kept_outputs(engine: Any) -> int:
     if engine.__class__.__name__ != "Deepspeed3D":
         return 0
     return sum(output is not None for output in engine._engine.pipe_buffers["outputs"])
+
+
+def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Tensor]:
+    """What the engine's checkpoint holds, on rank 0; the checkpoint is deleted."""
+    first = dist.get_rank() == 0
+    if first:
+        folder.mkdir()
+    dist.barrier()
+    engine.save(folder)
+    dist.barrier()
+    if not first:
+        return {}
+    module = importlib.import_module(MODULES[resolved.engine.name])
+    weights = {name: weight.clone() for name, weight in module.read_weights(folder, resolved)}
+    shutil.rmtree(folder)
+    return weights
 
 
 def run_item(plan: Plan, number: int, folder: Path) -> None:
@@ -98,6 +120,15 @@ def run_item(plan: Plan, number: int, folder: Path) -> None:
         figures = scenarios_of(dist.get_world_size())[plan.scenarios[number - len(plan.cases)]](folder)
     if dist.get_rank() == 0:
         (folder / f"{number}.json").write_text(json.dumps(figures))
+
+
+def redirect(file: Path) -> None:
+    """Sends all that is printed from here on to `file`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with file.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
 
 
 def forget() -> None:
@@ -117,6 +148,7 @@ def main(folder: Path) -> None:
     plan: Plan = pickle.loads((folder / "plan.pickle").read_bytes())
     for number in range(int((folder / "begin").read_text()), len(plan.names())):
         meeting = folder / f"meeting-{number}"
+        redirect(folder / f"{number}.output-{rank}")
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
         try:
             run_item(plan, number, folder)
