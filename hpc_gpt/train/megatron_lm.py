@@ -1,0 +1,299 @@
+"""Engine megatron-lm: one rank of pretrain_gpt.py, from a checkout of Megatron-LM, looked after to its end.
+
+Megatron-LM knows SIGTERM (save, and leave together), its own checkpoints and its own log. What a run has beside that is
+made here: the data, the rendezvous, the signals of a job, metrics.jsonl from the log's lines, and the last word on how
+the attempt ended. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hpc_gpt.errors import ConfigError, DataError, LayoutError, RunFolderError
+from hpc_gpt.megatron_checkout import PROGRAM, check_options, check_program, checkout_of
+from hpc_gpt.megatron_lm import megatron_arguments, names_of
+from hpc_gpt.provenance import git_state, list_gpus
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import Attempt, RunFolder, read_json, write_once
+from hpc_gpt.tokens.run_data import data_path, ensure_data
+from hpc_gpt.train.ending import (
+    CANCELLED,
+    INTERRUPTED,
+    PREEMPTED,
+    WALLTIME,
+    End,
+    is_preemption,
+    minutes_over,
+    write_end,
+)
+from hpc_gpt.train.foreign_log import ForeignLog
+from hpc_gpt.train.run_completion import complete_run
+from hpc_gpt.train.signals import Signals
+
+# The newest checkpoint's iteration, which Megatron writes last.
+TRACKER = "latest_checkpointed_iteration.txt"
+_WAIT_S = 900
+_TURN_S = 0.1
+_LOOK_S = 1.0
+_GRACE_S = 2.0
+_WORD_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Place:
+    """`rank` of `size`, and its place on its node, as job.sh says."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """What all ranks do as soon as one is asked to stop: `reason`, and whether there is anything to save."""
+
+    reason: str
+    save: bool
+
+
+class MegatronRank:
+    """One rank's share of an attempt."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._signals = signals
+        self._resolved = run.resolved()
+        self._place = _identify(os.environ, self._resolved)
+        self._saved = run.checkpoints / "megatron"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: _Stop | None = None
+        self._looked = 0.0
+
+    @property
+    def step(self) -> int:
+        """The last iteration that the log tells of, or that is saved."""
+        return max(int(self._attempt.last_metrics().get("step") or 0), saved_iteration(self._saved))
+
+    def train(self) -> int:
+        """Runs pretrain_gpt.py to its end; returns the exit code. Exceptions are the caller's to report."""
+        resolved, is_first = self._resolved, self._place.rank == 0
+        checkout = checkout_of(resolved, os.environ).absolute()
+        prefix = self._await_data()
+        arguments = megatron_arguments(resolved, str(self._saved), prefix)
+        check_program(checkout)
+        resumed = saved_iteration(self._saved)
+        if is_first:
+            check_options(checkout, names_of(arguments))
+            complete_run(self._run, resolved)
+            self._say_start(checkout, resumed)
+        log = ForeignLog(self._attempt, resolved, resumed)
+        environment = self._environment(checkout)
+        # Slurm hands signals to every process of a step: USR2 would end a python that does not listen, Ctrl-C is ours.
+        ignoring = ["bash", "-c", 'trap "" USR2 INT; exec "$@"', "rank"]
+        self._process = subprocess.Popen(
+            [*ignoring, sys.executable, str(checkout / PROGRAM), *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        log.follow(self._process)
+        code = self._wait()
+        log.finish()
+        if self._stop is not None or code == 0:
+            end = self._end(code)
+            if is_first:
+                write_end(self._run, self._attempt, end, self.step)
+            return 1 if end.ended == "error" else 0
+        return self._report_failure(code, log)
+
+    def quit(self) -> None:
+        """Says that the attempt ends here and now, unsaved."""
+        if self._process is not None:
+            self._process.kill()
+        self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
+    def _wait(self) -> int:
+        """The program's exit code, once it has one; asks it to stop when this rank, or another, has been asked."""
+        assert self._process is not None
+        while (code := self._process.poll()) is None:
+            if self._stop is None and (stop := self._asked()):
+                self._stop = stop
+                self._process.send_signal(signal.SIGTERM if stop.save else signal.SIGKILL)
+            time.sleep(_TURN_S)
+        until = time.monotonic() + _GRACE_S
+        while code == -signal.SIGTERM and self._stop is None and time.monotonic() < until:
+            # The signal was sent to both, and this process may hear of it a moment later.
+            self._stop = self._asked()
+            time.sleep(_TURN_S)
+        return code
+
+    def _asked(self) -> _Stop | None:
+        """The stop that this rank has been asked for, or that another has left word of; the first word is for all."""
+        path = self._attempt.folder / "stop.json"
+        if reason := self._reason():
+            # Before the first iteration Megatron may not listen yet, and has nothing to save.
+            save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
+            write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
+        elif time.monotonic() < self._looked + _LOOK_S:
+            return None
+        self._looked = time.monotonic()
+        word = read_json(path)
+        return _Stop(str(word["reason"]), bool(word["save"])) if word else None
+
+    def _reason(self) -> str | None:
+        signals, minutes = self._signals, self._resolved.train.minutes
+        if signals.interrupted:
+            return "interrupted"
+        if signals.terminated:
+            return "terminated"
+        if signals.walltime:
+            return "walltime"
+        if self._place.rank == 0 and minutes is not None and self._train_s() >= 60 * minutes:
+            return "minutes"
+        return None
+
+    def _train_s(self) -> float:
+        """Seconds since the start of every attempt, this one's included."""
+        spans = [
+            (float(attempt.ended().get("time") or time.time()), float(attempt.started().get("started") or time.time()))
+            for attempt in self._run.attempts()
+        ]
+        return sum(max(0.0, ended - started) for ended, started in spans)
+
+    def _end(self, code: int) -> End:
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0's is written."""
+        if self._stop is None:
+            step, steps = self.step, self._resolved.train.steps
+            return End("done") if step >= steps else End("error", f"{PROGRAM} ended at iteration {step} of {steps}")
+        end = {"interrupted": INTERRUPTED, "walltime": WALLTIME}.get(self._stop.reason)
+        if self._stop.reason == "terminated":
+            asks = self._place.rank == 0 and is_preemption(self._run, self._attempt, self._signals)
+            end = PREEMPTED if asks else CANCELLED
+        end = end or minutes_over(self._resolved.train.minutes)
+        if not self._stop.save or code:
+            how = "before its first iteration" if not self._stop.save else f"with exit code {code}"
+            return End(end.ended, f"{end.cause}; {PROGRAM} ended {how}, unsaved", end.requeue)
+        return end
+
+    def _report_failure(self, code: int, log: ForeignLog) -> int:
+        """Writes how the program failed, from its own last words; a rank that only lost a peer lets that one speak."""
+        ended, words, lost_peer = log.failure(code)
+        until = time.monotonic() + _WORD_S
+        while lost_peer and not self._attempt.ended() and time.monotonic() < until:
+            time.sleep(_TURN_S)
+        self._attempt.write_ended(ended, f"rank {self._place.rank}: {words}", self.step)
+        return code if code > 0 else 1
+
+    def _await_data(self) -> str | None:
+        """Megatron's prefix, made by the first rank of each node where it is missing; None for mock data."""
+        resolved = self._resolved
+        path = data_path(resolved)
+        if path is None:
+            return None
+        if self._place.local_rank == 0:
+            path = ensure_data(resolved)
+            assert path is not None
+        until = time.monotonic() + _WAIT_S
+        while not path.with_name(path.name + ".idx").exists():
+            if self._attempt.ended() or time.monotonic() > until:
+                raise DataError(f"no {path}.idx came to be in {_WAIT_S} s", "did the node's first rank fail?")
+            time.sleep(_TURN_S)
+        return os.path.abspath(path)
+
+    def _environment(self, checkout: Path) -> dict[str, str]:
+        """This process's, with what Megatron-LM and torch's env:// rendezvous read."""
+        place = self._place
+        known = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+        environment = {**os.environ, **{name: str(number) for name, number in known.items()}}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+        # Megatron asks for it where communication is to overlap: kernels in the order they were launched.
+        environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        if "MASTER_PORT" not in environment:
+            host, port = self._meet()
+            environment |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return environment
+
+    def _meet(self) -> tuple[str, str]:
+        """(host, port) on this machine: rank 0 finds one that is free, and says so in the attempt's `rendezvous`."""
+        import socket
+
+        if self._place.rank == 0:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                write_once(self._attempt.rendezvous, f"127.0.0.1 {free.getsockname()[1]}\n")
+        until = time.monotonic() + _WAIT_S
+        while time.monotonic() < until and not self._attempt.ended():
+            try:
+                host, port = self._attempt.rendezvous.read_text(encoding="utf-8").split()
+            except FileNotFoundError:
+                time.sleep(_TURN_S)
+            else:
+                return host, port
+        raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
+
+    def _say_start(self, checkout: Path, resumed: int) -> None:
+        resolved = self._resolved
+        gpus = list_gpus()
+        name = gpus[0]["name"] if gpus else "cpu"
+        sha, dirty = git_state(checkout, PROGRAM)
+        start = {
+            "device": name,
+            "host": platform.node(),
+            "torch": _version("torch"),
+            "params": resolved.model.params,
+            "resumed_step": resumed,
+            "megatron_lm": {"path": str(checkout), "git_sha": sha, "git_dirty": dirty},
+        }
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        print(
+            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, Megatron-LM in {checkout} "
+            f"({(sha or 'no commit')[:12]}), global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens",
+            flush=True,
+        )
+        if resumed:
+            print(f"resumed after step {resumed} of {resolved.train.steps}", flush=True)
+
+
+def saved_iteration(folder: Path) -> int:
+    """The iteration of Megatron's newest checkpoint; 0 where there is none."""
+    try:
+        word = (folder / TRACKER).read_text(encoding="utf-8").strip()
+    except OSError:
+        return 0
+    return int(word) if word.isdigit() else 0
+
+
+def _identify(environment: Mapping[str, str], resolved: Resolved) -> _Place:
+    values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(value.isdigit() for value in values):
+        raise ConfigError(
+            "this process is no rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+            "start runs with hpc-gpt submit, or sbatch job.sh",
+        )
+    place = _Place(*map(int, values))
+    if place.size != resolved.layout.gpus:
+        raise LayoutError(
+            f"{place.size} ranks were started, but layout {resolved.layout} has {resolved.layout.gpus}",
+            "start one task for each GPU of the layout",
+        )
+    return place
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

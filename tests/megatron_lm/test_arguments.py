@@ -1,0 +1,236 @@
+"""A run in Megatron's words, and a checkout that knows them or does not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.cluster import ClusterProfile, Container
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.megatron_checkout import check_checkout, known_options
+from hpc_gpt.megatron_lm import megatron_arguments, names_of
+from hpc_gpt.resolve import Resolved, resolve
+from tests.megatron_lm.checkout import make_checkout
+
+PROFILE = ClusterProfile(name="test", gpus_per_node=8)
+
+
+def settle(
+    profile: ClusterProfile = PROFILE, model: Model | None = None, data: Data | None = None, **parts
+) -> Resolved:
+    tables = {name: parts.pop(name, {}) for name in ("engine", "layout", "train")}
+    return resolve(
+        Experiment(
+            model=model or Model(hidden=64, layers=4, heads=8, vocab=50257, seq=128),
+            data=data or Data(),
+            engine=Engine(**{"name": "megatron-lm", **tables["engine"]}),
+            layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 4, **tables["layout"]}),
+            train=Train(**tables["train"]),
+        ),
+        profile,
+    )
+
+
+def options(resolved: Resolved) -> dict[str, str | bool]:
+    """The command line as a table: option -> value, True where it has none."""
+    words = megatron_arguments(resolved, "/run/checkpoints", "/data/text")
+    table: dict[str, str | bool] = {}
+    for number, word in enumerate(words):
+        if word.startswith("--"):
+            follows = words[number + 1] if number + 1 < len(words) else "--"
+            assert word not in table, f"{word} twice"
+            table[word] = True if follows.startswith("--") else follows
+    return table
+
+
+def test_a_row_of_the_seed_in_megatrons_words():
+    model, layout = Model(preset="48b", seq=1024), {"gpus": 64, "tp": 4, "pp": 16, "micro_batches": 1024}
+    train = {"dtype": "fp16", "steps": 1000, "warmup_steps": 80, "save_every": 250}
+    resolved = settle(model=model, layout=layout, train=train, engine={"recompute": "full"})
+    found = options(resolved)
+    expected = {
+        "--tensor-model-parallel-size": "4",
+        "--pipeline-model-parallel-size": "16",
+        "--num-layers": str(resolved.model.layers),
+        "--hidden-size": str(resolved.model.hidden),
+        "--num-attention-heads": str(resolved.model.heads),
+        "--seq-length": "1024",
+        "--max-position-embeddings": "1024",
+        "--micro-batch-size": "2",
+        "--global-batch-size": "2048",
+        "--train-iters": "1000",
+        "--lr-warmup-iters": "80",
+        "--recompute-granularity": "full",
+        "--recompute-method": "uniform",
+        "--recompute-num-layers": "1",
+        "--fp16": True,
+        "--exit-signal-handler": True,
+        "--data-path": "/data/text",
+        "--save": "/run/checkpoints",
+        "--load": "/run/checkpoints",
+        "--save-interval": "250",
+        "--tokenizer-type": "NullTokenizer",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert not {"--bf16", "--mock-data", "--sequence-parallel", "--untie-embeddings-and-output-weights"} & found.keys()
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.integers(1, 4),
+    vocab=st.integers(300, 60000),
+    multiple=st.sampled_from([8, 64, 128]),
+    micro=st.integers(1, 4),
+    count=st.integers(1, 6),
+)
+def test_layout_batch_and_rows_are_the_runs_own(tp, pp, dp, vocab, multiple, micro, count):
+    model = Model(hidden=64, layers=4, heads=8, vocab=vocab, seq=128, vocab_multiple=multiple)
+    layout = {"tp": tp, "pp": pp, "dp": dp, "gpus": tp * pp * dp, "micro_batch": micro, "micro_batches": count}
+    try:
+        resolved = settle(model=model, layout=layout)
+    except ConfigError:
+        raise
+    except ValueError:
+        return  # a layout that no nodes hold
+    found = options(resolved)
+    assert int(found["--global-batch-size"]) == micro * count * dp
+    # Megatron pads to a multiple of (its own number x tp); NullTokenizer has as many tokens, or one more.
+    step = int(found["--make-vocab-size-divisible-by"]) * tp
+    for tokens in (int(found["--vocab-size"]), int(found["--vocab-size"]) + 1):
+        assert -(-tokens // step) * step == resolved.model.padded_vocab
+    assert int(found["--vocab-size"]) >= vocab - 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "has", "lacks"),
+    [
+        ({"train": {"dtype": "bf16"}}, {"--bf16"}, {"--fp16", "--initial-loss-scale"}),
+        ({"train": {"dtype": "fp32"}}, set(), {"--fp16", "--bf16"}),
+        ({"train": {"optimizer": "sgd"}}, {"--sgd-momentum"}, {"--adam-beta1"}),
+        ({"engine": {"recompute": "selective"}}, {"--recompute-granularity"}, {"--recompute-method"}),
+        ({"engine": {"sequence_parallel": True}, "layout": {"tp": 2}}, {"--sequence-parallel"}, set()),
+        (
+            {"engine": {"sharded_optimizer": True}, "layout": {"tp": 1, "dp": 8}},
+            {"--use-distributed-optimizer"},
+            {"--sequence-parallel"},
+        ),
+        ({"train": {"deterministic": True}}, {"--deterministic-mode"}, set()),
+    ],
+)
+def test_a_switch_is_its_own_argument(parts, has, lacks):
+    found = options(settle(**parts)).keys()
+    assert has <= found
+    assert not lacks & found
+
+
+def test_evaluation_and_mock_data():
+    assert options(settle(train={"eval_every": 0}))["--eval-iters"] == "0"
+    found = options(settle(train={"eval_every": 50, "eval_batches": 3}, data=Data(eval_fraction=0.1)))
+    assert (found["--eval-interval"], found["--eval-iters"], found["--split"]) == ("50", "3", "900,100,0")
+    resolved = settle(data=Data(source="random"))
+    assert "--mock-data" in megatron_arguments(resolved, "c", None)
+    assert "--data-path" not in megatron_arguments(resolved, "c", None)
+
+
+def test_data_that_megatron_cannot_read_and_a_warm_up_without_end_are_refused():
+    assert settle().data == Data(source="megatron", path="stdlib")
+    for data in (Data(source="tokens", path="a.tokens"), Data(source="stream", path="a.jsonl")):
+        with pytest.raises(ConfigError, match="Megatron-LM reads its own token files alone"):
+            settle(data=data)
+    with pytest.raises(ConfigError, match=r"warmup_steps is 10 of 10 steps") as refused:
+        settle(train={"steps": 10, "warmup_steps": 10})
+    assert "9 or less" in refused.value.hint
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return make_checkout(tmp_path / "Megatron-LM")
+
+
+ALL = [
+    {"train": {"dtype": "fp16", "save_every": 1, "deterministic": True}, "engine": {"recompute": "full"}},
+    {"train": {"optimizer": "sgd"}, "engine": {"sequence_parallel": True}, "layout": {"tp": 2}},
+    {"engine": {"sharded_optimizer": True, "recompute": "selective"}, "layout": {"tp": 1, "dp": 8}},
+    {"model": Model(hidden=64, layers=4, heads=8, tied=False)},
+]
+
+
+@pytest.mark.parametrize("parts", ALL)
+def test_a_checkout_that_knows_them_all(checkout, parts):
+    check_checkout(settle(**parts), {"MEGATRON_LM": str(checkout)})
+
+
+def test_the_options_read_from_source_are_those_the_parser_has(checkout, monkeypatch):
+    monkeypatch.syspath_prepend(str(checkout))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = importlib.util.spec_from_file_location("arguments", checkout / "megatron" / "training" / "arguments.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    parser = argparse.ArgumentParser(add_help=False)
+    module.add_arguments(parser)
+    real = {option for action in parser._actions for option in action.option_strings}
+    # The stand-in's factory is simpler than Megatron's, whose names for these two follow the rules in the docstring.
+    real = real - {"--manual-gc-eval", "--override"}
+    real |= {"--no-manual-gc-eval", "--disable-manual-gc-eval", "--override-opt_param-scheduler"}
+    assert known_options(checkout) == real
+    assert {"--global-batch-size", "--no-log-throughput", "--num-layers"} <= real
+    for name in [name for name in sys.modules if name.split(".")[0] == "megatron"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_an_argument_it_does_not_know_is_named_with_what_comes_close(tmp_path):
+    old = make_checkout(tmp_path / "old", without=("recompute-granularity", "hidden-size"))
+    with pytest.raises(ConfigError) as refused:
+        check_checkout(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})
+    assert str(refused.value).splitlines() == [
+        f"{old} does not know --hidden-size; it has --ffn-hidden-size and --hidden-dropout",
+        f"{old} does not know --recompute-granularity; it has --recompute-num-layers and --recompute-method",
+    ]
+
+
+def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
+    resolved = settle()
+    with pytest.raises(ConfigError, match="neither MEGATRON_LM nor profile test names one"):
+        check_checkout(resolved, {})
+    with pytest.raises(ConfigError, match=r"is no Megatron-LM checkout: there is no pretrain_gpt\.py in it"):
+        check_checkout(resolved, {"MEGATRON_LM": str(tmp_path)})
+    (checkout / "megatron" / "training" / "arguments.py").unlink()
+    with pytest.raises(ConfigError, match=r"there is no megatron/training/arguments\.py in it"):
+        check_checkout(resolved, {"MEGATRON_LM": str(checkout)})
+    # The environment's before the profile's, as in the script; one in an image cannot be looked at.
+    named = settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm=str(tmp_path / "profile")))
+    with pytest.raises(ConfigError, match="profile is no Megatron-LM checkout"):
+        check_checkout(named, {})
+    with pytest.raises(ConfigError, match=str(checkout)):
+        check_checkout(named, {"MEGATRON_LM": str(checkout)})
+    image = Container("apptainer", "/images/a.sif")
+    check_checkout(
+        settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm="/opt/megatron-lm", container=image)), {}
+    )
+
+
+def test_an_older_parser_lies_elsewhere(tmp_path):
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron" / "arguments.py").write_text("group.add_argument('--num-layers', '--layers', type=int)\n")
+    assert known_options(tmp_path) == {"--num-layers", "--layers"}
+    (tmp_path / "megatron" / "arguments.py").write_text("def (\n")
+    with pytest.raises(ConfigError, match=r"arguments\.py:1 is no Python"):
+        known_options(tmp_path)
+
+
+def test_every_option_is_in_the_stand_ins_parser_by_one_spelling():
+    found = set()
+    for parts in ALL:
+        found |= set(names_of(megatron_arguments(settle(**parts), "c", "d")))
+    assert len(found) > 45
+    assert all(option == option.lower() and "_" not in option for option in found)

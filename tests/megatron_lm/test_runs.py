@@ -1,0 +1,195 @@
+"""Runs of the stand-in for Megatron-LM, from submit to record: to the end, interrupted and taken up again, failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.readers.own import read_run
+from hpc_gpt.run_folder import RunFolder, read_json, read_json_lines
+from tests.cli.command import Done, error_of, hpc_gpt
+from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
+from tests.megatron_lm.checkout import make_checkout
+from tests.megatron_lm.stand_in import START
+
+__all__ = ["nothing_left"]  # a fixture, found by name
+SMALL = ("demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--set", "engine.name=megatron-lm",
+         "--set", "train.steps=20", "--set", "train.log_every=2", "--set", "train.save_every=0",
+         "--set", "train.eval_every=0", "--set", "train.warmup_steps=2")  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return make_checkout(tmp_path / "Megatron-LM's own")
+
+
+@pytest.fixture
+def submit(checkout):
+    """Submits two ranks of the stand-in, with variables of its own."""
+
+    def call(*arguments: str, **environment: str) -> Done:
+        return hpc_gpt("submit", *SMALL, *arguments, environment={"MEGATRON_LM": str(checkout), **environment})
+
+    return call
+
+
+def lines(run: RunFolder) -> list[dict]:
+    return [line for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+
+
+def test_from_submit_to_the_record(submit, checkout):
+    done = submit("--set", "train.save_every=10")
+    assert done.code == 0, done.stderr
+    run = newest()
+    status = ended(run)
+    [attempt] = run.attempts()
+    assert (status.state, status.step) == ("done", 20), attempt.log.read_text()
+    assert [line["step"] for line in lines(run)] == list(range(2, 21, 2))
+    assert lines(run)[-1]["loss"] == pytest.approx(START * 0.99**20, rel=1e-5)
+    trainer = read_json(attempt.folder / "trainer.json")
+    assert (trainer["device"], trainer["resumed_step"], trainer["megatron_lm"]["path"]) == ("cpu", 0, str(checkout))
+    log = attempt.log.read_text()
+    assert re.search(r"iteration +20/ +20 \|", log), "Megatron's own lines are in the log"
+    assert "ended done after step 20" in log
+    saved = {path.name for path in (run.checkpoints / "megatron").iterdir()}
+    assert saved == {"iter_0000010", "iter_0000020", "latest_checkpointed_iteration.txt"}
+
+    record = read_run(run)
+    assert (record.engine, record.ended, record.tp, record.dp, record.zero_stage) == ("megatron-lm", "done", 2, 1, None)
+    assert record.loss_last == lines(run)[-1]["loss"]
+    assert record.step_s is not None
+    assert 0.01 <= record.step_s < 1
+    assert record.tokens_total == 20 * record.global_batch * record.seq, "a line of two iterations counts both"
+    assert not (run.path / "ds_config.json").exists()
+    table = json.loads(hpc_gpt("report", run.run_id, "--json").stdout)["records"]
+    assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
+
+
+def test_cancelled_and_taken_up_again_it_goes_on_where_it_was_saved(submit):
+    assert submit(STAND_IN_STEP_S="0.1").code == 0
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    first = ended(run)
+    assert first.state == "cancelled"
+    saved = int((run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").read_text())
+    assert 4 <= saved < 20
+    assert first.step >= saved - 1
+
+    gone = hpc_gpt("submit", "--resume", run.run_id)
+    assert (gone.code, error_of(gone)[0]) == (
+        2,
+        "engine megatron-lm runs a checkout of Megatron-LM, but neither MEGATRON_LM nor profile local names one",
+    )
+    resumed = hpc_gpt("submit", "--resume", run.run_id, environment={"MEGATRON_LM": read_checkout(run)})
+    assert resumed.code == 0, resumed.stderr
+    status = ended(run)
+    assert (status.state, status.step, status.attempts) == ("done", 20, 2)
+    assert read_json(run.attempts()[1].folder / "trainer.json")["resumed_step"] == saved
+    for line in lines(run):
+        assert line["loss"] == pytest.approx(START * 0.99 ** line["step"], rel=1e-5), (
+            "no iteration twice, none left out"
+        )
+    assert [line["step"] for line in lines(run)] == list(range(2, 21, 2))
+
+
+def read_checkout(run: RunFolder) -> str:
+    return read_json(run.attempts()[0].folder / "trainer.json")["megatron_lm"]["path"]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+def test_ahead_of_the_time_limit_all_save_though_one_rank_alone_hears_of_it(submit, ranks):
+    assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    [attempt] = run.attempts()
+    for rank in ranks:
+        os.kill(read_json(attempt.ranks / f"{rank}.json")["pid"], signal.SIGUSR2)
+    assert ended(run).state == "walltime"
+    end = attempt.ended()
+    assert (end["cause"], end["requeue"]) == ("SIGUSR2: the time limit is near", False), (
+        "the local profile has no queue"
+    )
+    assert int((run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").read_text()) >= end["step"] - 1
+    assert "exiting program after receiving SIGTERM" in attempt.log.read_text()
+
+
+def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
+    slow = make_checkout(tmp_path / "slow")
+    program = slow / "pretrain_gpt.py"
+    program.write_text("import time\nprint('compiling kernels', flush=True)\ntime.sleep(300)\n" + program.read_text())
+    assert submit(MEGATRON_LM=str(slow)).code == 0
+    run = newest()
+    wait_until(lambda: run.attempts() and run.attempts()[0].log.read_text().count("compiling") == 2)
+    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    assert ended(run, 20).state == "cancelled"
+    assert "pretrain_gpt.py ended before its first iteration, unsaved" in run.attempts()[0].ended()["cause"]
+
+
+def test_train_minutes_end_it_in_order(submit):
+    assert submit("--set", "train.minutes=0.05", "--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
+    run = newest()
+    assert ended(run).state == "done"
+    assert run.attempts()[0].ended()["cause"] == "train.minutes = 0.05 are over"
+    assert (run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("CUDA error: an illegal memory access was encountered", "error"),
+        ("[enforce fail] . DefaultCPUAllocator: not enough memory", "host_memory"),
+        ("found NaN in local forward loss calculation", "nan"),
+        ("[Errno 28] No space left on device", "disk_full"),
+    ],
+)
+def test_how_it_failed_is_read_from_its_last_words(submit, words, state):
+    assert submit(STAND_IN_FAIL=f"4:{words}").code == 0
+    run = newest()
+    status = ended(run)
+    assert (status.state, status.cause) == (state, f"rank 1: RuntimeError: {words}")
+    assert "Connection closed by peer" in run.attempts()[0].log.read_text(), "rank 0 failed too, and kept quiet"
+
+
+def test_an_argument_that_the_program_refuses_after_all(submit, checkout):
+    program = checkout / "pretrain_gpt.py"
+    program.write_text(program.read_text().replace("parser.parse_args()", "parser.error('--lr: too high')"))
+    assert submit().code == 0
+    status = ended(newest())
+    assert status.state == "user_error"
+    assert re.fullmatch(r"rank \d: --lr: too high", status.cause)
+
+
+def test_what_cannot_run_is_refused_before_a_folder_is_made(submit, tmp_path):
+    nowhere = submit(MEGATRON_LM="")
+    assert nowhere.code == 2
+    message, hint = error_of(nowhere)
+    assert "neither MEGATRON_LM nor profile local names one" in message
+    assert 'megatron_lm = "/path/to/Megatron-LM" in the cluster profile' in hint
+    none = submit(MEGATRON_LM=str(tmp_path))
+    assert error_of(none)[0] == f"{tmp_path} is no Megatron-LM checkout: there is no pretrain_gpt.py in it"
+    old = submit(MEGATRON_LM=str(make_checkout(tmp_path / "old", without=("lr-decay-style",))))
+    assert "does not know --lr-decay-style; it has --lr-decay-iters" in error_of(old)[0]
+    streamed = submit("--set", "data.source=stream", "--set", "data.path=text.jsonl")
+    assert "Megatron-LM reads its own token files alone" in error_of(streamed)[0]
+    assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*/*"))
+
+
+def test_a_script_without_a_checkout_is_rendered_and_ends_with_one_line(tmp_path):
+    rendered = hpc_gpt("render", *SMALL, environment={"MEGATRON_LM": ""})
+    assert rendered.code == 0
+    assert hpc_gpt("submit", *SMALL, "--dry-run", environment={"MEGATRON_LM": ""}).code == 0
+    (tmp_path / "job.sh").write_text(rendered.stdout)
+    environment = {name: value for name, value in os.environ.items() if name != "MEGATRON_LM"}
+    done = subprocess.run(
+        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "Error: MEGATRON_LM is not set"
+    assert not (tmp_path / "logs").exists()
