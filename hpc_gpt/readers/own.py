@@ -12,6 +12,7 @@ from typing import Any
 from hpc_gpt.devices import device_named
 from hpc_gpt.ds_config import zero_stage
 from hpc_gpt.engines import has_zero
+from hpc_gpt.lineage import RESUMED_FROM
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.own_attempts import (
     AttemptRead,
@@ -76,6 +77,8 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
     model, layout, batch, train = resolved.model, resolved.layout, resolved.batch, resolved.train
     settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
     settings["model"] = {"tied": model.tied, "vocab_multiple": model.vocab_multiple, "preset": resolved.preset}
+    if parent := read_json(run.path / RESUMED_FROM):
+        settings["resumed_from"] = {"run": parent.get("run"), "step": parent.get("step")}
     if resolved.sweep is not None:
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row}
     record = Record(
