@@ -23,11 +23,11 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
     return _end(run, line) if line is not None else None
 
 
-def interrupt_run(run: RunFolder) -> None:
+def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
     """Asks a running run to save and stop, as one Ctrl-C does; a job that waits, or of which nothing is known, is
     cancelled. Raises as cancel_run.
     """
-    status = read_own_status(run)
+    status = status or read_own_status(run)
     line = _live_submission(run, status)
     if line is not None:
         _end(run, line, save=status.state == "running")

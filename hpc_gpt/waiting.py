@@ -128,8 +128,8 @@ def _interrupt_all(runs: Sequence[RunFolder], count: int, statuses: Sequence[Run
     begin = "\n" if sys.stderr.isatty() else ""
     if count == 1:
         sys.stderr.write(f"{begin}Ctrl-C: the runs are asked to save and stop; once more cancels them\n")
-        for run in runs:
-            interrupt_run(run)
+        for run, status in zip(runs, read_status(runs), strict=True):
+            interrupt_run(run, status)
     else:
         sys.stderr.write(f"{begin}Ctrl-C again: the runs are cancelled\n")
         for run, status in zip(runs, statuses or read_status(runs), strict=True):

@@ -27,14 +27,15 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
 
     found = [run for name in names for run in named_runs(name, logs_folder())]
     runs = list({run.path: run for run in found}.values())
+    rows = read_status(runs)
     if sys.stdin.isatty() and not yes:
-        for row in read_status(runs):
+        for row in rows:
             click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
         if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
             click.echo("nothing was cancelled", err=True)
             sys.exit(1)
-    for run in runs:
-        job_id = cancel_run(run)
+    for run, row in zip(runs, rows, strict=True):
+        job_id = cancel_run(run, row if row.scheduler == "slurm" else None)
         if job_id is None:
             click.echo(f"{run.run_id}: nothing to cancel, it is {read_status([run])[0].state}")
         else:

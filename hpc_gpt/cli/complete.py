@@ -25,7 +25,9 @@ def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     from hpc_gpt.sweep import find_sweep
 
     with contextlib.suppress(OSError, ValueError):
-        sweep = find_sweep(ctx.params.get("experiment") or DEFAULT_EXPERIMENT)
+        # click reads no argument of a line whose option has no value yet: it stays among what is left.
+        experiment = ctx.params.get("experiment") or next(iter(ctx.args), DEFAULT_EXPERIMENT)
+        sweep = find_sweep(experiment)
         return [row.name for row in sweep.possible if row.name.startswith(begun)] if sweep is not None else []
     return []
 

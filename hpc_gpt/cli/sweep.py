@@ -19,12 +19,9 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
         raise ConfigError("--max-parallel is for the arrays of --sweep", "add --sweep, or leave it out")
     prepared = prepare_sweep(request, queueing=not dry_run)
     rows, here = prepared.rows, prepared.rows[0].resolved.cluster.scheduler == "local"
-    for note in (note for row in rows for note in row.notes):
-        click.echo(note, err=True)
-    for row in prepared.impossible:
-        click.echo(f"not {row.name}: {row.impossible}", err=True)
     if dry_run:
-        _dry_run(prepared.name, rows, here)
+        _tell(prepared)
+        _dry_run(rows, here)
         return
     if wait or here:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the jobs.
@@ -32,6 +29,7 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
     from hpc_gpt.sweep_submission import queue_sweep, write_sweep
 
     sweep = write_sweep(prepared.name, rows, logs_folder())
+    _tell(prepared)
     click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, linked in {sweep.folder}", err=True)
     if here:
         _run_here(sweep, rows)
@@ -51,7 +49,15 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
         raise sweep.refusals[0]
 
 
-def _dry_run(name: str, rows: Sequence[Any], here: bool) -> None:
+def _tell(prepared: Any) -> None:
+    """What a smoke run made small, and which rows cannot run."""
+    for note in (note for row in prepared.rows for note in row.notes):
+        click.echo(note, err=True)
+    for row in prepared.impossible:
+        click.echo(f"not {row.name}: {row.impossible}", err=True)
+
+
+def _dry_run(rows: Sequence[Any], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
     from hpc_gpt.submission import dry_run
     from hpc_gpt.sweep_submission import plan_jobs
@@ -59,7 +65,9 @@ def _dry_run(name: str, rows: Sequence[Any], here: bool) -> None:
     for job in [[row] for row in rows] if here else plan_jobs(rows):
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
-        each = f"{first.gpus} GPUs" + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
+        each = f"{first.gpus} GPU{'s' if first.gpus > 1 else ''}" + (
+            f" on {first.nodes} nodes" if first.nodes > 1 else ""
+        )
         click.echo(f"{kind}, {each}: {' '.join(row.resolved.row for row in job)}")
         click.echo(dry_run(first, job[0].script), err=True)
     click.echo("dry run: nothing was written or submitted", err=True)

@@ -8,10 +8,37 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
+SWEEPS = """\
+# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and a line for each row laid over it.
+[model]
+preset = "gpt2-xl"
+[layout]
+gpus = 4
+micro_batch = 1
+[rows]
+"b1" = { seed.step_s = 0.82 }
+"b8" = { layout.micro_batch = 8, train.steps = 50, seed.step_s = 1.68, seed.notes = "by hand" }
+"pp8" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs, the row has 4" }
+
+# A row takes any key of an experiment (hpc-gpt help keys), and these:
+#   seed.<column>   a figure to compare with, a number or a text; report prints it beside ours
+#   impossible      why no such layout can exist: the row is listed and never runs
+# Order: the base, then the row, then HPC_GPT_* and options, which hold for every row. A run is named <sweep>-<row>.
+#
+#   hpc-gpt submit NAME                the first row that can run
+#   hpc-gpt submit NAME --row b8       another
+#   hpc-gpt submit NAME --sweep        all of them: one array for each set of rows that ask Slurm for the same, jobs
+#                                      of their own for the others; --cluster local runs one after the other here
+#   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
+#   hpc-gpt render NAME --sweep -o FOLDER     the scripts
+#   hpc-gpt status                     a sweep is one line; its id, folder or array's job id opens it
+#   hpc-gpt cancel, report             take a sweep's id or folder, too
+"""
+
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys, the engines and what each takes, a template's variables."""
+    """List an experiment's keys, the engines and what each takes, a template's variables; how a sweep is written."""
 
 
 @help_command.command("keys")
@@ -56,6 +83,12 @@ def engines(as_json: bool) -> None:
         click.echo(f"{name}: {axes}{stages}")
         click.echo(click.wrap_text(", ".join(sorted(offer.switches)), 100, "    ", "    "))
     click.echo("\nhpc-gpt help keys says what each switch may be", err=True)
+
+
+@help_command.command("sweeps")
+def sweeps() -> None:
+    """How one file holds the rows of a table, and what runs them."""
+    click.echo(SWEEPS, nl=False)
 
 
 @help_command.command("template")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpc_gpt.directives import quote_directive
 from hpc_gpt.render import render_array
+from hpc_gpt.resolve import folder_name
 
 _MARK = "#SBATCH "
 _NAME = "--job-name="
@@ -43,4 +44,4 @@ def array_script(name: str, scripts: Sequence[str]) -> str:
     own = {line for script in scripts for line in script_directives(script) if line.startswith(_NAME)}
     directives = [line for line in script_directives(scripts[0]) if not line.startswith(_NAME)]
     shared = own.pop() if len(own) == 1 else _NAME + quote_directive(name)
-    return render_array(f"{name}: {len(scripts)} runs", [shared, *directives])
+    return render_array(f"{folder_name(name)}: {len(scripts)} runs", [shared, *directives])

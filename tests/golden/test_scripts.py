@@ -20,6 +20,7 @@ from hpc_gpt.cluster import Container, list_profiles, load_profile
 from hpc_gpt.experiment import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
+from hpc_gpt.slurm.arrays import array_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
@@ -61,6 +62,7 @@ SCRIPTS = {
         requeue=False,
     ),
     "hostile": _hostile,
+    "array": lambda: array_script("the 'table'", [_render(overrides={"name": name}) for name in ("a", "b")]),
     **{
         f"48b-{name}": lambda name=name: _render(name, DEFAULT_EXPERIMENT)
         for name in list_profiles()

@@ -1,0 +1,163 @@
+"""--row, --sweep and --smoke as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs import list_runs
+from hpc_gpt.slurm.arrays import array_script
+from hpc_gpt.sweep import read_rows
+from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.test_completion import offered
+
+TABLE = """
+[model]
+hidden = 16
+layers = 1
+heads = 2
+vocab = 256
+seq = 16
+[data]
+source = "random"
+[engine]
+name = "ddp"
+[layout]
+gpus = 1
+[train]
+steps = 3
+dtype = "fp32"
+log_every = 1
+[rows]
+"no" = { impossible = "it needs 2 GPUs, the row has 1" }
+"bad" = { train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1, train.steps = 50 }
+"two" = { layout.gpus = 2 }
+"good" = {}
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.toml"
+    path.write_text(TABLE)
+    return path
+
+
+def row_of(script: str) -> str:
+    """The row that a script says it is."""
+    return json.loads(script.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("\nHPC_GPT_RESOLVED\n", 1)[0])[
+        "row"
+    ]
+
+
+def test_render_takes_a_row_or_the_first_possible_one(table):
+    assert row_of(hpc_gpt("render", table).stdout) == "bad"
+    assert row_of(hpc_gpt("render", table, "--row", "good").stdout) == "good"
+    assert row_of(hpc_gpt("render", table, environment={"HPC_GPT_ROW": "two"}).stdout) == "two"
+    message, hint = error_of(hpc_gpt("render", table, "--row", "god"))
+    assert ("no row 'god'" in message, "good" in hint) == (True, True)
+
+
+def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
+    done = hpc_gpt("render", table, "--sweep", "-o", tmp_path / "scripts")
+    assert done.stdout.split() == [str(tmp_path / "scripts" / f"{row}.sh") for row in ("bad", "two", "good")]
+    assert done.stderr == "not no: it needs 2 GPUs, the row has 1\n"
+    assert (tmp_path / "scripts" / "two.sh").read_text() == hpc_gpt("render", table, "--row", "two").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (("render", "TABLE", "--sweep"), "--sweep makes a script for each row", "-o FOLDER"),
+        (("render", "TABLE", "-o", "x"), "--sweep makes a script for each row", "--sweep"),
+        (("render", "demo", "--sweep", "-o", "x"), "demo is no sweep", "--sweep out"),
+        (("render", "TABLE", "--sweep", "--row", "two", "-o", "x"), "--row asks for one row", "one of the two"),
+        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel is for the arrays", "add --sweep"),
+        (("submit", "TABLE", "--sweep", "--resume", "x"), "--resume", ""),
+    ],
+)
+def test_options_that_contradict_each_other(table, tmp_path, arguments, words, hint):
+    done = hpc_gpt(*(str(table) if word == "TABLE" else word for word in arguments), cwd=tmp_path)
+    message, said = error_of(done)
+    assert words in message
+    assert hint in said
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_faults_of_every_row_come_at_once_and_nothing_is_written(table):
+    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local", "--tp", "3")
+    message, _ = error_of(done)
+    assert {f"row '{row}'" for row in ("bad", "two", "good")} <= {
+        line.partition(":")[0] for line in message.splitlines()
+    }
+    settings = ("--set", "data.source=tokens", "--set", "data.path=nosuch.tokens")
+    message, _ = error_of(hpc_gpt("submit", table, "--sweep", "--cluster", "local", *settings))
+    assert [line.partition(":")[0] for line in message.splitlines()] == [
+        f"row '{row}'" for row in ("bad", "two", "good")
+    ]
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
+    done = hpc_gpt("submit", table, "--sweep", "--dry-run", environment=without_slurm(tmp_path))
+    assert done.stdout == "array of 2, 1 GPU: bad good\njob, 2 GPUs: two\n"
+    assert "nothing was written" in done.stderr
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_an_arrays_script_is_one_that_bash_reads_and_refuses_to_run_without_its_folder(table, tmp_path):
+    scripts = [hpc_gpt("render", table, "--row", row).stdout for row in ("bad", "good")]
+    path = tmp_path / "array.sh"
+    path.write_text(array_script("table", scripts))
+    environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"}
+    done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Error: element 3 of the array names no run\n\nhint: " in done.stderr
+
+
+def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
+    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local")
+    assert done.code == 3
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["bad,", "two,", "good,"]
+    assert "Error: 1 of 3 runs failed: bad\n" in done.stderr
+    runs = json.loads(hpc_gpt("status", "--json").stdout)["runs"]
+    assert [(run["row"], run["state"], run["sweep"]) for run in runs] == [
+        ("bad", "nan", "table"), ("two", "done", "table"), ("good", "done", "table"),
+    ]  # fmt: skip
+    lines = hpc_gpt("status").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(f"{runs[0]['sweep_id']}  table       3 runs  2 done, 1 nan  ")
+    assert len(hpc_gpt("status", "--open").stdout.splitlines()) == 5
+    assert len(hpc_gpt("status", runs[0]["sweep_id"]).stdout.splitlines()) == 5
+    for run in list_runs(Path(os.environ["HPC_GPT_LOGS"])):
+        assert (run.path / "experiment.toml").read_text() == TABLE
+
+
+def test_a_smoke_run_is_shown_beside_the_real_one_and_runs_here(tmp_path):
+    done = hpc_gpt("render", "gpt2-meg-ds-3d", "--smoke")
+    assert "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs\n" in done.stderr
+    assert "#SBATCH" not in done.stdout
+    there = hpc_gpt("render", "gpt2-meg-ds-3d", "--smoke", "--cluster", "h100-80g-8")
+    assert "#SBATCH --nodes=1\n" in there.stdout
+    assert there.stdout.count("-smoke") > 1
+    assert hpc_gpt("render", "demo", "--smoke", "--gpus", "16", "--pp", "2").code == 0
+
+
+def test_rows_complete(table):
+    assert offered("submit", str(table), "--row", "") == ["bad", "two", "good"]
+    assert offered("render", "demo", "--row", "") == []
+
+
+def test_the_sweep_that_help_shows_is_one(tmp_path):
+    path = tmp_path / "shown.toml"
+    path.write_text(hpc_gpt("help", "sweeps").stdout)
+    assert [(row.name, row.impossible is None) for row in read_rows(path)] == [
+        ("b1", True),
+        ("b8", True),
+        ("pp8", False),
+    ]
+    assert hpc_gpt("render", path, "--sweep", "-o", tmp_path).stdout.count(".sh\n") == 2
