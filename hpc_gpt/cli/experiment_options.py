@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -49,7 +49,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line and HPC_GPT_* ask for."""
+    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`."""
 
     experiment: str
     cluster: str | None
@@ -58,6 +58,7 @@ class Request:
     row: str | None = None
     sweep: bool = False
     smoke: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
 
 
 def experiment_options(function: F) -> F:
@@ -113,7 +114,8 @@ def _request(values: dict[str, Any]) -> Request:
     given = {name: values.pop(name) for name in list(values) if "__" in name}
     settings = dict(parse_override(text) for text in values.pop("settings"))
     # A variable gives way to the whole command line, --set included; a flag of its own beats --set.
-    overrides = _keys_given(given, by_variable=True) | settings | _keys_given(given, by_variable=False)
+    on_line = settings | _keys_given(given, by_variable=False)
+    overrides = _keys_given(given, by_variable=True) | on_line
     if "layout.nodes" in overrides and "layout.gpus" not in overrides:
         overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
@@ -129,6 +131,7 @@ def _request(values: dict[str, Any]) -> Request:
         row=values.pop("row"),
         sweep=values.pop("sweep"),
         smoke=values.pop("smoke"),
+        given=on_line,
     )
 
 

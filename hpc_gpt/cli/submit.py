@@ -16,7 +16,8 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
               help="For --sweep: so many of an array at a time.")  # fmt: skip
-@click.option("--resume", metavar="RUN", shell_complete=complete.runs, help="Start RUN once more, from its checkpoint.")
+@click.option("--resume", metavar="RUN", shell_complete=complete.runs,
+              help="Go on from RUN's checkpoint: in its own folder, or with other options as a new run.")  # fmt: skip
 def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None, resume: str | None) -> None:
     """Submit EXPERIMENT to Slurm, or start it here.
 
@@ -29,6 +30,7 @@ def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None
     hpc-gpt submit demo --set train.steps=20 --tp 1
     hpc-gpt submit memory-ladder --sweep
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
+    hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4
     """
     if resume is None and (request.sweep or max_parallel is not None):
         from hpc_gpt.cli.sweep import submit_sweep
@@ -39,7 +41,9 @@ def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None
         # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
         from hpc_gpt.waiting import wait_for
     if resume is not None:
-        submitted = _resume(resume)
+        submitted = _resume(resume, request, dry_run)
+        if submitted is None:
+            return
     else:
         from hpc_gpt.cli.preparation import prepare
 
@@ -67,25 +71,50 @@ def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None
         print_record(leave_record(submitted.run))
 
 
-def _resume(name: str) -> Any:
+def _resume(name: str, request: Request, dry_run: bool) -> Any:
+    """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
+    dry run."""
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.runs import find_run
-    from hpc_gpt.submission import resume_run
 
     ctx = click.get_current_context()
     given = [
-        parameter.opts[0]
+        parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "wait")
-        and parameter.name
-        and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        if parameter.name not in ("resume", "wait", "dry_run")
+        and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    if given:
+    others = [one.opts[0] for one in given if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel")]
+    if others:
         raise ConfigError(
-            f"--resume starts a run as it was submitted; {', '.join(given)} cannot change it",
-            "submit a new run instead, or leave them out",
+            f"--resume goes on with a run's own experiment; {', '.join(others)} would be another",
+            "leave them out, or submit a new run",
         )
-    return resume_run(find_run(name, logs_folder()))
+    run = find_run(name, logs_folder())
+    if not given:
+        from hpc_gpt.submission import resume_run
+
+        if dry_run:
+            raise ConfigError(
+                "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
+            )
+        return resume_run(run)
+    from hpc_gpt.cluster import load_profile
+    from hpc_gpt.resumption import prepare_resumption, resume_elsewhere
+
+    # What HPC_GPT_* variables say was the run's to heed when it was submitted.
+    profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
+    prepared, parent = prepare_resumption(run, request.given, profile, request.template)
+    if dry_run:
+        _dry_run(prepared)
+        return None
+    click.echo(f"goes on from {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
+    return resume_elsewhere(prepared, parent, logs_folder())
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _dry_run(prepared: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_gpt import lineage
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.resolve import Resolved
@@ -35,7 +36,7 @@ from hpc_gpt.train.replicated_checkpoint import ReplicatedCheckpoint, read_repli
 from hpc_gpt.train.update import Update
 
 # Keys of a checkpoint's identity in which it may differ from the run that loads it.
-CONVERTIBLE = frozenset({"layout.dp"})
+CONVERTIBLE = lineage.CONVERTIBLE["ddp"]
 
 
 def build(resolved: Resolved, device: torch.device) -> Ddp:

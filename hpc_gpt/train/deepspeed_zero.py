@@ -27,13 +27,13 @@ from hpc_gpt.train.compilation import compile_model
 from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.train.engine import MicroBatches, StepResult
 from hpc_gpt.train.gradient_norm import GradientNorm, owned
-from hpc_gpt.train.load_universal import CONVERTIBLE, find_differences, load_universal
+from hpc_gpt.train.load_universal import find_differences, load_universal
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.random_state import load_random_state, save_random_state
 from hpc_gpt.train.saved_states import read_weights
 from hpc_gpt.train.state_pieces import write_pieces
 
-__all__ = ["CONVERTIBLE", "build", "read_weights"]
+__all__ = ["build", "read_weights"]
 _TAG = "deepspeed"
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hpc_gpt import lineage
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
@@ -33,7 +34,7 @@ from hpc_gpt.train.sharded_checkpoint import ShardedCheckpoint, read_sharded
 from hpc_gpt.train.update import Update
 
 # Keys of a checkpoint's identity in which it may differ from the run that loads it.
-CONVERTIBLE = frozenset({"layout.dp", "layout.tp"})
+CONVERTIBLE = lineage.CONVERTIBLE["fsdp"]
 
 
 def build(resolved: Resolved, device: torch.device) -> Fsdp:

@@ -8,23 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpc_gpt.lineage import convertible
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.checkpoint_identity import check_identity, read_identity
 from hpc_gpt.train.saved_states import WEIGHTS, SavedStates
 from hpc_gpt.train.state_pieces import Piece, flat_states, pieces_of, places_of
 
-# In what a checkpoint may differ from the run that takes it up.
-CONVERTIBLE = frozenset(
-    {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
-)
-# These train the same model, whose parameters they keep alike.
-_RELATED = {"deepspeed-3d", "deepspeed-zero"}
-
 
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
     """In what the checkpoint differs, all of it such that `load_universal` can take it up; CheckpointError else."""
-    related = {read_identity(folder).get("engine.name"), resolved.engine.name} <= _RELATED
-    return check_identity(folder, resolved, CONVERTIBLE | {"engine.name"} if related else CONVERTIBLE)
+    saved = str(read_identity(folder).get("engine.name"))
+    return check_identity(folder, resolved, convertible(saved, resolved.engine.name))
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:

@@ -8,7 +8,8 @@ import platform
 
 import torch
 
-from hpc_gpt.errors import DataError, LayoutError
+from hpc_gpt.errors import CheckpointError, DataError, LayoutError
+from hpc_gpt.lineage import find_ancestors
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import Attempt, RunFolder, write_once
 from hpc_gpt.tokens import ensure_data
@@ -17,7 +18,7 @@ from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.attention import attention_used
 from hpc_gpt.train.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.ending import is_preemption, write_end
-from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.engine import Engine, build_engine
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device
@@ -57,7 +58,7 @@ class Trainer:
         samples = self._open_data(resolved, ranks)
         engine = build_engine(resolved, device)
         checkpoints = Checkpoints(self._run.checkpoints, ranks)
-        progress = checkpoints.resume(engine)
+        progress = self._resume(engine, ranks)
         if ranks.is_first:
             self._say_start(resolved, device, progress, samples)
         watch = GpuWatch(device)
@@ -78,6 +79,20 @@ class Trainer:
             write_end(self._run, self._attempt, end, self.step)
         write_measured(self._attempt, ranks, watch, device)
         return end.exit_code
+
+    def _resume(self, engine: Engine, ranks: Ranks) -> Progress:
+        """Goes on from this run's newest sound checkpoint, else from that of the nearest run it goes on from."""
+        runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
+        for run in runs:
+            progress = Checkpoints(run.checkpoints, ranks).resume(engine)
+            if progress.step:
+                return progress
+        if len(runs) > 1:
+            raise CheckpointError(
+                f"the run goes on from {runs[1].path}, which has no sound checkpoint any more",
+                "submit a new run, rather than train anew in this one",
+            )
+        return Progress()
 
     def quit(self) -> None:
         """Says that the attempt ends here and now, unsaved."""

@@ -10,9 +10,10 @@ import pytest
 
 from hpc_gpt.cluster import load_profile
 from hpc_gpt.experiment import list_experiments, load_experiment
+from hpc_gpt.experiment_text import experiment_text
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.train.run_completion import complete_run, experiment_text
+from hpc_gpt.train.run_completion import complete_run
 
 
 @pytest.mark.parametrize("name", list_experiments())
@@ -24,7 +25,7 @@ def test_the_experiment_resolves_to_the_same_again(tmp_path: Path, name: str, pr
     )
     first = resolve(load_experiment(name, {**fits, "job.sbatch": ["--mail-user=é"]}), site)
     path = tmp_path / "again.toml"
-    path.write_text(experiment_text(first), encoding="utf-8")
+    path.write_text(experiment_text(first, "again"), encoding="utf-8")
     assert resolve(load_experiment(str(path)), site) == first
 
 
