@@ -23,6 +23,7 @@ class LossScaler:
         self._one = torch.ones((), device=device)
         self._verdict = torch.zeros((), device=device)
         self._stand_in = torch.optim.SGD([self._verdict])
+        self._scaler.scale(self._one)  # the scale itself is made when it is first used
 
     def scale(self, loss: Tensor) -> Tensor:
         """What the backward pass begins with."""

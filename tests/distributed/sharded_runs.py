@@ -200,6 +200,7 @@ def resume(resolved: Resolved, kept: Path) -> dict[str, Any]:
         "unbroken": unbroken,
         "resumed": train(second, resolved, range(3, STEPS)),
         "same_weights": _digest(first) == _digest(second),
+        "same_scale": first._scaler.read() == second._scaler.read(),
     }
 
 

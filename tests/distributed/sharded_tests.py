@@ -61,6 +61,7 @@ def check_resumed(found: dict[str, Any]) -> None:
     assert found["step"] == 3
     assert found["resumed"] == found["unbroken"]
     assert found["same_weights"]
+    assert found["same_scale"]
     assert found["same_random"]
 
 
