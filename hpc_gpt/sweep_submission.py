@@ -29,10 +29,14 @@ class Job:
 
 @dataclass
 class SubmittedSweep:
-    """A sweep with a folder for each of its runs, the jobs that they have become, and what sbatch refused."""
+    """A sweep with a folder for each of its runs, the jobs that they have become, and what sbatch refused.
+
+    `largest` is how many elements its cluster lets an array have.
+    """
 
     name: str
     folder: Path
+    largest: int = 1
     runs: list[RunFolder] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     refusals: list[UserError] = field(default_factory=list)
@@ -49,7 +53,12 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSwe
     Raises as submit_run. Where a later folder cannot be written the earlier ones stay, marked refused.
     """
     provenance = check_submission([row.resolved for row in rows], logs)
-    sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)))
+    largest = 1
+    if rows[0].resolved.cluster.scheduler == "slurm":
+        from hpc_gpt.slurm.scheduler import largest_array
+
+        largest = largest_array()
+    sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
     for row in rows:
         try:
             note = {"id": sweep.id, "name": name, "row": row.resolved.row}
@@ -67,13 +76,8 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
     rest goes on. Raises SlurmUnreachable; the rows that have no job are then marked refused.
     """
     from hpc_gpt.slurm.arrays import group_alike
-    from hpc_gpt.slurm.scheduler import largest_array
 
-    try:
-        groups = group_alike([row.script for row in rows], largest_array())
-    except SlurmUnreachable as fault:
-        _refuse(sweep.runs, str(fault))
-        raise
+    groups = group_alike([row.script for row in rows], sweep.largest)
     for number, group in enumerate(groups, 1):
         runs = [sweep.runs[index] for index in group]
         folder = link_runs(sweep, number, runs)
@@ -81,8 +85,8 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
             sweep.jobs.append(Job(_queue(sweep, folder, [rows[index] for index in group], runs, at_once), tuple(runs)))
         except JobRefused as fault:
             sweep.refusals.append(fault)
-        except SlurmUnreachable as fault:
-            _refuse([sweep.runs[index] for later in groups[number:] for index in later], str(fault))
+        except (SlurmUnreachable, KeyboardInterrupt) as fault:
+            _refuse([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
             raise
 
 

@@ -12,6 +12,7 @@ from hpc_gpt.cluster import load_profile
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.experiment import load_experiment
 from hpc_gpt.paths import logs_dir
+from hpc_gpt.readers.own import read_run
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import IN_QUEUE
@@ -113,6 +114,7 @@ def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_qu
         ("cancelled", "what ran the sweep ended before its turn"),
     ]
     assert all(row.sweep_id == sweep.id for row in rows)
+    assert [read_run(run).ended for run in sweep.runs[:2]] == ["pending", "cancelled"]
     assert named_runs(sweep.id, logs_dir()) == sweep.runs
 
 

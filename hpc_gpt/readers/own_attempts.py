@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt, RunFolder, newest_submission, read_json
+from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_submission, read_json
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0
@@ -176,6 +176,10 @@ def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tu
         if cancelled:
             return "cancelled", f"cancelled.{job_id}"
         return "pending", f"submissions.jsonl: job {waiting} has made no attempt yet"
+    if not attempts and newest.get("queue"):
+        if run.cancelled_mark(IN_QUEUE).exists():
+            return "cancelled", f"cancelled.{IN_QUEUE}"
+        return "pending", "submissions.jsonl: a sweep's, waits for its turn"
     if not attempts:
         return "unknown", "no attempt yet"
     last = attempts[-1]
