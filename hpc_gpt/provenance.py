@@ -33,13 +33,16 @@ def collect() -> dict[str, Any]:
     }
 
 
-def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that `folder` is in, and whether tracked files differ from it."""
+def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
+    """The commit of the checkout that `folder` is in, and whether tracked files differ from it.
+
+    None where `file`, by default this one, is none of the checkout's.
+    """
     sha = _words("git", "-C", str(folder), "rev-parse", "HEAD")
     if sha is None:
         return None, None
     # Installed inside somebody else's checkout (a virtual environment, say) that commit would say nothing.
-    if _words("git", "-C", str(folder), "ls-files", "--error-unmatch", __file__) is None:
+    if _words("git", "-C", str(folder), "ls-files", "--error-unmatch", file) is None:
         return None, None
     changed = _words("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     return sha, None if changed is None else bool(changed)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
-from hpc_gpt import __version__
+from hpc_gpt import __version__, megatron_lm
 from hpc_gpt.batch import Batch, solve_batch
 from hpc_gpt.cluster import ClusterProfile, Container
 from hpc_gpt.engines import settle_engine, settle_optimizer, splits
@@ -130,11 +130,15 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     _check_train(experiment.train)
     engine = settle_engine(experiment.engine, layout, shape, experiment.train)
     _check_data(experiment.data)
+    data = experiment.data
+    if engine.name == megatron_lm.NAME:
+        data = megatron_lm.megatron_data(data)
+        megatron_lm.check_train(experiment.train)
     return Resolved(
         name=experiment.name,
         preset=experiment.model.preset,
         model=shape,
-        data=experiment.data,
+        data=data,
         engine=engine,
         layout=layout,
         batch=batch,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.megatron_checkout import check_checkout
+from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.requirements import check_requirements
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, create_run
@@ -64,6 +67,8 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
         try:
             if cluster.scheduler == "local":
                 check_requirements(resolved, bool(provenance["gpus"]))
+            if resolved.engine.name == MEGATRON_LM:
+                check_checkout(resolved, os.environ)
             ensure_data(resolved)
         except UserError as fault:
             if len(rows) == 1:
@@ -110,6 +115,8 @@ def resume_run(run: RunFolder) -> Submitted:
         from hpc_gpt.slurm.scheduler import check_reachable
 
         check_reachable()
+    if resolved.engine.name == MEGATRON_LM:
+        check_checkout(resolved, os.environ)
     ensure_data(resolved)  # a path without a leading / is another file from another folder
     return start_run(run, resolved)
 
@@ -129,8 +136,6 @@ def dry_run(resolved: Resolved, script: str) -> str:
     """What the scheduler says of a script without taking it; writes nothing. Raises JobRefused, SlurmUnreachable."""
     if resolved.cluster.scheduler != "slurm":
         return f"would start {resolved.gpus} ranks on this machine"
-    import os
-
     from hpc_gpt.slurm.environment import submission_environment
     from hpc_gpt.slurm.scheduler import check_reachable, has_sbatch, test_only
 

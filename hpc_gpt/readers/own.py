@@ -159,6 +159,8 @@ def _with_steps(record: Record, steps: list[Step]) -> Record:
         return record
     assert record.global_batch
     assert record.seq
+    # A line of a foreign program stands for several steps; ours for one.
+    step_tokens = record.global_batch * record.seq
     sources, flags = dict(record.sources), list(record.flags)
     skipped = [step for step in steps if step.values.get("skipped")]
     nan = [step for step in steps if step.is_nan and not step.values.get("skipped")]
@@ -176,7 +178,7 @@ def _with_steps(record: Record, steps: list[Step]) -> Record:
     if skipped and len(skipped) == len(steps):
         flags.append("every step was skipped: step_s holds forward and backward only")
     sources["skipped_steps"] = sources["nan_steps"] = sources["save_s"] = "metrics.jsonl of the attempts"
-    sources["tokens_total"] = "steps that count x global_batch x seq; a step trained again counts once"
+    sources["tokens_total"] = "tokens of the lines that count; a step trained again counts once"
     times = measure_steps(_timed(steps))
     if times:
         chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
@@ -190,13 +192,13 @@ def _with_steps(record: Record, steps: list[Step]) -> Record:
         step_s_p90=times.p90 if times else None,
         steps_used=times.used if times else 0,
         warmup_steps=times.warmup if times else 0,
-        tokens_total=len(steps) * record.global_batch * record.seq,
+        tokens_total=sum(int(step.number("tokens") or step_tokens) for step in steps),
         memory_allocated_gib=_peak_memory(steps, "memory_allocated_gib"),
         memory_reserved_gib=_peak_memory(steps, "memory_reserved_gib"),
         loss_first=losses[0].number("loss") if losses else None,
         loss_last=losses[-1].number("loss") if losses else None,
         loss_eval=evaluated[-1].number("loss_eval") if evaluated else None,
-        skipped_steps=len(skipped),
+        skipped_steps=sum(int(step.values["skipped"]) for step in skipped),
         nan_steps=len(nan),
         save_s=median(saves) if saves else None,
         sources=sources,

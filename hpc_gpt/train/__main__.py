@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.run_folder import Attempt, RunFolder
 from hpc_gpt.train.signals import Signals
 
@@ -27,6 +28,14 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _place(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
+        if run.resolved().engine.name == MEGATRON_LM:
+            from hpc_gpt.train.megatron_lm import MegatronRank
+
+            program = MegatronRank(run, attempt, signals)
+            signals.on_quit = program.quit
+            code = program.train()
+            sys.stdout.flush()
+            os._exit(code)
         from hpc_gpt.train.ranks import identify
 
         identity = identify(os.environ)

@@ -7,6 +7,7 @@ the attempt ended. Nothing here needs torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -45,7 +46,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _WAIT_S = 900
 _TURN_S = 0.1
 _LOOK_S = 1.0
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 _WORD_S = 10.0
 
 
@@ -109,14 +110,13 @@ class MegatronRank:
             stderr=subprocess.STDOUT,
         )
         log.follow(self._process)
-        code = self._wait()
-        log.finish()
-        if self._stop is not None or code == 0:
-            end = self._end(code)
-            if is_first:
-                write_end(self._run, self._attempt, end, self.step)
-            return 1 if end.ended == "error" else 0
-        return self._report_failure(code, log)
+        code = self._wait(log)
+        if code and not (self._stop is not None and _may_be_told(code, log)):
+            return self._report_failure(code, log)
+        end = self._end(code)
+        if is_first:
+            write_end(self._run, self._attempt, end, self.step)
+        return 1 if end.ended == "error" else 0
 
     def quit(self) -> None:
         """Says that the attempt ends here and now, unsaved."""
@@ -124,7 +124,7 @@ class MegatronRank:
             self._process.kill()
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
-    def _wait(self) -> int:
+    def _wait(self, log: ForeignLog) -> int:
         """The program's exit code, once it has one; asks it to stop when this rank, or another, has been asked."""
         assert self._process is not None
         while (code := self._process.poll()) is None:
@@ -132,10 +132,15 @@ class MegatronRank:
                 self._stop = stop
                 self._process.send_signal(signal.SIGTERM if stop.save else signal.SIGKILL)
             time.sleep(_TURN_S)
-        until = time.monotonic() + _GRACE_S
-        while code == -signal.SIGTERM and self._stop is None and time.monotonic() < until:
-            # The signal was sent to both, and this process may hear of it a moment later.
+        log.finish()
+        # Another rank's Megatron may have had its signal, and all have left, before this process heard of it.
+        early = _may_be_told(code, log) if code else self.step < self._resolved.train.steps
+        until = time.monotonic() + (_GRACE_S if early else 0)
+        while self._stop is None and not self._attempt.ended():
+            self._looked = 0.0
             self._stop = self._asked()
+            if time.monotonic() >= until:
+                break
             time.sleep(_TURN_S)
         return code
 
@@ -165,12 +170,13 @@ class MegatronRank:
         return None
 
     def _train_s(self) -> float:
-        """Seconds since the start of every attempt, this one's included."""
-        spans = [
-            (float(attempt.ended().get("time") or time.time()), float(attempt.started().get("started") or time.time()))
-            for attempt in self._run.attempts()
-        ]
-        return sum(max(0.0, ended - started) for ended, started in spans)
+        """Seconds since each attempt began to train, all attempts together."""
+        total = 0.0
+        for attempt in self._run.attempts():
+            with contextlib.suppress(FileNotFoundError):
+                began = (attempt.folder / ForeignLog.TRAINS).stat().st_mtime
+                total += max(0.0, float(attempt.ended().get("time") or time.time()) - began)
+        return total
 
     def _end(self, code: int) -> End:
         """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0's is written."""
@@ -274,6 +280,11 @@ def saved_iteration(folder: Path) -> int:
     except OSError:
         return 0
     return int(word) if word.isdigit() else 0
+
+
+def _may_be_told(code: int, log: ForeignLog) -> bool:
+    """Whether a program that failed may have been told to, or lost others that were: it has no fault of its own."""
+    return code in (-signal.SIGTERM, -signal.SIGKILL) or log.failure(code)[2]
 
 
 def _identify(environment: Mapping[str, str], resolved: Resolved) -> _Place:
