@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
 from hpc_gpt.readers.own import read_run
+from hpc_gpt.report.seed_lines import only_sweep, sweep_lines
 from hpc_gpt.run_folder import read_json_lines
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import newest
@@ -43,9 +43,9 @@ def test_a_row_trains_and_keeps_its_switches(folder):
     assert len(losses) == 5
     assert all(map(math.isfinite, losses))
     # And its row is found again, with the seed's figures in a line of their own.
-    page = json.loads(hpc_gpt("report", run.run_id, "--json").stdout)
-    assert page["sweep"] == folder
-    assert [listed["row"] for listed in page["rows"] if listed["runs"] == [run.run_id]] == [row]
+    assert only_sweep([record]) == folder
+    [line] = [line for line in sweep_lines(folder, [record]).lines if line.record]
+    assert (line.row.name, line.notes) == (row, "smoke run")
 
 
 def test_megatrons_row_needs_a_checkout_and_says_so():
