@@ -84,7 +84,11 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
         if parameter.name not in ("resume", "wait", "dry_run")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
-    others = [one.opts[0] for one in given if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel")]
+    others = [
+        one.human_readable_name if one.name == "experiment" else one.opts[0]
+        for one in given
+        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel")
+    ]
     if others:
         raise ConfigError(
             f"--resume goes on with a run's own experiment; {', '.join(others)} would be another",

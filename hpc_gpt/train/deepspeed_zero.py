@@ -20,6 +20,7 @@ from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.requirements import check_offload_path
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import write_identity
@@ -95,7 +96,7 @@ class DeepspeedZero:
         self._attention = attention_kernels(resolved, device)
         config = deepspeed_config(resolved)
         if engine.offload_path is not None:
-            check_offload_path(Path(engine.offload_path))
+            check_offload_path(engine.offload_path)
         deepspeed = import_deepspeed(device)
         with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
@@ -267,17 +268,6 @@ def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torc
         )
         return adam
     return build_optimizer(train, parameters)
-
-
-def check_offload_path(path: Path) -> None:
-    """ConfigError unless the folder on NVMe is there and can be written. Every node looks at its own."""
-    import os
-
-    if not path.is_dir() or not os.access(path, os.W_OK):
-        raise ConfigError(
-            f"engine.offload_path is {path}, which is no folder that can be written here",
-            "name a folder on every node's NVMe, or leave it out to offload to the host's memory",
-        )
 
 
 def check_compiler() -> None:

@@ -150,7 +150,16 @@ def test_a_traceback_comes_only_with_debug():
     assert "Traceback" not in hpc_gpt("render", "nosuch").stderr
 
 
-def test_resume_takes_no_other_option(made_run):
-    done = hpc_gpt("submit", "--resume", made_run.run_id, "--gpus", "8")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("demo",), "EXPERIMENT would be another"),
+        (("--smoke",), "--smoke would be another"),
+        (("--gpus", "8"), "has no checkpoint to go on from"),
+        (("--dry-run",), "starts the run's own job.sh as it is"),
+    ],
+)
+def test_what_a_resumed_run_cannot_take(made_run, options, said):
+    done = hpc_gpt("submit", "--resume", made_run.run_id, *options)
     assert done.code == 2
-    assert "--gpus" in error_of(done)[0]
+    assert said in error_of(done)[0]

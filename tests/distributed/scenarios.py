@@ -176,7 +176,7 @@ def deterministic(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
-    """What loading says of a checkpoint of another model, another layout, another dtype, and of a damaged one."""
+    """What loading says of a checkpoint of another model, another dtype, another optimizer, and of a damaged one."""
     resolved = case.resolved
     kept = folder / "other"
     if dist.get_rank() == 0:
@@ -187,8 +187,8 @@ def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
     dist.barrier()
     others = {
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
-        "layout": replace(resolved, layout=Layout(1, 2, 2)),
         "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
+        "optimizer": replace(resolved, train=replace(resolved.train, optimizer="sgd")),
     }
     said = {}
     for name, other in others.items():

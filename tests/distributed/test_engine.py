@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
     said = launches(4).figures("other checkpoints")
     assert said["same"] == ""
     assert "another model: model.hidden is 32 there and 64 here" in said["model"]
-    assert "layout.tp is 2 there and 1 here; layout.dp is 1 there and 2 here" in said["layout"]
     assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
+    assert "train.optimizer is adamw there and sgd here" in said["optimizer"]
     assert "model.json cannot be read" in said["missing"]
     assert "holds no weights" in said["lost"]

@@ -20,9 +20,9 @@ from hpc_gpt.train.run_completion import complete_run
 @pytest.mark.parametrize("profile", ["local", "generic-slurm", "jean-zay-v100-32g", "h100-80g-8"])
 def test_the_experiment_resolves_to_the_same_again(tmp_path: Path, name: str, profile: str) -> None:
     site = replace(load_profile(profile), sbatch=("--wckey=site",), srun=("--mpi=none",))
-    fits = (
-        {"layout.gpus": 4, "layout.pp": 2, "model.preset": "gpt2"} if profile == "local" else {"job.comment": "a'\"b"}
-    )
+    sizes = dict.fromkeys(("nodes", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch"))
+    small = {"layout.gpus": 4, "model.preset": "gpt2", **{f"layout.{key}": size for key, size in sizes.items()}}
+    fits = small if profile == "local" else {"job.comment": "a'\"b"}
     first = resolve(load_experiment(name, {**fits, "job.sbatch": ["--mail-user=é"]}), site)
     path = tmp_path / "again.toml"
     path.write_text(experiment_text(first, "again"), encoding="utf-8")
