@@ -26,8 +26,6 @@ from hpc_gpt.errors import DataError, UserError
 from hpc_gpt.tokens.shard_reader import Chunk, ReaderTask, read_chunks
 
 _FRAME = struct.Struct("<QQ")
-_PIPE_BYTES = 1 << 20
-_F_SETPIPE_SZ = 1031
 _LOOK_S = 2.0
 # Slurm and terminals send these to every process; the reader goes on for as long as its rank does.
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
@@ -54,7 +52,6 @@ class ReaderProcess:
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._answers: Any = self._process.stdout
-        _widen(self._answers.fileno())
         # stdin stays open: its end is the rank's.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"parent": os.getpid(), **asdict(task)}).encode() + b"\n")
@@ -133,14 +130,6 @@ def _leave_with(parent: int) -> None:
         readable, _, _ = select.select([0], [], [], _LOOK_S)
         if (readable and not os.read(0, 4096)) or os.getppid() != parent:
             os._exit(0)
-
-
-def _widen(pipe: int) -> None:
-    """A pipe of a MiB, where the system allows it: fewer turns for the same chunk."""
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 if __name__ == "__main__":
