@@ -136,7 +136,7 @@ def _words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(str(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
-        return "list of texts"
+        return f"list of {_words(get_args(hint)[0])}s"
     options = [option for option in get_args(hint) if option is not type(None)]
     if options:
         return " | ".join(_words(option) for option in options)
