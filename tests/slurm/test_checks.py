@@ -55,6 +55,15 @@ def test_the_readme_example_is_accepted(asking: Launcher) -> None:
     assert not asking.logs.exists(), "a dry run writes nothing"
 
 
+def test_a_sweeps_dry_run_asks_slurm_of_each_of_its_jobs(asking: Launcher) -> None:
+    jobs, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run")
+    assert jobs == "array of 6, 1 GPU: batch32 batch64 batch128 accumulation recompute for-loop\njob, 2 GPUs: fsdp\n"
+    assert words.count(" to start at ") == 2
+    _, words = asking.run("submit", "memory-ladder", "--sweep", "--dry-run", "-C", "no-such-gpu", code=1)
+    assert "Invalid feature specification" in words
+    assert not asking.logs.exists()
+
+
 def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
     _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "-C", "no-such-gpu", code=1)
     assert "Invalid feature specification" in words
