@@ -18,10 +18,16 @@ from hpc_gpt.requirements import check_package
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".zst")
-END = b"\0"
 _PIECE_BYTES = 1 << 20
 # A fault is told to as many bytes; a piece may become a thousand times as long.
 _COMPRESSED_BYTES = 1 << 14
+
+
+class _End(bytes):
+    """Like no piece of text: Python keeps one object for all bytes of length 1."""
+
+
+END = _End(b"\0")
 
 
 def find_path(name: str) -> Path:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, DataError
 from hpc_gpt.tokens.sources import END, file_pieces, text_files
 
-LINES = b'{"text": "one\\n"}\n\n{"text": ""}\r\n{"text": "tw\\u00f6", "id": 2}'
+LINES = b'{"text": "one\\n"}\n{"text": "\\u0000"}\n\n{"text": ""}\r\n{"text": "tw\\u00f6", "id": 2}'
 
 
 def documents(path: Path) -> list[bytes]:
@@ -43,7 +43,7 @@ def test_a_file_holds_the_same_documents_however_it_is_packed(tmp_path: Path, su
     text.write_bytes(packed(long, suffix, members))
     lines.write_bytes(packed(LINES, suffix, members))
     assert documents(text) == [long]
-    assert documents(lines) == [b"one\n", "twö".encode()]
+    assert documents(lines) == [b"one\n", b"\0", "twö".encode()]
 
 
 @settings(max_examples=20)
