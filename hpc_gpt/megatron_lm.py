@@ -80,10 +80,9 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         "--eval-iters": train.eval_batches if train.eval_every else 0,
         "--save": checkpoints,
         "--load": checkpoints,
+        "--save-interval": train.save_every or train.steps,  # --save does not go without; the last one is always saved
         "--split": _split(resolved.data.eval_fraction),
     }
-    if train.save_every:
-        arguments["--save-interval"] = train.save_every
     if data_prefix is not None:
         arguments["--data-path"] = data_prefix
     if train.optimizer == "sgd":

@@ -24,6 +24,7 @@ from hpc_gpt.slurm.arrays import array_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
+MEGATRON_LM = {"engine.name": "megatron-lm", "engine.zero_stage": None}
 HOSTILE = """x; rm -rf ~ #"'$(touch pwned)`touch pwned`"""
 
 
@@ -61,6 +62,10 @@ SCRIPTS = {
         gpu_type="v100",
         requeue=False,
     ),
+    "megatron-lm-slurm": lambda: _render(
+        "jean-zay-v100-32g", overrides=MEGATRON_LM, megatron_lm="/work/it's/Megatron-LM", venv="/work/venv"
+    ),
+    "megatron-lm-local": lambda: _render("local", overrides=MEGATRON_LM),
     "hostile": _hostile,
     "array": lambda: array_script("the 'table'", [_render(overrides={"name": name}) for name in ("a", "b")]),
     **{

@@ -1,0 +1,52 @@
+"""Engine megatron-lm on a real cluster, with the stand-in of tests/megatron_lm: preempted, requeued, taken up again."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.megatron_lm.checkout import make_checkout
+from tests.megatron_lm.stand_in import START
+from tests.slurm.cluster import Cluster
+from tests.slurm.launcher import REPOSITORY, Launcher
+
+MEGATRON_LM = ("--set", "engine.name=megatron-lm", "--set", "data.source=random")
+
+
+def test_preempted_it_saves_is_requeued_once_and_goes_on(launcher: Launcher, small: Cluster, tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path / "Megatron-LM")
+    job = launcher.submit("--partition", "low", *MEGATRON_LM, MEGATRON_LM=str(checkout), STAND_IN_STEP_S="0.2")
+    job.wait_step(5)
+    nodes = ",".join(job.nodes())
+    asked = ("--parsable", "-p", "high", "-w", nodes, "-N2", "--gres=gpu:4", "-o", "/dev/null", "--wrap", "sleep 1")
+    small.run("sbatch", *asked, check=True)
+    job.wait_end()
+    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["preempted", "done"], job.log()
+    assert job.restarts == 1
+    first, second = job.metrics(1), job.metrics(2)
+    assert min(second) == max(first) + 1, "it goes on where it was, not from a periodic save"
+    for step, loss in {**first, **second}.items():
+        assert loss == pytest.approx(START * 0.99**step, rel=1e-5)
+    assert sorted({**first, **second}) == list(range(1, 41))
+    assert launcher.state(job) == "done"
+    assert job.log().count("exiting program after receiving SIGTERM") == 1
+
+
+def test_without_a_checkout_submit_refuses_and_a_script_ends_with_one_line(launcher: Launcher, tmp_path: Path) -> None:
+    _, said = launcher.run("submit", *MEGATRON_LM, code=2, MEGATRON_LM="")
+    assert "neither MEGATRON_LM nor profile site names one" in said
+    _, said = launcher.run("submit", "--dry-run", *MEGATRON_LM, MEGATRON_LM="")
+    assert re.search(r"Job \d+ to start at", said), "a test needs no checkout"
+    script, _ = launcher.run("render", *MEGATRON_LM, MEGATRON_LM="")
+    (tmp_path / "job.sh").write_text(script)
+    own = {"HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY), "HPC_GPT_LOGS": str(tmp_path / "logs")}
+    done = launcher.cluster.run("sbatch", "--wait", "--chdir", str(tmp_path), str(tmp_path / "job.sh"), **own)
+    assert done.returncode == 1
+    (output,) = tmp_path.glob("tiny-*.out")
+    folder = re.search(r"run folder (\S+), attempt 1", output.read_text())
+    assert folder, output.read_text()
+    log = Path(folder[1], "attempts", "1", "log").read_text()
+    assert log.splitlines()[0] == "Error: MEGATRON_LM is not set"
