@@ -1,27 +1,44 @@
-"""Trainings of the tiny GPT on DeepSpeed's engines, and the plain reference they are held against."""
+"""Trainings on DeepSpeed's engines, checkpoints that pass between them, and the plain reference.
+
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and the results' folder as argument; its name says which launch it
+is. Launches of one session share the checkpoints in the folder above. Assertions stay in the tests: a rank that fails
+alone would leave the others waiting.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.errors import CheckpointError, ConfigError
 from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.train.engine import Engine as Trainer
+from hpc_gpt.train.engine import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
+from tests.distributed.ranks import launch_ranks
 
 STEPS = 6
 CLIP = 0.25  # below every step's norm
+SAVED = 3  # checkpoints are of this step
 Figures = list[tuple[float, float, bool]]
 
 
-def settings(layout: Layout, engine: Engine, dtype: str = "fp32", **train: Any) -> Resolved:
+def settings(layout: Layout, engine: Engine, dtype: str = "fp32") -> Resolved:
     """As the command line would resolve them: two micro-batches a step."""
     return resolve(
         Experiment(
@@ -29,15 +46,66 @@ def settings(layout: Layout, engine: Engine, dtype: str = "fp32", **train: Any) 
             model=Model(hidden=32, layers=3, heads=4, vocab=VOCAB, seq=SEQ),
             engine=engine,
             layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=2, global_batch=GLOBAL_BATCH),
-            train=Train(
-                **{"steps": STEPS, "dtype": dtype, "lr": 5e-4, "min_lr": 1e-4, "warmup_steps": 2, "clip": CLIP} | train
-            ),  # fmt: skip
+            train=Train(steps=STEPS, dtype=dtype, lr=5e-4, min_lr=1e-4, warmup_steps=2, clip=CLIP),  # type: ignore[arg-type]
         ),
         ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
     )
 
 
-def train(engine: Trainer, resolved: Resolved, steps: range) -> Figures:
+def zero(stage: int, tp: int = 1, dp: int = 1, dtype: str = "fp32", **switches: Any) -> Resolved:
+    """On engine deepspeed-zero."""
+    return settings(Layout(tp, 1, dp), Engine("deepspeed-zero", stage, **switches), dtype)
+
+
+def staged(stage: int, tp: int = 1, pp: int = 1, dp: int = 1) -> Resolved:
+    """On engine deepspeed-3d."""
+    return settings(Layout(tp, pp, dp), Engine("deepspeed-3d", stage))
+
+
+def name_of(resolved: Resolved) -> str:
+    """Engine, stage, layout and what else a case switches on."""
+    engine, plain = resolved.engine, Engine()
+    words = [engine.name, f"zero{engine.zero_stage}", str(resolved.layout), resolved.train.dtype]
+    for key, value in asdict(engine).items():
+        if key not in ("name", "zero_stage") and value != getattr(plain, key):
+            words.append(f"{key}={value}")
+    return " ".join(words)
+
+
+# Six steps against the reference, all of them on two ranks; the equality table has the rest.
+TRAININGS = [
+    zero(0, tp=2),
+    zero(3, tp=2, tiles=2, offload="optimizer"),
+    zero(1, dp=2, offload="optimizer"),
+    zero(2, dp=2),
+    zero(3, dp=2, offload="full"),
+    zero(3, dp=2, dtype="bf16"),
+]
+# Three steps, a save, three more by another engine; then a step that is not finite.
+RESUMES = [
+    *(zero(stage, dp=2) for stage in (0, 1, 2, 3)),
+    zero(3, dp=2, offload="full"),
+    zero(2, dp=2, dtype="bf16", offload="optimizer"),
+    zero(1, dp=2, dtype="bf16"),
+    zero(3, tp=2, dtype="bf16"),
+]
+# The launches in their order: how many ranks, which layouts take up every checkpoint there is, which leave one.
+LAUNCHES = {
+    "two": (2, [], [staged(1, pp=2), zero(2, dp=2), zero(3, dp=2, tiles=3)]),
+    "four": (
+        4,
+        [staged(1, tp=2, pp=2), zero(3, tp=2, dp=2)],
+        [staged(1, tp=2, pp=2), staged(0, tp=2, pp=2), zero(3, tp=2, dp=2)],
+    ),
+    "two again": (
+        2,
+        [staged(1, pp=2), staged(0, tp=2), staged(1, dp=2), zero(1, dp=2), zero(3, tp=2, tiles=2), zero(0, dp=2)],
+        [],
+    ),
+}
+
+
+def train(engine: Any, resolved: Resolved, steps: range) -> Figures:
     """(loss, norm, skipped) of each step."""
     results = []
     for step in steps:
@@ -46,10 +114,147 @@ def train(engine: Trainer, resolved: Resolved, steps: range) -> Figures:
     return results
 
 
+def train_six(resolved: Resolved) -> dict[str, Any]:
+    """The figures of a whole training."""
+    engine = _build(resolved)
+    figures: dict[str, Any] = {"steps": train(engine, resolved, range(STEPS)), "step": engine.step}
+    pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
+    figures["loss_eval"] = float(engine.evaluate(iter(pairs), len(pairs)))
+    figures["parameters"] = engine.parameter_count()
+    matrices = [one for one in engine.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
+    figures["split"] = [hasattr(one, "ds_tensor") and not one.ds_persist for one in matrices]
+    figures["shares"] = [one.ds_tensor.numel() / one.ds_numel for one in matrices if hasattr(one, "ds_tensor")]
+    return figures
+
+
+def resume(resolved: Resolved, folder: Path) -> dict[str, Any]:
+    """What an engine does that began with other weights and loaded a checkpoint, beside the unbroken one."""
+    kept = _new_folder(folder / f"resume {name_of(resolved)}")
+    first = _build(resolved)
+    train(first, resolved, range(SAVED))
+    torch.manual_seed(17)
+    first.save(kept)
+    drawn = torch.rand(3).tolist()
+    unbroken = train(first, resolved, range(SAVED, STEPS))
+    second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+    dist.barrier()
+    second.load(kept)
+    same_random = torch.rand(3).tolist() == drawn
+    step = second.step
+    resumed = train(second, resolved, range(SAVED, STEPS))
+    hook = second.module.loss.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
+    bad = train(second, resolved, range(1))
+    hook.remove()
+    return {
+        "step": step,
+        "same_random": same_random,
+        "unbroken": unbroken,
+        "resumed": resumed,
+        "bad": bad,
+        "after_bad": train(second, resolved, range(2)),
+        "without_bad": train(first, resolved, range(2)),
+    }
+
+
+def leave(resolved: Resolved, shared: Path) -> None:
+    """A checkpoint for other launches, and what its own engine goes on to do."""
+    kept = _new_folder(shared / name_of(resolved))
+    engine = _build(resolved)
+    train(engine, resolved, range(SAVED))
+    engine.save(kept)
+    dist.barrier()
+    then = train(engine, resolved, range(SAVED, STEPS))
+    if dist.get_rank() == 0:
+        (kept / "then.json").write_text(json.dumps(then))
+
+
+def take(resolved: Resolved, shared: Path) -> dict[str, Any]:
+    """What an engine goes on to do with each checkpoint there is."""
+    found = {}
+    for kept in sorted(shared.iterdir()):
+        engine = _build(replace(resolved, train=replace(resolved.train, seed=2)))
+        engine.load(kept)
+        step, skipped = engine.step, engine._engine.skipped_steps
+        found[kept.name] = {"step": step, "skipped": skipped, "then": train(engine, resolved, range(SAVED, STEPS))}
+    return found
+
+
+def refusals(shared: Path) -> dict[str, str]:
+    """What is said where nothing can go on."""
+    said = {}
+    engine, alike = _build(zero(1, dp=2)), zero(1, dp=2)
+    kept = shared / name_of(staged(1, pp=2))
+    for key, other in {
+        "dtype": zero(1, dp=2, dtype="bf16"),
+        "model": replace(alike, model=replace(alike.model, layers=2)),
+        "engine": settings(Layout(1, 1, 2), Engine("hf-deepspeed", 1)),
+    }.items():
+        engine._resolved = other
+        try:
+            engine.load(kept)
+        except CheckpointError as fault:
+            said[key] = str(fault)
+    try:
+        _build(zero(3, dp=2, offload="optimizer", offload_ratio=0.5))
+    except ConfigError as fault:
+        said["ratio"] = str(fault)
+    try:
+        _build(zero(3, dp=2, offload="optimizer", offload_path=str(shared / "nowhere")))
+    except ConfigError as fault:
+        said["path"] = str(fault)
+    return said
+
+
+def _build(resolved: Resolved) -> Any:
+    return build_engine(resolved, torch.device("cpu"))
+
+
+def _new_folder(path: Path) -> Path:
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True)
+    dist.barrier()
+    return path
+
+
 @cache
-def reference(dtype: str = "fp32") -> PlainRun:
-    """Six steps in one plain PyTorch process, in fp32."""
-    resolved = settings(Layout(1, 1, 1), Engine(), dtype)
+def reference(steps: int = STEPS) -> PlainRun:
+    """So many steps in one plain PyTorch process, in fp32."""
+    resolved = staged(0)
     initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
-    batches = [whole_batch(step) for step in range(STEPS)]
+    batches = [whole_batch(step) for step in range(steps)]
     return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
+
+
+def run_launches(folder: Path) -> dict[str, dict[str, Any]]:
+    """All launches, one after the other, as each takes up what those before it left; what each found, by name."""
+    found = {}
+    for name, (world, _, _) in LAUNCHES.items():
+        started = time.monotonic()
+        output = launch_ranks("tests.distributed.zero_runs", world, folder / name)
+        found[name] = json.loads((folder / name / "found.json").read_text())
+        found[name] |= {"output": output, "seconds": time.monotonic() - started}
+    return found
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    _, takes, leaves = LAUNCHES[folder.name]
+    shared = folder.parent / "checkpoints"
+    found: dict[str, Any] = {"taken": {name_of(case): take(case, shared) for case in takes}}
+    for case in leaves:
+        leave(case, shared)
+    if folder.name == "two":
+        found["trainings"] = {name_of(case): train_six(case) for case in TRAININGS}
+        found["resumes"] = {name_of(case): resume(case, folder) for case in RESUMES}
+        found["refused"] = refusals(shared)
+    dist.barrier()
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
