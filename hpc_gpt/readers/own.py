@@ -151,7 +151,11 @@ def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
             given = {key: tables[key] for key in keys if tables.get(key) is not None}
             found |= given
             sources |= dict.fromkeys(given, f"attempts/{read.attempt.number}/{name}.json")
-    return replace(record, **found, sources=sources)
+    # The count goes through all attempts, as the streams' positions do.
+    skipped = next((read.measured["skipped_shards"] for read in attempts[::-1] if "skipped_shards" in read.measured), 0)
+    words = f"{skipped} damaged shard{'s' if skipped > 1 else ''} of the data skipped"
+    flags = [*record.flags, words] if skipped else record.flags
+    return replace(record, **found, sources=sources, flags=flags)
 
 
 def _with_steps(record: Record, steps: list[Step]) -> Record:

@@ -183,11 +183,20 @@ class Loop:
             return End("nan", "the last loss or gradient is not finite")
         return end
 
+    @property
+    def skipped_shards(self) -> dict[int, int]:
+        """Shards that its stream has left early, in all attempts, where this rank speaks for its data-parallel rank."""
+        return {self._engine.dp_rank: self._stream.skipped_shards} if self._speaks else {}
+
     def _position(self) -> dict[int, dict[str, Any]]:
-        """This rank's data-parallel rank and where its stream stands, where it is this rank that saves it."""
-        engine = self._engine
-        position = self._stream.position() if engine.tp_rank == engine.pp_rank == 0 else None
-        return {} if position is None else {engine.dp_rank: position}
+        """Where its stream stands, likewise; nothing where the step says it."""
+        position = self._stream.position() if self._speaks else None
+        return {} if position is None else {self._engine.dp_rank: position}
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank is its data-parallel rank's first: all the others of that read the same."""
+        return self._engine.tp_rank == self._engine.pp_rank == 0
 
     def _train_s(self) -> float:
         return time.monotonic() - self._began

@@ -91,19 +91,22 @@ def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
     }
 
 
-def write_measured(attempt: Attempt, ranks: Ranks, watch: GpuWatch, device: torch.device) -> None:
-    """Collective: every rank's figures into the attempt's measured.json."""
+def write_measured(
+    attempt: Attempt, ranks: Ranks, watch: GpuWatch, device: torch.device, skipped_shards: dict[int, int]
+) -> None:
+    """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank."""
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.gather((watch.end(), compile_seconds(), retries))
+    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards))
     if not ranks.is_first:
         return
-    samples, compiled, retried = zip(*gathered, strict=True)
+    samples, compiled, retried, skipped = zip(*gathered, strict=True)
     measured: dict[str, Any] = {
         **summarise(samples),
         # Ranks compile side by side: the slowest is what the run has waited for.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
+        "skipped_shards": sum(count for own in skipped for count in own.values()),
     }
     write_once(attempt.folder / "measured.json", json.dumps(measured) + "\n")

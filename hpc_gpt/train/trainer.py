@@ -77,7 +77,7 @@ class Trainer:
         end = self._loop.run()
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
-        write_measured(self._attempt, ranks, watch, device)
+        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards)
         return end.exit_code
 
     def _resume(self, engine: Engine, ranks: Ranks) -> Progress:

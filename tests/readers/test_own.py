@@ -389,12 +389,13 @@ def test_no_state_is_outside_the_designs_list(run):
 def test_what_an_attempt_measured_beside_its_steps(run):
     attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
-    measured = {"gpu_util_mean": 71.9, "gpu_util_spread": 22.0, "compile_s": 3.5, "power_w": None}
+    measured = {"gpu_util_mean": 71.9, "gpu_util_spread": 22.0, "compile_s": 3.5, "power_w": None, "skipped_shards": 2}
     write_once(attempt.folder / "measured.json", json.dumps(measured))
     record = read_run(run)
     assert (record.gpu_util_mean, record.gpu_util_spread, record.compile_s) == (71.9, 22.0, 3.5)
     assert record.power_w is None
     assert record.attention_used == "flash"
+    assert "2 damaged shards of the data skipped" in record.flags
     assert record.sources["gpu_util_mean"] == "attempts/1/measured.json"
 
 

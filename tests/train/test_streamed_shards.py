@@ -17,6 +17,7 @@ import torch
 from hpc_gpt.errors import DataError
 from hpc_gpt.experiment import Data
 from hpc_gpt.process import is_alive, start_time
+from hpc_gpt.readers.own import read_run
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.tokens.samples import open_samples
@@ -135,15 +136,17 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
-    """The tiny GPT on shards of this repository's own sources: two ranks, two workers each."""
+    """The tiny GPT on shards of this repository's own sources, one of them cut: two ranks, two workers each."""
     folder = tmp_path_factory.mktemp("text") / "shards"
     folder.mkdir()
     sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:10]):
         write_shard(folder / f"{number}{('.txt', '.jsonl.gz')[number % 2]}", source.read_text())
+    cut = folder / "1.jsonl.gz"
+    cut.write_bytes(cut.read_bytes()[:-300])
     layout = {"tp": 1, "pp": 1, "dp": 2}
     one = settings(Path("unused"), layout, steps=STEPS, eval_every=5, eval_batches=1)
-    return replace(one, data=Data(source="stream", path=str(folder), workers=2, eval_fraction=0.2))
+    return replace(one, data=Data("stream", str(folder), eval_fraction=0.2, workers=2, on_bad_shard="skip"))
 
 
 def readers_of(launch: Launch) -> list[int]:
@@ -190,6 +193,9 @@ def test_a_run_that_streams_is_interrupted_and_goes_on_to_the_same_figures(tmp_p
     assert last.ended == ("done", STEPS, False), last.log
     assert "warning" not in last.log
     assert figures(run) == figures(unbroken)
+    for one in (run, unbroken):
+        assert "1 damaged shard of the data skipped" in read_run(one).flags
+    assert last.log.count("1.jsonl.gz is left before its end") + launch.log.count("is left before its end") == 1
 
 
 def test_a_reader_that_is_killed_ends_its_run_and_not_in_a_hang(tmp_path: Path, streamed: Resolved) -> None:
