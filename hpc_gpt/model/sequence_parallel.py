@@ -43,6 +43,8 @@ class SequenceParallel(TensorParallel):
         return _apply(_GatherLinear, hidden, weight, bias, self)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
+        if not torch.is_grad_enabled():
+            return parameters  # (and torch 2.13's dynamo loses all but one of a function's results there)
         used = _SumGradients.apply(self, *parameters)  # type: ignore[no-untyped-call]
         assert isinstance(used, tuple)
         return used

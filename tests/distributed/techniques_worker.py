@@ -119,6 +119,7 @@ def compare(shape: ModelShape, techniques: Techniques, how: str, mutation: str =
         broken(mutation, model)
     compile_model(model, Engine(compile=how, compile_backend=BACKEND))  # type: ignore[arg-type]
     own_loss, kept = train(model)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]  # those of an evaluation are others
     pieces: list[Piece] = []
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -132,16 +133,18 @@ def compare(shape: ModelShape, techniques: Techniques, how: str, mutation: str =
     whole_here = [number for number, parameter in enumerate(model.parameters()) if split_of(parameter) is None]
     apart = [float((everyone[0][0][at].tensor - everyone[1][0][at].tensor).abs().max()) for at in whole_here]
     with torch.no_grad():
+        loss_eval = float(model(*tokens(shape)))
         local = model.position(model.embedding(tokens(shape)[0])).shape
     return {
         "loss": max(abs(float(theirs) - float(loss)) for _, theirs in everyone),
+        "loss_eval": abs(loss_eval - float(loss)),
         "gradient": max(far.values()),
         "worst": max(far, key=lambda name: far[name]),
         "apart": max(apart),
         "kept": kept,
         "between blocks": list(local),
         "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
-        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        "graphs": graphs,
     }
 
 

@@ -26,6 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_split_over_two_ranks_it_is_the_whole_model(results: Results, name: str) -> None:
     found = results[name]
     assert found["loss"] <= 1e-6
+    assert found["loss_eval"] <= 1e-6
     assert found["gradient"] <= 1e-6, found["worst"]
     # What every rank holds whole must stay so, to the last digit.
     assert found["apart"] == 0.0
