@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Train
+from hpc_gpt.layout import Layout
+from hpc_gpt.model_shape import ModelShape
 
 if TYPE_CHECKING:
     from hpc_gpt.resolve import Resolved
@@ -30,8 +32,14 @@ def megatron_data(data: Data) -> Data:
     )
 
 
-def check_train(train: Train) -> None:
-    """Refuses what Megatron-LM would, hours later: a warm-up that is the whole run."""
+def check_run(layout: Layout, shape: ModelShape, train: Train) -> None:
+    """Refuses what Megatron-LM would, hours later: stages of unequal depth, a warm-up that is the whole run."""
+    if shape.layers % layout.pp:
+        raise LayoutError(
+            f"pp {layout.pp} does not divide the {shape.layers} layers: Megatron-LM wants stages of one depth",
+            f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
+            f"model.layers = {-(-shape.layers // layout.pp) * layout.pp}",
+        )
     if train.warmup_steps >= train.steps:
         raise ConfigError(
             f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM wants fewer",

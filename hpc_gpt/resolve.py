@@ -133,7 +133,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     data = experiment.data
     if engine.name == megatron_lm.NAME:
         data = megatron_lm.megatron_data(data)
-        megatron_lm.check_train(experiment.train)
+        megatron_lm.check_run(layout, shape, experiment.train)
     return Resolved(
         name=experiment.name,
         preset=experiment.model.preset,

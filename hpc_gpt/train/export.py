@@ -48,6 +48,11 @@ def export_hf(run: RunFolder, folder: Path, step: int | None = None, piece_bytes
     """
     check_export(folder)
     resolved = run.resolved()
+    if resolved.engine.name not in MODULES:
+        raise ConfigError(
+            f"engine {resolved.engine.name} keeps checkpoints in its own format, which hpc-gpt does not read",
+            "Megatron-LM converts its own: tools/checkpoint/convert.py of the checkout",
+        )
     checkpoint, found = _find_checkpoint(run, step)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -85,14 +90,9 @@ def _find_checkpoint(run: RunFolder, step: int | None) -> tuple[Path, int]:
 
 def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """The weights in the checkpoint by our names, the vocabulary's padding cut off; CheckpointError if one lacks."""
-    module = MODULES.get(resolved.engine.name)
-    if module is None:
-        raise ConfigError(
-            f"engine {resolved.engine.name} keeps checkpoints in its own format, which hpc-gpt does not read",
-            "Megatron-LM converts its own: tools/checkpoint/convert.py of the checkout",
-        )
     lacking = dict.fromkeys(weight_names(resolved.model))
-    for name, weight in importlib.import_module(module).read_weights(checkpoint, resolved):
+    engine = importlib.import_module(MODULES[resolved.engine.name])
+    for name, weight in engine.read_weights(checkpoint, resolved):
         if name not in lacking:
             raise CheckpointError(f"{checkpoint} holds {name}, which is no parameter of the model", _DAMAGED)
         del lacking[name]

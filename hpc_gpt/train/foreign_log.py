@@ -18,7 +18,7 @@ from hpc_gpt.train.failure import classify, is_lost_peer
 
 _KEPT_LINES = 200
 _BEGINS = "before the start of training step"
-_ERROR = re.compile(r"^(?:\S+ )?(?:\[rank\d+\]: ?)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ?(.*)")
+_ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?$")
 _USAGE = re.compile(r"^\S+\.py: error: (.*)")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
@@ -93,7 +93,7 @@ class ForeignLog:
             if usage := _USAGE.match(line):
                 return "user_error", usage[1], False
             if error := _ERROR.match(line):
-                name, words = error[1], error[2].strip()
+                name, words = error[1], (error[2] or "").strip()
                 cause = f"{name}: {words}" if words else name
                 if _FULL.search(line):
                     return "disk_full", cause, False

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.cluster import ClusterProfile, Container
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.megatron_checkout import check_checkout, known_options
 from hpc_gpt.megatron_lm import megatron_arguments, names_of
@@ -140,7 +140,7 @@ def test_evaluation_and_mock_data():
     assert "--data-path" not in megatron_arguments(resolved, "c", None)
 
 
-def test_data_that_megatron_cannot_read_and_a_warm_up_without_end_are_refused():
+def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     assert settle().data == Data(source="megatron", path="stdlib")
     for data in (Data(source="tokens", path="a.tokens"), Data(source="stream", path="a.jsonl")):
         with pytest.raises(ConfigError, match="Megatron-LM reads its own token files alone"):
@@ -148,6 +148,9 @@ def test_data_that_megatron_cannot_read_and_a_warm_up_without_end_are_refused():
     with pytest.raises(ConfigError, match=r"warmup_steps is 10 of 10 steps") as refused:
         settle(train={"steps": 10, "warmup_steps": 10})
     assert "9 or less" in refused.value.hint
+    with pytest.raises(LayoutError, match="pp 3 does not divide the 4 layers") as refused:
+        settle(layout={"tp": 1, "pp": 3, "gpus": 3})
+    assert refused.value.hint == "use --pp 2, or model.layers = 6"
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def test_from_submit_to_the_record(submit, checkout):
     assert 0.01 <= record.step_s < 1
     assert record.tokens_total == 20 * record.global_batch * record.seq, "a line of two iterations counts both"
     assert not (run.path / "ds_config.json").exists()
+    assert "own format, which hpc-gpt does not read" in error_of(hpc_gpt("export", run.run_id))[0]
     table = json.loads(hpc_gpt("report", run.run_id, "--json").stdout)["records"]
     assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
 
