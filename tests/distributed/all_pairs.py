@@ -24,7 +24,8 @@ class Space:
     """Factors by name, each with its values, the plainest first.
 
     `leading` names the factors on which most refusals hang: their whole product is tried in search of a combination
-    that holds a pair. `refusal` gives a reason, or None where the combination can run. `cost` settles ties.
+    that holds a pair. `refusal` gives a reason, or None where the combination can run. A case is worth the pairs that
+    no other holds yet, over its `cost`.
     """
 
     factors: Mapping[str, tuple[Any, ...]]
@@ -117,7 +118,7 @@ def cover(
 
 
 def _grow(space: Space, start: Combination, missing: Mapping[Pair, None], draw: random.Random) -> Combination:
-    """The combination that changes of one value at a time lead to, each for more of the missing pairs or less cost."""
+    """The combination that changes of one value at a time lead to, each for more worth."""
     names = list(space.factors)
     best, worth = start, _worth(space, start, missing)
     for _ in range(2):
@@ -131,5 +132,5 @@ def _grow(space: Space, start: Combination, missing: Mapping[Pair, None], draw: 
     return best
 
 
-def _worth(space: Space, combination: Combination, missing: Mapping[Pair, None]) -> tuple[int, float]:
-    return sum(pair in missing for pair in pairs_of(combination)), -space.cost(combination)
+def _worth(space: Space, combination: Combination, missing: Mapping[Pair, None]) -> float:
+    return sum(pair in missing for pair in pairs_of(combination)) / space.cost(combination)

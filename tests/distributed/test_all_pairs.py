@@ -24,7 +24,7 @@ def spaces(draw: st.DrawFn) -> Space:
         broken = [rule for rule in forbidden if rule.items() <= combination.items()]
         return f"{broken[0]} cannot be" if broken else None
 
-    return Space(factors, tuple(factors), refusal, cost=lambda combination: sum(combination.values()))
+    return Space(factors, tuple(factors), refusal, cost=lambda combination: 1.0 + sum(combination.values()))
 
 
 def combinations_of(space: Space) -> list[dict[str, Any]]:
@@ -59,6 +59,6 @@ def test_every_legal_pair_is_covered_and_no_case_is_refused(space: Space, seed: 
 
 def test_pairs_take_far_fewer_cases_than_the_product() -> None:
     factors = {f"factor {number}": (0, 1, 2) for number in range(8)}
-    space = Space(factors, (), lambda _: None, lambda _: 0.0)
+    space = Space(factors, (), lambda _: None, lambda _: 1.0)
     legal, _ = judge_pairs(space)
     assert len(cover(space, legal, [], seed=1)) <= 20  # of 6561; nine are the least there can be
