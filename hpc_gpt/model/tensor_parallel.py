@@ -104,7 +104,9 @@ class TensorParallel:
 
     def sum_forward(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' `partial` (overwritten); the gradient passes through unchanged."""
-        return _sum_forward(partial, self) if self.size > 1 else partial
+        if self.size == 1:
+            return partial
+        return _sum_forward(partial, self) if torch.is_grad_enabled() else self.all_reduce(partial)
 
     def sum_backward(self, replicated: Tensor) -> Tensor:
         """`replicated` unchanged; its gradient is the sum of all ranks'."""
