@@ -1,11 +1,10 @@
-"""Following one run to its end."""
+"""Following a run, or the runs of a sweep, to the end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
@@ -25,38 +24,7 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it, a third ends the wait at
     once; KeyboardInterrupt then goes on. Raises JobFailed where the run ended in anything but a good end.
     """
-    seen: tuple[Any, ...] = ()
-    unknown_since: float | None = None
-    answered = 0
-    status: RunStatus | None = None
-    line = ProgressLine()
-    while True:
-        try:
-            if answered < interrupts:
-                _interrupt(run, interrupts, status)
-                answered = interrupts
-            status = read_status([run])[0]
-            now = (status.state, status.step, status.loss)
-            if now != seen:
-                line.show(describe(status))
-                seen = now
-            if not status.is_over:
-                unknown_since = None
-            elif status.state != "unknown":
-                break
-            else:  # for a moment a job is unknown, while Slurm moves it between its lists
-                unknown_since = unknown_since or time.monotonic()
-                if time.monotonic() - unknown_since > UNKNOWN_S:
-                    break
-            time.sleep(LOCAL_POLL_S if status.scheduler == "local" else SLURM_POLL_S)
-        except KeyboardInterrupt:  # also in the middle of answering the one before
-            interrupts += 1
-            if interrupts > 2:
-                line.end()
-                raise
-    line.end()
-    if interrupts:
-        raise KeyboardInterrupt
+    (status,) = _follow([run], lambda statuses: describe(statuses[0]), interrupts)
     end = f"run {run.run_id}: {describe(status)}"
     if status.state not in GOOD_ENDS:
         raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
@@ -69,31 +37,41 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
 
     Raises JobFailed where any ended in anything but a good end.
     """
+    statuses = _follow(runs, count_states, interrupts)
+    bad = [status for status in statuses if status.state not in GOOD_ENDS]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+    return statuses
+
+
+def _follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
+    """Shows `words` of the runs whenever they change until every run has ended, and gives their last statuses."""
     seen = ""
-    answered = 0
     unknown_since: float | None = None
+    answered = 0
     statuses: list[RunStatus] = []
     line = ProgressLine()
     while True:
         try:
             if answered < interrupts:
-                _interrupt_all(runs, interrupts, statuses)
+                _interrupt(runs, interrupts, statuses)
                 answered = interrupts
             statuses = read_status(runs)
-            now = count_states(statuses)
+            now = words(statuses)
             if now != seen:
                 line.show(now)
                 seen = now
-            if all(status.is_over for status in statuses):
-                if all(status.state != "unknown" for status in statuses):
-                    break
+            if not all(status.is_over for status in statuses):
+                unknown_since = None
+            elif all(status.state != "unknown" for status in statuses):
+                break
+            else:  # for a moment a job is unknown, while Slurm moves it between its lists
                 unknown_since = unknown_since or time.monotonic()
                 if time.monotonic() - unknown_since > UNKNOWN_S:
                     break
-            else:
-                unknown_since = None
-            time.sleep(SLURM_POLL_S)
-        except KeyboardInterrupt:
+            time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+        except KeyboardInterrupt:  # also in the middle of answering the one before
             interrupts += 1
             if interrupts > 2:
                 line.end()
@@ -101,10 +79,6 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
     line.end()
     if interrupts:
         raise KeyboardInterrupt
-    bad = [status for status in statuses if status.state not in GOOD_ENDS]
-    if bad:
-        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
-        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
     return statuses
 
 
@@ -122,28 +96,17 @@ def describe(status: RunStatus) -> str:
     return "  ".join(parts)
 
 
-def _interrupt_all(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
-    from hpc_gpt.cancel import cancel_run, interrupt_run
-
-    begin = "\n" if sys.stderr.isatty() else ""
-    if count == 1:
-        sys.stderr.write(f"{begin}Ctrl-C: the runs are asked to save and stop; once more cancels them\n")
-        for run, status in zip(runs, read_status(runs), strict=True):
-            interrupt_run(run, status)
-    else:
-        sys.stderr.write(f"{begin}Ctrl-C again: the runs are cancelled\n")
-        for run, status in zip(runs, statuses or read_status(runs), strict=True):
-            cancel_run(run, status)
-
-
-def _interrupt(run: RunFolder, count: int, status: RunStatus | None) -> None:
+def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
     """First Ctrl-C: save and stop. Second: quit, without asking for the state first, as there may be a third."""
     from hpc_gpt.cancel import cancel_run, interrupt_run
 
     begin = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
+    what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
     if count == 1:
-        sys.stderr.write(f"{begin}Ctrl-C: the run is asked to save and stop; once more cancels it\n")
-        interrupt_run(run)
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to save and stop; once more cancels\n")
+        for run, status in zip(runs, read_status(runs), strict=True):
+            interrupt_run(run, status)
     else:
-        sys.stderr.write(f"{begin}Ctrl-C again: the run is cancelled\n")
-        cancel_run(run, status)
+        sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)
