@@ -81,3 +81,36 @@ def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
     assert done.code == 2
     assert "no GPU" in error_of(done)[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    done = hpc_gpt("data", "text.txt", "--tokenizer", "char", cwd=tmp_path)
+    assert (done.code, done.stdout.split(":")[0]) == (0, "text.tokens")
+    assert "next: hpc-gpt submit --set data.source=tokens --set data.path=text.tokens --set data.tokenizer=char" in (
+        done.stderr
+    )
+    done = hpc_gpt("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path)
+    assert done.stdout == f"pair.bin, pair.idx: {len(TEXT) + 1} tokens, tokenizer byte\n"
+    assert "next: hpc-gpt submit --set data.source=megatron --set data.path=pair" in done.stderr
+    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("data.source=tokens", "data.path=text.tokens"), "was made with tokenizer char:"),
+        (("data.source=megatron", "data.path=text"), "cannot read text.idx"),
+        (("data.source=stream", "data.path=text.txt", "data.workers=2"), "1 shards to train on, but dp 1 x"),
+        (("data.source=stream",), "data.path names no text"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, settings, message):
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert hpc_gpt("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
+    flags = [word for setting in settings for word in ("--set", setting)]
+    done = hpc_gpt("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
+    assert done.code == 2
+    assert message in error_of(done)[0]
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
