@@ -1,5 +1,6 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
+# make test-all     the same, and the equality table's whole product: 909 cases, hours on two cores
 # make test-gpu, make lint, make bench
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
@@ -12,7 +13,7 @@ export PYTHON PIP_ARGS
 BIN := .venv/bin
 PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 
-.PHONY: demo test test-gpu lint bench packages
+.PHONY: demo test test-all test-gpu lint bench packages
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -20,6 +21,9 @@ demo: .venv/.ready
 
 test: .venv/.ready-test packages
 	@$(BIN)/python -m pytest -m "not gpu" $(TESTS)
+
+test-all: .venv/.ready-test packages
+	@EQUALITY=product $(BIN)/python -m pytest -m "not gpu" $(TESTS)
 
 test-gpu: .venv/.ready-test
 	@$(BIN)/python -m pytest -m gpu $(TESTS)

@@ -27,7 +27,8 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case | int],
         if name not in kept:
             world, cases, scenarios = plan_of(name)
             kept[name] = run_launch(world, cases, scenarios, tmp_path_factory.mktemp(name))
-            TABLE.append(f"{name}: {len(cases)} cases in {kept[name].seconds:.1f} s")
+            one = kept[name]
+            TABLE.append(f"{name}: {len(cases)} cases in {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU")
         return kept[name]
 
     return launch

@@ -1,13 +1,17 @@
-"""Breaks an engine on purpose: takes out one of the collectives a right answer needs."""
+"""Breaks an engine on purpose: takes out one of the things a right answer needs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Block
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
-from hpc_gpt.train.deepspeed_3d import Deepspeed3D
+from hpc_gpt.model.gpt import Block, Norm
+from hpc_gpt.model.sequence_parallel import SequenceParallel
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelLoss
+from hpc_gpt.train.fsdp_model import sharded_modules
 
 
 class Deaf(TensorParallel):
@@ -27,41 +31,106 @@ class Deaf(TensorParallel):
         return tensor if op == self.deaf_op else super().all_reduce(tensor, op)
 
 
-def _first(engine: Deepspeed3D, kind: type[nn.Module]) -> nn.Module:
+class Lone(SequenceParallel):
+    """A group whose parameters between blocks keep the gradient of this rank's positions alone."""
+
+    def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return parameters
+
+
+def mutate(engine: Any, mutation: str) -> None:
+    """Takes out of `engine` what `mutation` names."""
+    _MUTATIONS[mutation](engine)
+
+
+def _first(engine: Any, kind: type[nn.Module]) -> Any:
     return next(module for module in engine.module.modules() if isinstance(module, kind))
 
 
-def mutate(engine: Deepspeed3D, mutation: str) -> None:
-    """Takes out of `engine` what `mutation` names; of the blocks, the first one's."""
-    module, deepspeed = engine.module, engine._engine
-    block = _first(engine, Block)
-    assert isinstance(block, Block)
-    embedding, loss = _first(engine, VocabParallelEmbedding), module.loss_fn
-    if mutation == "the embedding's sum":
-        embedding.tp = Deaf(embedding.tp, forward=True)
-    elif mutation == "the head's backward sum":
-        embedding.tp = Deaf(embedding.tp, backward=True)
-    elif mutation == "qkv's backward sum":
-        block.attention.qkv.tp = Deaf(block.attention.qkv.tp, backward=True)
-    elif mutation == "up's backward sum":
-        block.feed_forward.up.tp = Deaf(block.feed_forward.up.tp, backward=True)
-    elif mutation == "the projection's sum":
-        block.attention.projection.tp = Deaf(block.attention.projection.tp, forward=True)
-    elif mutation == "down's sum":
-        block.feed_forward.down.tp = Deaf(block.feed_forward.down.tp, forward=True)
-    elif mutation == "the loss's maximum":
-        loss.tp = Deaf(loss.tp, op=dist.ReduceOp.MAX)
-    elif mutation == "the loss's sum":
-        loss.tp = Deaf(loss.tp, op=dist.ReduceOp.SUM)
-    elif mutation == "the norm's sum":
-        assert engine._norm is not None
-        engine._norm.group = None
-    elif mutation == "the tied gradients' sum":
-        module.get_tied_weights_and_groups = list
-    elif mutation == "the data-parallel mean":
-        deepspeed.pipeline_enable_backward_allreduce = False
-    elif mutation == "the right gradient scale":
-        # The same value, twice the gradient: Adam alone would not notice.
-        loss.register_forward_hook(lambda _, inputs, value: 2 * value - value.detach())
+def _replace_tp(find: Callable[[Any], Any], **deaf: Any) -> Callable[[Any], None]:
+    """Gives the module that `find` finds a group that does not hear."""
+
+    def apply(engine: Any) -> None:
+        module = find(engine)
+        module.tp = Deaf(module.tp, **deaf)
+
+    return apply
+
+
+def _norm_by_itself(engine: Any) -> None:
+    owner = engine._update if hasattr(engine, "_update") else engine._norm
+    setattr(owner, "_group" if hasattr(owner, "_group") else "group", None)
+
+
+def _no_mean(engine: Any) -> None:
+    kind = type(engine).__name__
+    if kind == "Deepspeed3D":
+        engine._engine.pipeline_enable_backward_allreduce = False
+    elif kind == "DeepspeedZero":
+        engine._engine.enable_backward_allreduce = False
+    elif kind == "Ddp":
+        engine._gradients = lambda last: engine._replicas.no_sync()
     else:
-        raise AssertionError(mutation)
+        raise AssertionError(kind)
+
+
+def _sum_for_mean(engine: Any) -> None:
+    for module in sharded_modules(engine.module):
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
+        module.set_gradient_divide_factor(1.0)
+
+
+def _twice_the_gradient(engine: Any) -> None:
+    # The same value, twice the gradient: Adam alone would not notice.
+    _first(engine, VocabParallelLoss).register_forward_hook(lambda _, inputs, value: 2 * value - value.detach())
+
+
+def _no_divisor(engine: Any) -> None:
+    scale, count = engine._scaler.scale, engine._resolved.batch.micro_batches
+    engine._scaler.scale = lambda loss: scale(loss * count)
+
+
+def _norms_alone(engine: Any) -> None:
+    norm = _first(engine, Norm)
+    norm.tp = Lone(norm.tp.rank, norm.tp.size, norm.tp.group)
+
+
+def _no_marks(engine: Any) -> None:
+    for parameter in engine.module.parameters():
+        parameter.model_parallel = parameter.tensor_model_parallel = False
+
+
+def _no_exchange(engine: Any) -> None:
+    engine._update.optimizer._sync_params = lambda: None
+
+
+def _padding_counts(engine: Any) -> None:
+    loss = _first(engine, VocabParallelLoss)
+    loss.vocab = loss.rows
+
+
+def _no_tied_sum(engine: Any) -> None:
+    engine.module.get_tied_weights_and_groups = list
+
+
+# Of the blocks, the first one's.
+_MUTATIONS: dict[str, Callable[[Any], None]] = {
+    "the embedding's sum": _replace_tp(lambda engine: _first(engine, VocabParallelEmbedding), forward=True),
+    "the head's backward sum": _replace_tp(lambda engine: _first(engine, VocabParallelEmbedding), backward=True),
+    "qkv's backward sum": _replace_tp(lambda engine: _first(engine, Block).attention.qkv, backward=True),
+    "up's backward sum": _replace_tp(lambda engine: _first(engine, Block).feed_forward.up, backward=True),
+    "the projection's sum": _replace_tp(lambda engine: _first(engine, Block).attention.projection, forward=True),
+    "down's sum": _replace_tp(lambda engine: _first(engine, Block).feed_forward.down, forward=True),
+    "the loss's maximum": _replace_tp(lambda engine: _first(engine, VocabParallelLoss), op=dist.ReduceOp.MAX),
+    "the loss's sum": _replace_tp(lambda engine: _first(engine, VocabParallelLoss), op=dist.ReduceOp.SUM),
+    "the norm's sum": _norm_by_itself,
+    "the right gradient scale": _twice_the_gradient,
+    "the tied gradients' sum": _no_tied_sum,
+    "the data-parallel mean": _no_mean,
+    "the mean of the sum": _sum_for_mean,
+    "the accumulation's divisor": _no_divisor,
+    "the norms' gradient sum": _norms_alone,
+    "the tensor-parallel marks": _no_marks,
+    "the exchange of what each rank updated": _no_exchange,
+    "the padding's mask": _padding_counts,
+}
