@@ -46,8 +46,10 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     for block in module.modules():
         if isinstance(block, Block):
             block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
-    for other in [*losses, *blocks]:
-        other.compile(**how)
+    for loss in losses:
+        loss.compile(**how)
+    for other in blocks:
+        other.forward = torch.compile(other.forward, **how)
 
 
 def compile_seconds() -> float | None:

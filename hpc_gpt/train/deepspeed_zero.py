@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hpc_gpt.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError, ConfigError
 from hpc_gpt.layout import Layout
-from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.requirements import check_offload_path
@@ -242,14 +242,14 @@ def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups
         hook.remove()
 
 
-def _gather_for_compiled(deepspeed: Any, model: nn.Module, tiles: int) -> None:
+def _gather_for_compiled(deepspeed: Any, model: Any, tiles: int) -> None:
     """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
 
     The head's weight is used by no layer's call of its own, which DeepSpeed finds out for itself in eager mode alone.
     """
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
-    if tiles == 1 and isinstance(model, Gpt):
-        deepspeed.utils.set_z3_leaf_modules(model, [Block])
+    if tiles == 1:
+        deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
     if isinstance(model, Gpt):
         deepspeed.zero.register_external_parameter(model, model.output_layer.weight)
 

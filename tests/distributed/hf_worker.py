@@ -30,6 +30,7 @@ CASES = {
         name="hf-deepspeed", zero_stage=2, offload="optimizer", recompute="full"
     ),
     "zero3": Engine(name="hf-deepspeed"),
+    "zero3, compiled by block": Engine(name="hf-deepspeed", compile="block", compile_backend="aot_eager"),
     "zero3, all offloaded, recomputed, eager": Engine(
         name="hf-deepspeed", offload="full", recompute="full", attention="math"
     ),
