@@ -126,6 +126,8 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         "load_from_fp32_weights": True,
         "elastic_checkpoint": False,
         "ignore_unused_parameters": True,
+        "compute_grad_norm": True,
+        "enable_sanity_checks": False,
     }
     if stage == 3:
         zero |= {
@@ -133,6 +135,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": 50_000_000,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split.
             "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
+            "stage3_model_persistence_threshold": 2**63 - 1,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
             "stage3_module_granularity_threshold": 0,
@@ -142,7 +145,11 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
             "memory_efficient_linear": False,
             "zero_hpz_partition_size": 1,
             "zero_quantized_weights": False,
+            "zero_quantized_nontrainable_weights": False,
             "zero_quantized_gradients": False,
+            "override_module_apply": True,
+            "log_trace_cache_warnings": False,
+            "pipeline_loading_checkpoint": False,
         }
     if engine.offload != "none":
         place = _place(resolved)

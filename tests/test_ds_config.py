@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.ds_config import clips_itself, deepspeed_config, zero_stage
+from hpc_gpt.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.errors import UserError
 from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.resolve import Resolved, resolve
 
 
-def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2) -> Resolved:
+def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) -> Resolved:
+    pp = 1 if engine else 2
     experiment = Experiment(
         model=Model(hidden=32, layers=4, heads=4),
-        engine=Engine(zero_stage=stage),
-        layout=LayoutRequest(gpus=4 * dp, tp=2, pp=2, dp=dp, micro_batch=2, global_batch=24),
+        engine=Engine(**{"zero_stage": stage, **engine}),
+        layout=LayoutRequest(gpus=2 * pp * dp, tp=2, pp=pp, dp=dp, micro_batch=2, global_batch=24),
         train=replace(Train(), dtype=dtype, clip=0.5),
     )
     return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=8))
@@ -71,3 +77,85 @@ def test_it_is_plain_json_and_deepspeed_reads_it(dtype: str) -> None:
     assert read.zero_config.stage == 1
     assert read.float16_config.initial_scale_power == 16
     assert read.timers_config.enabled is False
+
+
+ZERO = {"name": "deepspeed-zero"}
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@given(
+    stage=st.integers(0, 3),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    dp=st.sampled_from([1, 2, 3]),
+    offload=st.sampled_from(["none", "optimizer", "full"]),
+    path=st.sampled_from([None, "/nvme"]),
+    ratio=st.sampled_from([1.0, 0.4]),
+)
+def test_deepspeed_reads_what_every_setting_of_deepspeed_zero_becomes(
+    stage: int, dtype: str, dp: int, offload: str, path: str | None, ratio: float
+) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    try:
+        resolved = settings(dtype, stage, dp, **ZERO, offload=offload, offload_path=path, offload_ratio=ratio)
+    except UserError:
+        return  # test_engines knows which
+    config = deepspeed_config(resolved)
+    assert json.loads(json.dumps(config)) == config
+    assert "pipeline" not in config
+    zero, ran = config["zero_optimization"], zero_stage(resolved)
+    assert zero["stage"] == ran == max(stage, 0 if dtype == "fp32" else 1)
+    assert ("offload_optimizer" in zero) is (offload != "none")
+    assert ("offload_param" in zero) is (offload == "full")
+    assert ("aio" in config) is (path is not None)
+    for name in ("offload_optimizer", "offload_param"):
+        if name in zero:
+            assert zero[name]["device"] == ("nvme" if path else "cpu")
+            assert zero[name].get("nvme_path") == path
+            assert zero[name]["pin_memory"] is True
+    if offload != "none":
+        assert zero["offload_optimizer"]["ratio"] == ratio
+    assert not (zero["overlap_comm"] and dp == 1)
+    # One rank pretends to be all of them, as DeepSpeed asks the launcher how many there are.
+    alone = {**config, "train_batch_size": 24 // dp}
+    read = DeepSpeedConfig(json.loads(json.dumps(alone)))
+    section = read.zero_config
+    assert section.stage == ran
+    for key, value in zero.items():
+        name = key.removeprefix("stage3_")
+        if not isinstance(value, dict):
+            assert getattr(section, name) == value, key
+    assert read.gradient_clipping == (0.0 if clips_itself(resolved) else 0.5)
+
+
+def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
+    """Those left out are switches for what we never do, off in every version, or aliases of others."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    config = deepspeed_config(settings("bf16", 3, **ZERO, offload="full"))["zero_optimization"]
+    known = {entry.alias or name for name, entry in DeepSpeedZeroConfig.model_fields.items()}
+    written = config.keys()
+    assert written <= known
+    assert known - written == {
+        "cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory", "legacy_stage1", "zenflow", "leaf_module",
+        "stage3_gather_fp16_weights_on_model_save", "save_muon_momentum_buffer_in_memory",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "offload", "checks"),
+    [("bf16", 1, "none", False), ("bf16", 2, "none", True), ("bf16", 3, "none", False), ("bf16", 1, "optimizer", True)],
+)
+def test_a_bf16_step_that_is_not_finite_is_looked_for_where_deepspeed_would_take_it(
+    dtype: str, stage: int, offload: str, checks: bool
+) -> None:
+    resolved = settings(dtype, stage, **ZERO, offload=offload)
+    assert deepspeed_config(resolved)["bf16"]["check_grad_overflow"] is checks
+    assert shards_in_bf16_optimizer(resolved) is (stage == 1 and offload == "none")
+
+
+def test_only_matrices_are_split_by_zero_3() -> None:
+    resolved = settings("fp32", 3, **ZERO)
+    threshold = deepspeed_config(resolved)["zero_optimization"]["stage3_param_persistence_threshold"]
+    longest_bias, smallest_matrix = 4 * 32, 32 * 32
+    assert longest_bias <= threshold < smallest_matrix // 2
