@@ -72,6 +72,19 @@ def test_from_submit_to_the_record(submit, checkout):
     assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
 
 
+def test_a_row_of_the_seeds_table_shrunken(checkout):
+    done = hpc_gpt(
+        "submit", "gpt2-meg", "--row", "32g-18b", "--smoke", "--cluster", "local",
+        environment={"MEGATRON_LM": str(checkout)},
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    run = newest()
+    status = ended(run)
+    assert (status.state, status.step) == ("done", 5), run.attempts()[0].log.read_text()
+    record = read_run(run)
+    assert (record.tp, record.pp, record.recompute, record.dtype) == (2, 2, "full", "fp16"), "every switch is kept"
+
+
 def test_cancelled_and_taken_up_again_it_goes_on_where_it_was_saved(submit):
     assert submit(STAND_IN_STEP_S="0.1").code == 0
     run = newest()
