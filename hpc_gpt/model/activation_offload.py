@@ -28,8 +28,8 @@ class ActivationOffload(saved_tensors_hooks):
                 offset = tensor.storage_offset() - parameter.storage_offset()
                 return parameter, tensor.shape, tensor.stride(), offset
         pinned = tensor.device.type == "cuda"
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
-        return tensor.device, kept.copy_(tensor, non_blocking=pinned)
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return tensor.device, kept.copy_(tensor, non_blocking=pinned), tensor.stride()
 
 
 def _unpack(packed: Any) -> Tensor:
@@ -37,6 +37,10 @@ def _unpack(packed: Any) -> Tensor:
         parameter, shape, stride, offset = packed
         whole = parameter.detach()
         return torch.as_strided(whole, shape, stride, whole.storage_offset() + offset)
-    device, kept = packed
-    back: Tensor = kept.to(device, non_blocking=True)
-    return back
+    device, kept, stride = packed
+    if 0 in stride:
+        expanded: Tensor = kept.to(device, non_blocking=True)
+        return expanded
+    # Compiled code insists on the strides that it left. (On the host gaps would only take room.)
+    back = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
+    return back.copy_(kept, non_blocking=True)

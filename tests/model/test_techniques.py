@@ -125,6 +125,25 @@ def test_offload_lets_an_engine_free_parameters_between_the_passes() -> None:
     assert_same(gradients_of(model), gradients)
 
 
+@pytest.mark.parametrize(
+    "view", [lambda one: one, lambda one: one.t(), lambda one: one[:, 1:3], lambda one: one[:, :1].expand(5, 4)]
+)
+def test_offload_gives_back_what_it_got(view: Any) -> None:
+    number = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+    grad, strides = [], []
+    for context in (contextlib.nullcontext(), ActivationOffload(torch.nn.Module())):
+        leaf = torch.ones_like(view(number)).requires_grad_()
+        with context:
+            product = leaf * view(number)
+        assert product.grad_fn is not None
+        strides.append(product.grad_fn._saved_other.stride())  # type: ignore[attr-defined]
+        product.sum().backward()
+        grad.append(leaf.grad)
+    assert grad[0] is not None
+    assert torch.equal(grad[0], grad[1])
+    assert strides[0] == strides[1] or 0 in strides[0]
+
+
 def test_offload_does_nothing_where_no_gradient_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ActivationOffload, "__enter__", lambda self: pytest.fail("entered"))
     with torch.no_grad():
