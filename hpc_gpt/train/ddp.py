@@ -75,8 +75,8 @@ class Ddp:
         self._checkpoint = ReplicatedCheckpoint(parameters, self._optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
-        """The ranks begin with the same weights, drawn by the same seed, so none are sent; the graph has no unused
-        parameters, so none are looked for, which is all that `static_graph` could save."""
+        """The ranks begin with the same weights, drawn by the same seed, so none are sent. Every parameter is used in
+        every step and none is looked for, so that `static_graph` would save nothing."""
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False)
         if self._masters is not None:
             wrapped.register_comm_hook(self._masters, average_into_masters)

@@ -9,7 +9,6 @@ the whole gradient, which is reduced once, in the last micro-batch: less to send
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
 from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
+from hpc_gpt.train.fsdp_model import build_mesh, build_sharded_gpt, on_host, sharded_modules
 from hpc_gpt.train.gradient_norm import owned
 from hpc_gpt.train.loss_scaler import LossScaler
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
@@ -69,16 +68,13 @@ class Fsdp:
         self._root: FSDPModule = self.module
         self._parameters = [parameter for parameter in self.module.parameters() if isinstance(parameter, DTensor)]
         self._shards = [_shard_of(parameter) for parameter in self._parameters]
-        if train.optimizer_mode == "host":
-            # Offloaded shards lie on the CPU, where torch's fused kernel is the fast one.
-            train = replace(train, optimizer_mode="fused")
         optimizer = build_optimizer(train, self._shards)
         self._scaler = LossScaler(train.dtype, device)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         self._update = Update(optimizer, owned(self._shards, self.tp_rank), everyone, train.clip, self._scaler, device)
-        self._checkpoint = ShardedCheckpoint(
-            self._shards, [*map(self._whole_shape, self._parameters)], optimizer, self._mesh
-        )
+        shapes = [self._whole_shape(parameter) for parameter in self._parameters]
+        where = self._mesh if resolved.engine.offload == "none" else on_host(self._mesh)
+        self._checkpoint = ShardedCheckpoint(self._shards, shapes, optimizer, where)
 
     @property
     def step(self) -> int:

@@ -32,6 +32,12 @@ def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
     return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
 
 
+def on_host(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks as a mesh of their hosts, where offloaded shards lie: a DTensor moves to its mesh's device."""
+    groups = [mesh.get_group("tp"), mesh.get_group("dp")]
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
+
+
 def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh) -> Gpt:
     """This rank's shards of the model, in fp32, under FSDP2's hooks.
 

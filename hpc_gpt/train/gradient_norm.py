@@ -28,6 +28,16 @@ def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter
     ]
 
 
+def whole_norm(counted: list[Tensor], group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """The norm of the gradients that all ranks of `group` count, each its own (None: this rank alone); on `device`."""
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    if counted:
+        square += torch.stack(torch._foreach_norm(counted)).double().square().sum().to(device)
+    if group is not None:
+        dist.all_reduce(square, group=group)
+    return square.sqrt().float()
+
+
 class GradientNorm:
     """Before each step of `optimizer`: measures the norm, clips, and lets a step that is not finite do nothing.
 
@@ -56,15 +66,7 @@ class GradientNorm:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         counted = [parameter.grad for parameter in self.owned if parameter.grad is not None]
-        device = self.parameters[0].device
-        if counted:
-            norms = torch.stack(torch._foreach_norm(counted))
-            square = norms.double().square().sum()
-        else:
-            square = torch.zeros((), dtype=torch.float64, device=device)
-        if self.group is not None:
-            dist.all_reduce(square, group=self.group)
-        self.norm = square.sqrt().float()
+        self.norm = whole_norm(counted, self.group, self.parameters[0].device)
         self.skipped = ~self.norm.isfinite()
         if optimizer.defaults.get("fused"):
             # torch's fused kernels read this on the device and leave weights and moments alone where it is not zero.

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpc_gpt.train.gradient_norm import whole_norm
 from hpc_gpt.train.loss_scaler import LossScaler
 
 
@@ -69,10 +70,4 @@ class Update:
         self.optimizer.step()
 
     def _norm(self) -> Tensor:
-        gradients = [one.grad for one in self._counted if one.grad is not None]
-        square = torch.zeros((), dtype=torch.float64, device=self._device)
-        if gradients:
-            square += torch.stack(torch._foreach_norm(gradients)).double().square().sum().to(self._device)
-        if self._group is not None:
-            dist.all_reduce(square, group=self._group)
-        return square.sqrt().float()
+        return whole_norm([one.grad for one in self._counted if one.grad is not None], self._group, self._device)

@@ -85,6 +85,7 @@ RESUMED: dict[int, dict[str, Resolved]] = {
         "ddp fp16": DDP(DP2, "fp16"),
         "fsdp": FSDP(DP2),
         "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp offload": FSDP(DP2, offload="full"),
     },
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2)},
 }

@@ -79,7 +79,9 @@ def test_prefetch_gathers_the_next_block_before_this_ones_gradient_is_reduced(fo
     assert backward("fsdp without prefetch") == "grgrr"
 
 
-@pytest.mark.parametrize(("world", "name"), [(2, "fsdp"), (2, "fsdp fp16"), (4, "fsdp"), (4, "fsdp tp")])
+@pytest.mark.parametrize(
+    ("world", "name"), [(2, "fsdp"), (2, "fsdp fp16"), (2, "fsdp offload"), (4, "fsdp"), (4, "fsdp tp")]
+)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(found: Found, world: int, name: str) -> None:
     check_resumed(found[world][f"resume {name}"])
 
