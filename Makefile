@@ -1,6 +1,6 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
-# make test-all     the same, and the equality table's whole product: 909 cases, hours on two cores
+# make test-all    the same, and the equality table's whole product, hundreds of cases
 # make test-gpu, make lint, make bench
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.

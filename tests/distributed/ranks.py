@@ -40,6 +40,8 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(HERE.parent.parent),
         "PATH": "/nonexistent",  # no compiler is to be found, nor needed
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # nothing compiled before is found either
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     ranks = []
     for rank, log in enumerate(_logs(world, folder)):
