@@ -3,7 +3,7 @@
 UserError (ValueError)          one line plus a hint; exit 2
  +- LayoutError                 a layout or batch that cannot run
  +- ConfigError                 a fault in an experiment, profile or flag; may carry several
- +- DataError                   a token file that is missing, truncated or of another vocabulary
+ +- DataError                   data that are missing, damaged, too few or of another vocabulary
  +- CheckpointError             a checkpoint of another model, or none that is complete
  +- RenderError                 a template that cannot be rendered
  +- RunFolderError              a run folder that cannot be written; exit 1
@@ -35,7 +35,7 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A token file that is missing, empty, truncated or of another vocabulary."""
+    """Data that are missing, empty, damaged, too few for so many readers, or of another vocabulary."""
 
 
 class CheckpointError(UserError):

@@ -167,6 +167,9 @@ def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
 def _is_binary(path: Path) -> bool:
     if path.suffix in COMPRESSED_SUFFIXES:
         return path.with_suffix("").suffix == ".tar"
+    if path.suffix in (".txt", *JSONL_SUFFIXES):
+        # Not looked into: a data set may have very many, and every rank makes the list.
+        return False
     try:
         with open(path, "rb") as file:
             return b"\0" in file.read(8192)
