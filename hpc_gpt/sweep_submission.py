@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.process import start_time
 from hpc_gpt.resolve import folder_name
 from hpc_gpt.run_folder import IN_QUEUE, RunFolder, claim_folder, write_once
@@ -39,7 +39,7 @@ class SubmittedSweep:
     largest: int = 1
     runs: list[RunFolder] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    refusals: list[UserError] = field(default_factory=list)
+    refusals: list[JobRefused] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -73,19 +73,20 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
     """Hands a sweep to Slurm, one array for each set of rows with equal directives, a job of its own for the others.
 
     `at_once`: how many runs of an array may run at a time. What sbatch refuses is kept among the refusals, and the
-    rest goes on. Raises SlurmUnreachable; the rows that have no job are then marked refused.
+    rest goes on. Raises SlurmUnreachable and RunFolderError; the rows behind it are then marked refused.
     """
     from hpc_gpt.slurm.arrays import group_alike
 
     groups = group_alike([row.script for row in rows], sweep.largest)
     for number, group in enumerate(groups, 1):
         runs = [sweep.runs[index] for index in group]
-        folder = link_runs(sweep, number, runs)
         try:
+            folder = link_runs(sweep, number, runs)
             sweep.jobs.append(Job(_queue(sweep, folder, [rows[index] for index in group], runs, at_once), tuple(runs)))
         except JobRefused as fault:
-            sweep.refusals.append(fault)
-        except (SlurmUnreachable, KeyboardInterrupt) as fault:
+            names = ", ".join(repr(rows[index].resolved.row) for index in group)
+            sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
+        except (SlurmUnreachable, RunFolderError, KeyboardInterrupt) as fault:
             _refuse([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
             raise
 

@@ -13,7 +13,7 @@ from hpc_gpt.cli.experiment_options import Request, logs_folder
 def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int | None) -> None:
     """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
     from hpc_gpt.cli.preparation import prepare_sweep
-    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.errors import ConfigError, JobRefused, UserError
 
     if not request.sweep:
         raise ConfigError("--max-parallel is for the arrays of --sweep", "add --sweep, or leave it out")
@@ -34,7 +34,11 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
     if here:
         _run_here(sweep, rows)
         return
-    queue_sweep(sweep, rows, max_parallel)
+    try:
+        queue_sweep(sweep, rows, max_parallel)
+    except UserError:
+        _say(sweep, wait)
+        raise
     interrupts = 0
     try:
         _say(sweep, wait)
@@ -46,7 +50,9 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {sweep.folder}", err=True)
     if sweep.refusals:
-        raise sweep.refusals[0]
+        queued = sum(len(job.runs) for job in sweep.jobs)
+        words = f"{len(rows) - queued} of {len(rows)} runs were refused"
+        raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request, and submit those rows")
 
 
 def _tell(prepared: Any) -> None:
@@ -68,7 +74,7 @@ def _dry_run(rows: Sequence[Any], here: bool) -> None:
         each = f"{first.gpus} GPU{'s' if first.gpus > 1 else ''}" + (
             f" on {first.nodes} nodes" if first.nodes > 1 else ""
         )
-        click.echo(f"{kind}, {each}: {' '.join(row.resolved.row for row in job)}")
+        click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
         click.echo(dry_run(first, job[0].script), err=True)
     click.echo("dry run: nothing was written or submitted", err=True)
 
@@ -78,7 +84,7 @@ def _say(sweep: Any, wait: bool) -> None:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}")
     for refusal in sweep.refusals:
-        click.echo(f"refused: {refusal}", err=True)
+        click.echo(f"not queued: {refusal}", err=True)
     if not wait and sweep.jobs:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 

@@ -19,6 +19,7 @@ ROWS = """
 [rows]
 "failing" = {{ train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1 }}
 "impossible" = {{ impossible = "never" }}
+"refused" = {{ job.constraint = "no-such-feature" }}
 "cancelled" = {{ train.steps = {endless} }}
 "alone" = {{ train.steps = 3, job.time = "00:05:00" }}
 "requeued" = {{ train.steps = {endless} }}
@@ -54,13 +55,14 @@ def sweep(launcher: Launcher) -> Iterator[Sweep]:
     assert waiting.stdout is not None
     for line in waiting.stdout:
         said += line
-        if "as job" in line:
+        if line.startswith("not queued"):
             break
     found = re.search(
-        r"sweep (\S+): 4 runs of table(?:.*\n)+submitted 3 runs as array (\d+)\nsubmitted \S+ as job", said
+        r"sweep (\S+): 5 runs of table(?:.*\n)+submitted 3 runs as array (\d+)\nsubmitted \S+ as job", said
     )
     assert found, said
-    assert "not impossible: never" in said
+    assert "not impossible: never\n" in said
+    assert re.search(r"^not queued: row 'refused': sbatch refused the job: .*Invalid feature", said, re.MULTILINE)
     jobs = {}
     for row in ("failing", "cancelled", "alone", "requeued"):
         (folder,) = launcher.logs.glob(f"table-{row}/*")
@@ -83,9 +85,10 @@ def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launche
     assert numbers == {row: f"{sweep.array}_{i}" for i, row in enumerate(("failing", "cancelled", "requeued"))}
     assert "_" not in alone
     (line,) = [line for line in launcher.run("status")[0].splitlines() if " table" in line]
-    assert line.startswith(f"{sweep.id}  table       4 runs  ")
+    assert line.startswith(f"{sweep.id}  table       5 runs  ")
     assert set(states(launcher, sweep.array)) == set(numbers)
-    assert set(states(launcher, sweep.id)) == {*numbers, "alone"}
+    found = states(launcher, sweep.id)
+    assert (set(found), found["refused"]) == ({*numbers, "alone", "refused"}, "refused")
     opened = launcher.run("status", sweep.id[:-1])[0]
     assert all(f"  table-{row} " in opened for row in (*numbers, "alone"))
     rendered = launcher.run("render", str(launcher.folder / "table.toml"), "--row", "cancelled")[0]
@@ -105,7 +108,7 @@ def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, 
     sweep.jobs["alone"].wait("its end", lambda: sweep.jobs["alone"].run.attempt(1).ended())
     requeued.wait_step(max(requeued.metrics(1)) + 1, attempt=2)
     assert states(launcher, sweep.id) == {
-        "failing": "nan", "cancelled": "running", "alone": "done", "requeued": "running",
+        "failing": "nan", "cancelled": "running", "alone": "done", "requeued": "running", "refused": "refused",
     }  # fmt: skip
     assert [attempt.started()["job_id"] for attempt in requeued.run.attempts()] == [requeued.id] * 2
     assert requeued.run.attempt(1).ended()["ended"] == "walltime"
@@ -118,6 +121,6 @@ def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, 
     words, _ = sweep.waiting.communicate(timeout=120)
     assert sweep.waiting.returncode == 130, words
     assert states(launcher, sweep.id) == {
-        "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped",
+        "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped", "refused": "refused",
     }  # fmt: skip
     assert failing.run.path.joinpath(f"slurm-{failing.id}.out").is_file()
