@@ -53,7 +53,7 @@ def run(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def resume(folder: Path) -> dict[str, Any]:
-    """Three steps, a save and three more, against a second engine that began with other weights and loads."""
+    """Three steps, a save and three more, against engines that load: one with other weights, one of ZeRO-1."""
     resolved = settings(DP2, CASES["zero3"])
     first = build_engine(resolved, torch.device("cpu"))
     train(first, resolved, range(3))
@@ -63,7 +63,13 @@ def resume(folder: Path) -> dict[str, Any]:
     unbroken = train(first, resolved, range(3, STEPS))
     second = build_engine(replace(resolved, train=replace(resolved.train, seed=2)), torch.device("cpu"))
     second.load(kept)
-    return {"step": second.step, "unbroken": unbroken, "resumed": train(second, resolved, range(3, STEPS))}
+    step = second.step
+    resumed = train(second, resolved, range(3, STEPS))
+    other = settings(DP2, CASES["zero1"])
+    third = build_engine(other, torch.device("cpu"))
+    third.load(kept)
+    elsewhere = train(third, other, range(3, STEPS))
+    return {"step": step, "unbroken": unbroken, "resumed": resumed, "elsewhere": elsewhere}
 
 
 def new_folder(folder: Path) -> Path:

@@ -63,6 +63,13 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(results: Results
     assert found["resumed"] == found["unbroken"]
 
 
+def test_it_goes_on_at_another_stage(results: Results) -> None:
+    found = results[0]["resume"]
+    for (loss, norm, _), (unbroken, its_norm, _) in zip(found["elsewhere"], found["unbroken"], strict=True):
+        assert loss == pytest.approx(unbroken, abs=2e-6)
+        assert norm == pytest.approx(its_norm, rel=1e-5)
+
+
 def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
