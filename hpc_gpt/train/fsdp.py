@@ -4,6 +4,10 @@ Weights, gradients and moments are dealt out over the data-parallel ranks. `engi
 after its forward pass and gathers them again for the backward pass; every micro-batch's gradient is reduced at once,
 so that a rank never keeps more than its shard of it. Without it the weights are gathered once a step and stay, as does
 the whole gradient, which is reduced once, in the last micro-batch: less to send, more to hold.
+
+Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles know neither a fused
+QKV, of which a rank holds its heads of each part, nor this embedding and loss. Where others must know which part of the
+model a shard is, in checkpoints, it is a DTensor on the mesh of tp x dp.
 """
 
 from __future__ import annotations
