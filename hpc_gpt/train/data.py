@@ -64,7 +64,7 @@ class DataStream:
         self._dp_rank = dp_rank
         self._device = device
         self._last_step = resolved.train.steps - 1
-        self._reader = ThreadPoolExecutor(1, "read-ahead") if device.type == "cuda" else None
+        self._reader = _reading_thread(device) if device.type == "cuda" else None
         self._ahead: dict[tuple[int, int], Future[MicroBatch]] = {}
 
     def step(self, step: int) -> Iterator[MicroBatch]:
@@ -117,7 +117,7 @@ class StreamedShards:
         self._device = device
         self._stream = ShardStream(shards, resolved, dp_rank)
         self._position = self._stream.restore({})
-        self._reader = ThreadPoolExecutor(1, "read-ahead")
+        self._reader = _reading_thread(device)
         self._ahead: deque[Future[tuple[MicroBatch, Position]]] = deque()
         self._taken: int | None = None
         self._evaluation: list[MicroBatch] = []
@@ -185,6 +185,13 @@ class StreamedShards:
         own = {number for micro_batch in numbers for number in micro_batch}
         rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
         return [_tensors(np.stack([rows[number] for number in own]), self._device) for own in numbers]
+
+
+def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
+    """One thread; pinning memory there must not wake GPU 0, which a new thread would take for its own."""
+    if device.type == "cuda":
+        return ThreadPoolExecutor(1, "read-ahead", torch.cuda.set_device, (device,))
+    return ThreadPoolExecutor(1, "read-ahead")
 
 
 def _tensors(rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
