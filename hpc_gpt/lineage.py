@@ -6,6 +6,7 @@ checkpoint its trainer takes the parent's newest, and goes on with its step, its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,6 +138,9 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
             f"tp {tp} x pp {pp} = {tp * pp} does not divide {gpus} GPUs: {gpus} / {tp * pp} = {gpus / (tp * pp):.2f}",
             f"give --gpus, a multiple of {tp * pp}",
         )
+    micro_batch = asked.get("micro_batch") or (None if "micro_batches" in asked else parent.batch.micro_batch)
+    ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
+    _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // (tp * pp))
     across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
     sizes = {
         "gpus": gpus,
@@ -145,11 +149,23 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
         "pp": pp,
         "dp": dp,
         "global_batch": parent.batch.global_batch,
-        "micro_batch": asked.get("micro_batch") or (None if "micro_batches" in asked else parent.batch.micro_batch),
+        "micro_batch": micro_batch,
         "micro_batches": asked.get("micro_batches"),
         "allow_tp_across_nodes": asked.get("allow_tp_across_nodes", across),
     }
     return {**asked, **sizes}
+
+
+def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
+    """LayoutError with the nearest size that works where the global batch, which stays, cannot be dealt out so."""
+    if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
+        return
+    fits = math.gcd(micro_batch, global_batch // dp)
+    raise LayoutError(
+        f"global_batch {global_batch} stays, and is not a multiple of micro_batch x dp = {micro_batch} x {dp} = "
+        f"{micro_batch * dp}",
+        f"use a dp that divides {global_batch}" if global_batch % dp else f"use --micro-batch-size {fits}",
+    )
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:

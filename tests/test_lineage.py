@@ -98,7 +98,7 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
         ({"layout.global_batch": 64}, "20 steps x 32 = 640 samples; with global_batch 64 .* which is step 10"),
         ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which lies within step 14"),
         ({"layout.tp": 3}, "tp 3 x pp 2 = 6 does not divide 8 GPUs: 8 / 6 = 1.33"),
-        ({"layout.micro_batch": 3}, "global_batch 32 is not a multiple of micro_batch x dp = 3 x 2 = 6"),
+        ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
         ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
         ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
         ({"train.steps": 100}, "train.steps would be 100, but is 50"),
@@ -115,6 +115,15 @@ def test_what_would_be_another_training_is_refused_before_anything_is_queued(cha
         descend(parent(), changes, SITE, 20)
     assert isinstance(caught.value, LayoutError | ConfigError)
     assert caught.value.hint
+
+
+def test_the_hint_is_the_micro_batch_that_fits():
+    with pytest.raises(LayoutError) as caught:
+        descend(parent(micro_batch=8), {"layout.tp": 1, "layout.pp": 1}, SITE, 20)
+    assert caught.value.hint == "use --micro-batch-size 4"
+    with pytest.raises(LayoutError) as caught:
+        descend(parent(), {"layout.tp": 1, "layout.pp": 1, "layout.gpus": 12}, SITE, 20)
+    assert caught.value.hint == "use a dp that divides 32"
 
 
 def test_an_engine_is_refused_what_its_checkpoints_cannot_become():

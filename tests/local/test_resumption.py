@@ -1,0 +1,63 @@
+"""A run goes on in another layout, stage and engine, as a new run that its parent's newest sound checkpoint begins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpc_gpt.run_folder import RunFolder, read_json_lines
+from tests.cli.command import hpc_gpt
+from tests.local.conftest import SMALL, newest
+
+
+def losses(run: RunFolder) -> dict[int, float]:
+    lines = [line for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def test_submit_resume_with_another_layout():
+    settings = ("--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.dtype=fp32")
+    first = hpc_gpt("submit", *SMALL, *settings, "--wait")
+    assert first.code == 0, first.stderr
+    parent = newest()
+    before = {path: path.stat().st_mtime_ns for path in parent.path.rglob("*")}
+
+    shown = hpc_gpt("submit", "--resume", parent.run_id, "--tp", "1", "--pp", "2", "--dry-run")
+    assert shown.code == 0, shown.stderr
+    assert '"pp": 2' in shown.stdout
+    refused = hpc_gpt("submit", "--resume", parent.run_id, "--gbs", "64")
+    assert (refused.code, newest().run_id) == (2, parent.run_id)
+    assert "4 steps x" in refused.stderr
+
+    # The newest is damaged, which the trainer finds, and it goes on from the one before.
+    kept = sorted((parent.checkpoints / "step-00000004").rglob("*optim_states.pt"))[0]
+    with kept.open("r+b") as file:
+        file.truncate(kept.stat().st_size // 2)
+    before[kept] = kept.stat().st_mtime_ns
+
+    options = ("--tp", "1", "--dp", "2", "--mbs", "4", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
+    done = hpc_gpt("submit", "--resume", parent.run_id, *options, "--wait")
+    assert done.code == 0, done.stderr
+    assert f"goes on from {parent.run_id} after step 4, as tp1-pp1-dp2" in done.stderr
+    run = newest()
+    assert run.path != parent.path
+    said = run.attempts()[0].log.read_text()
+    assert "passing over checkpoint" in said
+    assert "resumed after step 2 of 4" in said
+    unbroken = losses(parent)
+    assert losses(run) == pytest.approx({3: unbroken[3], 4: unbroken[4]}, abs=2e-6)
+
+    # The parent is as it was, and the new run says where it comes from.
+    assert {path: path.stat().st_mtime_ns for path in parent.path.rglob("*")} == before
+    assert json.loads((run.path / "resumed_from.json").read_text())["path"] == str(parent.path)
+    record = json.loads((run.path / "record.json").read_text())
+    assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 4}
+    assert (record["tp"], record["dp"], record["zero_stage"], record["steps_used"]) == (1, 2, 3, 1)
+    status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
+    assert (status["state"], status["step"]) == ("done", 4)
+
+    # It has checkpoints of its own by now, and goes on from those.
+    again = hpc_gpt("submit", "--resume", run.run_id, "--wait")
+    assert again.code == 0, again.stderr
+    assert "resumed after step 4 of 4" in run.attempts()[1].log.read_text()
