@@ -39,14 +39,15 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Run ids, newest first, and job ids where digits were begun that are no run id."""
+    """Run ids, newest first, then sweeps'; and job ids where digits were begun that are neither."""
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.run_folder import job_ids
     from hpc_gpt.runs import list_runs
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]
-        ids = [run.run_id for run in found if run.run_id.startswith(begun)]
+        names = [run.run_id for run in found] + [run.sweep_id for run in found if run.sweep_id]
+        ids = [name for name in dict.fromkeys(names) if name.startswith(begun)]
         return ids or [job_id for run in found for job_id in job_ids(run) if job_id.startswith(begun)]
     return []
 

@@ -133,6 +133,7 @@ def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     assert lines[1].startswith(f"{runs[0]['sweep_id']}  table       3 runs  2 done, 1 nan  ")
     assert len(hpc_gpt("status", "--open").stdout.splitlines()) == 5
     assert len(hpc_gpt("status", runs[0]["sweep_id"]).stdout.splitlines()) == 5
+    assert runs[0]["sweep_id"] in offered("status", "")
     for run in list_runs(Path(os.environ["HPC_GPT_LOGS"])):
         assert (run.path / "experiment.toml").read_text() == TABLE
 
