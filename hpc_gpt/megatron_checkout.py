@@ -26,7 +26,7 @@ _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
     """The checkout that a run uses, as the job's shell finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
 
-    ConfigError where neither names one.
+    ConfigError where neither names one, or not from the root.
     """
     profile = resolved.cluster
     named = profile.environment.get(VARIABLE) or environment.get(VARIABLE) or profile.megatron_lm
@@ -36,7 +36,12 @@ def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
             "names one",
             f'export {VARIABLE}=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile',
         )
-    return Path(named).expanduser()
+    checkout = Path(named).expanduser()
+    if not checkout.is_absolute():
+        raise ConfigError(
+            f"the checkout of Megatron-LM is {named}, but a job starts in another folder", "give it from /"
+        )
+    return checkout
 
 
 def check_checkout(resolved: Resolved, environment: Mapping[str, str]) -> None:

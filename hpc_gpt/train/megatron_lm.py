@@ -89,7 +89,7 @@ class MegatronRank:
     def train(self) -> int:
         """Runs pretrain_gpt.py to its end; returns the exit code. Exceptions are the caller's to report."""
         resolved, is_first = self._resolved, self._place.rank == 0
-        checkout = checkout_of(resolved, os.environ).absolute()
+        checkout = checkout_of(resolved, os.environ)
         prefix = self._await_data()
         arguments = megatron_arguments(resolved, str(self._saved), prefix)
         check_program(checkout)
@@ -253,7 +253,8 @@ class MegatronRank:
     def _say_start(self, checkout: Path, resumed: int) -> None:
         resolved = self._resolved
         gpus = list_gpus()
-        name = gpus[0]["name"] if gpus else "cpu"
+        # Without nvidia-smi nothing is known of a cluster's GPUs but what the profile says.
+        name = gpus[0]["name"] if gpus else "cpu" if resolved.cluster.scheduler == "local" else None
         sha, dirty = git_state(checkout, PROGRAM)
         start = {
             "device": name,
@@ -264,9 +265,10 @@ class MegatronRank:
             "megatron_lm": {"path": str(checkout), "git_sha": sha, "git_dirty": dirty},
         }
         write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        batch = resolved.batch.global_batch
         print(
-            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, Megatron-LM in {checkout} "
-            f"({(sha or 'no commit')[:12]}), global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens",
+            f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name or resolved.cluster.device}, Megatron-LM "
+            f"in {checkout} ({(sha or 'no commit')[:12]}), global batch {batch} x {resolved.model.seq} tokens",
             flush=True,
         )
         if resumed:

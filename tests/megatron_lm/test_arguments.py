@@ -210,6 +210,8 @@ def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
     (checkout / "megatron" / "training" / "arguments.py").unlink()
     with pytest.raises(ConfigError, match=r"there is no megatron/training/arguments\.py in it"):
         check_checkout(resolved, {"MEGATRON_LM": str(checkout)})
+    with pytest.raises(ConfigError, match="is Megatron-LM, but a job starts in another folder"):
+        check_checkout(resolved, {"MEGATRON_LM": "Megatron-LM"})
     # The environment's before the profile's, as in the script; one in an image cannot be looked at.
     named = settle(ClusterProfile(name="test", gpus_per_node=8, megatron_lm=str(tmp_path / "profile")))
     with pytest.raises(ConfigError, match="profile is no Megatron-LM checkout"):
