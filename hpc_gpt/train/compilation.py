@@ -23,9 +23,10 @@ _INSTEAD = 'or use engine.compile_backend = "aot_eager" or engine.compile = "non
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
     """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
 
-    By block: each layer's own computation and the loss. Recomputation, activation offload and an engine's hooks on
-    the block stay outside, uncompiled. Blocks are alike, so the first one's code serves all of them. `blocks` names
-    those of a model that is not ours. Whole: the module's forward, and a pipeline stage's loss.
+    By block: each layer's own computation and the loss; recomputation and activation offload stay outside. Blocks are
+    alike, so the first one's code serves all of them. `blocks` names those of a model that is not ours. Whole: the
+    module's forward, and a pipeline stage's loss. Hooks on what is compiled run before and after it, uncompiled: an
+    engine's cannot be traced.
 
     Call it before an engine wraps the model, on the device it will run on. ConfigError where the backend lacks a
     compiler.
@@ -38,18 +39,15 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     losses = [part for part in module.modules() if isinstance(part, VocabParallelLoss)]
     if engine.compile == "whole":
-        module.compile(**how)
-        if not isinstance(module, Gpt):
-            for loss in losses:
-                loss.compile(**how)
-        return
-    for block in module.modules():
-        if isinstance(block, Block):
-            block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
-    for loss in losses:
-        loss.compile(**how)
-    for other in blocks:
-        other.forward = torch.compile(other.forward, **how)
+        # A model of ours calls its loss itself; the loss of a stage is called by DeepSpeed.
+        forwards = [module] if isinstance(module, Gpt) else [module, *losses]
+    else:
+        forwards = [*losses, *blocks]
+        for block in module.modules():
+            if isinstance(block, Block):
+                block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
+    for one in forwards:
+        one.forward = torch.compile(one.forward, **how)
 
 
 def compile_seconds() -> float | None:

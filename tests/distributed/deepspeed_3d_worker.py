@@ -1,0 +1,157 @@
+"""One rank of two: what deepspeed-3d's switches set going, which right numbers alone would not show."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpc_gpt.experiment import Engine
+from hpc_gpt.layout import Layout
+from hpc_gpt.model.activation_offload import ActivationOffload
+from hpc_gpt.model.gpt import Block
+from hpc_gpt.train.deepspeed_3d import Deepspeed3D
+from hpc_gpt.train.engine import build_engine
+from tests.distributed.equality_cases import Case, micro_batches
+
+PIPELINE, TENSOR = Layout(1, 2, 1), Layout(2, 1, 1)
+LOGITS = (61, 64)  # the last dimension of logits, without and with padding; no other tensor's
+
+
+class Wide(TorchDispatchMode):
+    """Notes the largest tensor of logits' width that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[-1] in LOGITS:
+                self.elements = max(self.elements, leaf.numel())
+        return result
+
+
+def build(layout: Layout, **switches: Any) -> Deepspeed3D:
+    engine = build_engine(case(layout, **switches).resolved, torch.device("cpu"))
+    assert isinstance(engine, Deepspeed3D)
+    return engine
+
+
+def case(layout: Layout, **switches: Any) -> Case:
+    return Case(layout, Engine(zero_stage=1, compile_backend="aot_eager", **switches))
+
+
+def step(engine: Deepspeed3D, number: int = 0) -> None:
+    engine.train_step(iter(micro_batches(engine._resolved, engine.dp_rank, number)))
+
+
+def blocks(engine: Deepspeed3D) -> list[Block]:
+    return [module for module in engine.module.modules() if isinstance(module, Block)]
+
+
+def stages() -> list[int]:
+    """Blocks of this stage by each partition of three layers; the head outweighs one of them."""
+    partitions: list[Any] = ["layers", "parameters", (1, 2), (2, 1)]
+    return [len(blocks(build(PIPELINE, partition=partition))) for partition in partitions]
+
+
+def compiled() -> dict[str, list[int]]:
+    """Pieces of compiled code after one step and after three."""
+    found = {}
+    for how in ("none", "block", "whole"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        engine = build(PIPELINE, compile=how)
+        counts = []
+        for number in range(3):
+            step(engine, number)
+            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        found[how] = [counts[0], counts[2], sum(torch._dynamo.utils.counters["graph_break"].values())]
+    return found
+
+
+def logits() -> dict[str, int]:
+    found = {}
+    for chunks in (1, 3):
+        engine = build(PIPELINE, loss_chunks=chunks)
+        with Wide() as seen:
+            step(engine)
+        found[str(chunks)] = seen.elements
+    return found
+
+
+def between_blocks() -> dict[str, list[int]]:
+    """What a block gets, with sequence parallelism and without."""
+    found: dict[str, list[int]] = {}
+    for on in (False, True):
+        engine = build(TENSOR, sequence_parallel=on)
+
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], on: bool = on) -> None:
+            found[str(on)] = list(inputs[0].shape)
+
+        blocks(engine)[0].register_forward_pre_hook(note)
+        step(engine)
+    return found
+
+
+def offloaded() -> dict[str, int]:
+    """Activations that went to the host, under each recomputation."""
+    found: dict[str, int] = {}
+    pack = ActivationOffload._pack
+    try:
+        for recompute in ("none", "selective", "full"):
+            found[recompute] = 0
+
+            def count(self: ActivationOffload, tensor: Tensor, recompute: str = recompute) -> Any:
+                packed = pack(self, tensor)
+                found[recompute] += 0 if isinstance(packed[0], nn.Parameter) else tensor.numel()
+                return packed
+
+            ActivationOffload._pack = count  # type: ignore[method-assign]
+            step(build(PIPELINE, activation_offload=True, recompute=recompute))
+    finally:
+        ActivationOffload._pack = pack  # type: ignore[method-assign]
+    return found
+
+
+def modes() -> dict[str, list[bool]]:
+    """Which of torch's kernels the optimizer inside DeepSpeed's runs."""
+    found = {}
+    for mode in ("fused", "foreach", "for-loop"):
+        resolved = replace(case(PIPELINE), optimizer_mode=mode).resolved
+        engine = build_engine(resolved, torch.device("cpu"))
+        assert isinstance(engine, Deepspeed3D)
+        inner = engine._engine.optimizer.optimizer
+        found[mode] = [bool(inner.defaults["fused"]), bool(inner.defaults["foreach"])]
+    return found
+
+
+LOOKS: list[Callable[[], Any]] = [stages, compiled, logits, between_blocks, offloaded, modes]
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, {look.__name__: look() for look in LOOKS})
+    if rank == 0:
+        (folder / "results.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
