@@ -42,10 +42,13 @@ class Stream(Protocol):
         """Goes on from the positions of all data-parallel ranks, however many there were; before the first step."""
 
 
-def open_stream(samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device) -> Stream:
-    """The stream of a data-parallel rank."""
-    kind = StreamedShards if isinstance(samples, ShardSet) else DataStream
-    return kind(samples, resolved, dp_rank, device)  # type: ignore[arg-type]
+def open_stream(
+    samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, speaks: bool = True
+) -> Stream:
+    """The stream of a data-parallel rank; of the ranks that read the same, one `speaks` of the shards that it skips."""
+    if isinstance(samples, ShardSet):
+        return StreamedShards(samples, resolved, dp_rank, device, speaks)
+    return DataStream(samples, resolved, dp_rank, device)
 
 
 class DataStream:
@@ -110,8 +113,11 @@ class StreamedShards:
     asks for no micro-batches, as one amid a pipeline, reads nothing.
     """
 
-    def __init__(self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device) -> None:
+    def __init__(
+        self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, speaks: bool = True
+    ) -> None:
         self._shards = shards
+        self._speaks = speaks
         self._resolved = resolved
         self._dp_rank = dp_rank
         self._device = device
@@ -166,7 +172,7 @@ class StreamedShards:
             self._ahead.append(self._reader.submit(self._read))
         micro_batch, change = self._ahead.popleft().result()
         for shard, words in change.faults.items():
-            if shard not in self._position.faults:
+            if self._speaks and shard not in self._position.faults:
                 print(f"data: shard {shard} is left before its end: {words}", flush=True)
         self._position.move(change)
         return micro_batch

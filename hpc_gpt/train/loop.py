@@ -51,7 +51,7 @@ class Loop:
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
-        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device)
+        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._speaks)
         self._stream.restore(progress.positions)
         self._checkpoints = checkpoints
         self._metrics = Metrics(metrics, resolved, engine.device)
