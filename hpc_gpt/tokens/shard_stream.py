@@ -51,8 +51,7 @@ class ShardStream:
         self._dp = resolved.layout.dp
         self._dp_rank = dp_rank
         self._workers = readers_per_rank(resolved)
-        readers = self._workers * self._dp
-        self._own = [shards.of_reader(worker * self._dp + dp_rank, readers) for worker in range(self._workers)]
+        self._own = shards.deal(self._workers * self._dp)[dp_rank :: self._dp]
         self._position = Position({shard: (0, 0) for own in self._own for shard in own})
         self._change = Position()
         self._readers: list[Iterator[Chunk]] = []

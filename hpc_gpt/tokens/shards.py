@@ -2,33 +2,46 @@
 
 A sample is a window of seq + 1 tokens within one shard, so the samples of a shard are the same whoever reads it. A
 data-parallel rank has `data.workers` readers, or one where that is 0; reader w of rank d is number w dp + d among them
-all, and reads the shards whose place in the list has that remainder.
+all. Shards are dealt out by size, so that no rank is through with its own long before the others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.tokens.sources import check_readable, text_files
+from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
 from hpc_gpt.tokens.tokenizer import tokenizer_name
+
+# How much longer a text is than by gzip or Zstandard, about.
+_TIMES = 4
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The shards under `folder`, by their names in it. `identity` is a SHA-256 of names, sizes and tokenizer."""
+    """The shards under `folder`, by their names in it; `sizes` are those of the ones to train on, in bytes of text, a
+    guess for compressed ones. `identity` is a SHA-256 of names, sizes on disk and tokenizer."""
 
     folder: Path
     training: tuple[str, ...]
+    sizes: tuple[int, ...]
     evaluation: tuple[str, ...]
     identity: str
 
-    def of_reader(self, number: int, readers: int) -> tuple[str, ...]:
-        """The training shards of one reader of so many."""
-        return self.training[number::readers]
+    def deal(self, readers: int) -> list[tuple[str, ...]]:
+        """Each reader's training shards: the largest first, always to the reader that has least."""
+        dealt: list[list[str]] = [[] for _ in range(readers)]
+        heap = [(0, number) for number in range(readers)]
+        # A sort keeps the list's order among equals.
+        for size, shard in sorted(zip(self.sizes, self.training, strict=True), key=lambda pair: -pair[0]):
+            total, number = heap[0]
+            dealt[number].append(shard)
+            heapq.heapreplace(heap, (total + size, number))
+        return [tuple(shards) for shards in dealt]
 
 
 def readers_per_rank(resolved: Resolved) -> int:
@@ -52,9 +65,13 @@ def list_shards(path: Path, resolved: Resolved) -> ShardSet:
     split = len(names) - int(len(names) * resolved.data.eval_fraction)
     _check_count(path, split, len(names), resolved)
     listed = hashlib.sha256(tokenizer_name(resolved.data.tokenizer).encode())
-    for name, file in zip(names, files, strict=True):
-        listed.update(f"\n{name} {file.stat().st_size}".encode("utf-8", errors="surrogateescape"))
-    return ShardSet(folder, names[:split], names[split:], listed.hexdigest())
+    sizes = [file.stat().st_size for file in files]
+    for name, size in zip(names, sizes, strict=True):
+        listed.update(f"\n{name} {size}".encode("utf-8", errors="surrogateescape"))
+    unpacked = [
+        size * _TIMES if file.suffix in COMPRESSED_SUFFIXES else size for size, file in zip(sizes, files, strict=True)
+    ]
+    return ShardSet(folder, names[:split], tuple(unpacked[:split]), names[split:], listed.hexdigest())
 
 
 def _check_count(path: Path, training: int, count: int, resolved: Resolved) -> None:

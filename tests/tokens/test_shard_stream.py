@@ -20,6 +20,7 @@ from hpc_gpt.tokens import shard_stream
 from hpc_gpt.tokens.run_data import ensure_data, open_shards
 from hpc_gpt.tokens.shard_reader import BLOCK, Chunk, ReaderTask, read_chunks
 from hpc_gpt.tokens.shard_stream import ShardStream, evaluation_samples
+from hpc_gpt.tokens.shards import ShardSet
 from tests.tokens.shard_folders import SEQ, streaming, write_shard, write_shards
 
 # Empty, shorter than a block, a block exactly, and several with a rest.
@@ -126,6 +127,18 @@ def test_a_resume_in_another_layout_repeats_and_skips_none(
             assert sorted(sample for at, sample in mine if at == past) == list(range(SIZES[number]))
         assert len([at for at, _ in mine if at == epoch]) == count
         assert all(at <= epoch for at, _ in mine)
+
+
+@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), readers=st.integers(1, 12))
+def test_shards_are_dealt_out_once_and_by_size(sizes: list[int], readers: int) -> None:
+    readers = min(readers, len(sizes))
+    names = tuple(f"{number:03d}" for number in range(len(sizes)))
+    dealt = ShardSet(Path(), names, tuple(sizes), (), "").deal(readers)
+    assert sorted(name for own in dealt for name in own) == sorted(names)
+    totals = [sum(sizes[int(name)] for name in own) for own in dealt]
+    # Nobody is without, and nobody ahead of another by more than the shard that came last.
+    assert all(dealt)
+    assert max(totals) - min(totals) <= max(sizes)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own(folder: Path) -> None:
