@@ -16,6 +16,9 @@ from tests.slurm.launcher import PYTHON, Job, Launcher
 
 # Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.
 ROWS = """
+[engine]
+name = "ddp"
+
 [rows]
 "failing" = {{ train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1 }}
 "impossible" = {{ impossible = "never" }}
@@ -41,6 +44,7 @@ def sweep(launcher: Launcher) -> Iterator[Sweep]:
     base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "table"')
     base = base.replace("gpus = 4\ntp = 2\npp = 2", "gpus = 1").replace("layers = 4", "layers = 1")
     path = launcher.folder / "table.toml"
+    base = base.replace("save_every = 10", "save_every = 0")  # steps are short here, and without end
     path.write_text(base + ROWS.format(endless=10**6))
     waiting = subprocess.Popen(
         [*PYTHON, "submit", "--sweep", "--wait", "--max-parallel", "3", str(path)],
