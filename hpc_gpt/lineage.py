@@ -40,6 +40,8 @@ RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 # Keys of [train] that change neither the weights nor the order of the data.
 _FREE = {"minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches", "save_every",
          "max_bad_steps"}  # fmt: skip
+# Keys of [data] that let a stream repeat and skip no sample, whatever they are.
+_FREE_DATA = {"workers", "on_bad_shard"}
 # Keys of [job] that belong to one site, or to one moment.
 _OF_SITE = {"partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"}
 
@@ -195,7 +197,7 @@ def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
         faults += [
             f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
             for key in before
-            if before[key] != after[key] and not (name == "train" and key in _FREE)
+            if before[key] != after[key] and key not in {"train": _FREE, "data": _FREE_DATA}.get(name, set())
         ]
     may = convertible(parent.engine.name, resolved.engine.name)
     pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}
