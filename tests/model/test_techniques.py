@@ -19,9 +19,9 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.linear import TileLinear
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
-from hpc_gpt.model.whole_parameters import merge_pieces, piece_of
 from hpc_gpt.model_shape import ModelShape
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
+from tests.model.whole_parameters import merge_pieces, piece_of
 
 BATCH = 3  # rows of tokens_of
 

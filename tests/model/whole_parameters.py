@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def piece_of(parameter: nn.Parameter, tp_rank: int, tensor: Tensor | None = None) -> Piece:
-    """The parameter as a piece; `tensor` in its place where an engine keeps the numbers elsewhere (fp32 masters)."""
+    """The parameter as a piece; `tensor` in its place (its gradient)."""
     numbers = parameter.detach() if tensor is None else tensor
     return Piece(full_name(parameter), split_of(parameter), tile_of(parameter), tp_rank, numbers)
 
