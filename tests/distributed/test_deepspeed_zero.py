@@ -101,6 +101,16 @@ def test_whole_weights_are_read_without_any_ranks(launches: Launches, folder: Pa
         assert (weight - plain[name]).abs().max() <= limit, name
 
 
+def test_fp16_keeps_its_loss_scale_and_its_skipped_steps_at_another_stage(launches: Launches) -> None:
+    found = launches["two"]["fp16"]
+    assert [skipped for _, _, skipped in found["steps"]] == [False, True, True]
+    # Hysteresis 2 forgives the first overflow; the second halves.
+    assert found["counts"] == [SAVED, 2, 32768.0]
+    for before, after in zip(found["then"], found["elsewhere"], strict=True):
+        assert after[0] == pytest.approx(before[0], abs=1e-4)
+        assert (before[2], after[2]) == (False, False)
+
+
 def test_what_cannot_go_on_says_why(launches: Launches) -> None:
     said = launches["two"]["refused"]
     assert "train.dtype is fp32 there and bf16 here" in said["dtype"]

@@ -27,10 +27,12 @@ from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.train import deepspeed_zero
 from hpc_gpt.train.engine import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
+from tests.distributed.scenarios import fp16_on_cpu
 
 STEPS = 6
 CLIP = 0.25  # below every step's norm
@@ -179,6 +181,30 @@ def take(resolved: Resolved, shared: Path) -> dict[str, Any]:
     return found
 
 
+def in_fp16(folder: Path) -> dict[str, Any]:
+    """Two overflows on ZeRO-2, and what ZeRO-3 makes of the checkpoint. DeepSpeed is told that a CPU has fp16."""
+    resolved, other = zero(2, dp=2, dtype="fp16"), zero(3, dp=2, dtype="fp16")
+    kept = _new_folder(folder / "fp16")
+    with fp16_on_cpu():
+        engine = deepspeed_zero.build(resolved, torch.device("cpu"))
+        figures = []
+        for step in range(SAVED):
+            hook = None
+            if step:
+                hook = engine.module.loss.register_forward_hook(lambda _, inputs, loss: loss * math.inf)
+            figures += train(engine, resolved, range(step, step + 1))
+            if hook is not None:
+                hook.remove()
+        engine.save(kept)
+        dist.barrier()
+        then = train(engine, resolved, range(SAVED, STEPS))
+        taken = deepspeed_zero.build(other, torch.device("cpu"))
+        taken.load(kept)
+        counts = taken.step, taken._engine.skipped_steps, float(taken._engine.optimizer.loss_scale)
+        elsewhere = train(taken, other, range(SAVED, STEPS))
+    return {"steps": figures, "then": then, "counts": counts, "elsewhere": elsewhere}
+
+
 def refusals(shared: Path) -> dict[str, str]:
     """What is said where nothing can go on."""
     said = {}
@@ -247,6 +273,7 @@ def main(folder: Path) -> None:
     if folder.name == "two":
         found["trainings"] = {name_of(case): train_six(case) for case in TRAININGS}
         found["resumes"] = {name_of(case): resume(case, folder) for case in RESUMES}
+        found["fp16"] = in_fp16(folder)
         found["refused"] = refusals(shared)
     dist.barrier()
     if rank == 0:
