@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.experiment import list_experiments
+from hpc_gpt.experiment import DEFAULT_EXPERIMENT
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import Launcher
 from tests.slurm.site import slurm_profiles
@@ -32,12 +32,12 @@ def accepted_on(words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("experiment", list_experiments())
-def test_every_experiment_is_accepted_under_every_profile(
+@pytest.mark.parametrize("experiment", ["demo", DEFAULT_EXPERIMENT])
+def test_an_experiment_is_accepted_under_every_profile(
     asking: Launcher, tmp_path: Path, experiment: str, profile: str
 ) -> None:
-    # The profile's own nodes, not those of the seed's site; test_rows asks for these.
-    script, _ = asking.run("render", experiment, "--cluster", profile, "--set", "job.constraint=")
+    # test_rows has the other experiments, every row of theirs.
+    script, _ = asking.run("render", experiment, "--cluster", profile)
     path = tmp_path / "job.sh"
     path.write_text(script)
     done = asking.cluster.run("sbatch", "--test-only", str(path))
