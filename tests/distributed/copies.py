@@ -30,7 +30,7 @@ def digest(engine: Any) -> Digest:
     with gathered(engine.module) as parameters:
         for parameter in parameters:
             share, tile = _share(parameter), tile_of(parameter)
-            place = (0 if tile is None else tile.number, 0 if split_of(parameter) is None else engine.tp_rank)
+            place = (0 if tile is None else tile.number, engine.tp_rank if _is_split(parameter) else 0)
             held = hashlib.sha256(share.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
             own.append((full_name(parameter), place, float(share.double().sum()), held))
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -54,6 +54,12 @@ def gathered(module: nn.Module) -> Iterator[list[nn.Parameter]]:
 
             stack.enter_context(deepspeed.zero.GatheredParameters(parameters))
         yield parameters
+
+
+def _is_split(parameter: nn.Parameter) -> bool:
+    """Whether what `_share` gives is this tensor-parallel rank's own."""
+    over_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
+    return split_of(parameter) is not None and not over_tp
 
 
 def _share(parameter: nn.Parameter) -> Tensor:

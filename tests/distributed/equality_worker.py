@@ -46,7 +46,7 @@ class Plan:
         return [*(case.name for case in self.cases), *self.scenarios]
 
 
-def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def run(case: Case, folder: Path, number: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(figures, whole weights after the last step, which rank 0 alone has) of one case.
 
     The weights are read from the engine's own checkpoint, as `export` reads them.
@@ -77,9 +77,8 @@ def run(case: Case, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "initial": initial.sums,
         "apart": [*initial.apart, *digest(engine).apart],
         "kept_outputs": kept,
-        "train_s": time.monotonic() - started,
     }
-    weights = saved_weights(engine, resolved, folder / "checkpoint")
+    weights = saved_weights(engine, resolved, folder / f"{number}.checkpoint")
     return figures | {"seconds": time.monotonic() - started}, weights
 
 
@@ -111,7 +110,7 @@ def run_item(plan: Plan, number: int, folder: Path) -> None:
     if number < len(plan.cases):
         case = plan.cases[number]
         os.environ["PATH"] = plan.path if case.engine.compile_backend == "inductor" else "/nonexistent"
-        figures, weights = run(case, folder)
+        figures, weights = run(case, folder, number)
         if dist.get_rank() == 0:
             torch.save(weights, folder / f"{number}.pt")
     else:
