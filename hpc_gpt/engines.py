@@ -36,7 +36,10 @@ OFFERS = {
         frozenset(), (1, 2, 3), 3, frozenset(_OFFLOAD | {"recompute", "attention", "compile", "compile_backend"})
     ),
     "megatron-lm": Offer(
-        frozenset({"tp", "pp"}), (0,), 0, frozenset({"recompute", "sequence_parallel", "sharded_optimizer"})
+        frozenset({"tp", "pp"}),
+        (0,),
+        0,
+        frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"}),
     ),
 }
 
@@ -80,7 +83,7 @@ def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     """
     offer = OFFERS[engine.name]
     settled = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
-    faults = [*_layout_faults(settled, layout), *_switch_faults(engine, layout)]
+    faults = [*_layout_faults(settled, layout), *_switch_faults(settled, layout)]
     faults += _offload_faults(settled, train)
     faults += _size_faults(settled, layout, shape)
     if faults:
@@ -146,6 +149,9 @@ def _switch_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
                     "use --dp 2 or more, or leave it out")  # fmt: skip
     if engine.partition != "layers" and layout.pp == 1:
         yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
+    if engine.compile == "whole" and engine.zero_stage == 3:
+        yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
+                    'use engine.compile = "block"')  # fmt: skip
     if engine.tiles > 1 and engine.zero_stage != 3:
         yield Fault(f"engine.tiles is {engine.tiles}, but only ZeRO-3 gathers weights tile by tile",
                     "use --zero-stage 3, or engine.tiles = 1")  # fmt: skip
@@ -186,6 +192,12 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
     for key in ("tiles", "loss_chunks"):
         if getattr(engine, key) < 1:
             yield Fault(f"engine.{key} is {getattr(engine, key)}, but must be at least 1", "use 1")
+    if engine.tiles > shape.hidden // layout.tp > 0:
+        yield Fault(
+            f"engine.tiles is {engine.tiles}, but a layer of model.hidden {shape.hidden} over tp {layout.tp} has "
+            f"{shape.hidden // layout.tp} outputs",
+            f"use engine.tiles = {shape.hidden // layout.tp} or less",
+        )
     if engine.sequence_parallel and shape.seq % layout.tp:
         seq = shape.seq // layout.tp * layout.tp
         yield Fault(f"engine.sequence_parallel: tp {layout.tp} does not divide model.seq {shape.seq}",

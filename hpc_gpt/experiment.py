@@ -68,6 +68,8 @@ class Engine:
     `partition` deals blocks out to pipeline stages: evenly, by parameters, or as a list of blocks a stage.
     `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` the share of the
     optimizer that is offloaded (ZeRO-3). `tiles` splits every linear layer's outputs (ZeRO-3 gathers one at a time).
+    `sharded_optimizer` deals out the moments over dp. `prefetch` gathers the next block's weights during the backward
+    pass, `reshard` frees a block's after its forward pass. `megatron_args` are further words for pretrain_gpt.py.
     """
 
     __pydantic_config__ = _STRICT
@@ -89,6 +91,7 @@ class Engine:
     sharded_optimizer: bool = False
     prefetch: bool = True
     reshard: bool = True
+    megatron_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

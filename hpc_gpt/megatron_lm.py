@@ -6,6 +6,7 @@ Source of the names: megatron/training/arguments.py and megatron/training/config
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -119,12 +120,25 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | 
         "--exit-signal-handler": True,
     }
     words = [word for name, value in arguments.items() for word in (name, str(value))]
-    return words + [name for name, wanted in flags.items() if wanted]
+    words += [name for name, wanted in flags.items() if wanted]
+    return [*words, *engine.megatron_args]
 
 
-def names_of(arguments: list[str]) -> list[str]:
+def names_of(arguments: Sequence[str]) -> list[str]:
     """The options among the words of a command line."""
-    return [word for word in arguments if word.startswith("--")]
+    return [word.split("=")[0] for word in arguments if word.startswith("--")]
+
+
+def check_own_words(resolved: Resolved) -> None:
+    """ConfigError where engine.megatron_args holds an option that the experiment's other keys settle."""
+    own = resolved.engine.megatron_args
+    words = megatron_arguments(resolved, "checkpoints", "prefix")
+    twice = sorted(set(names_of(words[: len(words) - len(own)])).intersection(names_of(own)))
+    if twice:
+        raise ConfigError(
+            f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
+            "set those keys (hpc-gpt help keys), so that the record says what ran",
+        )
 
 
 def _split(eval_fraction: float) -> str:

@@ -134,7 +134,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     if engine.name == megatron_lm.NAME:
         data = megatron_lm.megatron_data(data)
         megatron_lm.check_run(layout, shape, experiment.train)
-    return Resolved(
+    resolved = Resolved(
         name=experiment.name,
         preset=experiment.model.preset,
         model=shape,
@@ -149,6 +149,9 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         job=_job_over_profile(experiment, profile),
         cluster=profile,
     )
+    if engine.name == megatron_lm.NAME:
+        megatron_lm.check_own_words(resolved)
+    return resolved
 
 
 def resolve_shape(model: Model) -> ModelShape:

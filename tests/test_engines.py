@@ -74,6 +74,8 @@ ALONE = LayoutRequest(gpus=1)
             "leave train.optimizer_mode out",
         ),
         (Engine("deepspeed-zero", zero_stage=2, tiles=4), None, None, "only ZeRO-3 gathers weights tile", "stage 3"),
+        (Engine("deepspeed-zero", zero_stage=3, tiles=65), None, None, "tp 1 has 64 outputs", "64 or less"),
+        (Engine("hf-deepspeed", compile="whole"), None, None, "whole with ZeRO-3 is compiled anew", '"block"'),
         (Engine(tiles=0), None, None, "engine.tiles is 0, but must be at least 1", "use 1"),
         (Engine("ddp", loss_chunks=0), None, None, "engine.loss_chunks is 0", "use 1"),
         (Engine("ddp", sharded_optimizer=True), ALONE, None, "but dp is 1", "--dp 2"),

@@ -49,6 +49,7 @@ SWITCHES = {
     "sharded_optimizer": st.just(True),
     "prefetch": st.just(False),
     "reshard": st.just(False),
+    "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
 }
 
 

@@ -239,3 +239,23 @@ def test_every_option_is_in_the_stand_ins_parser_by_one_spelling():
         found |= set(names_of(megatron_arguments(settle(**parts), "c", "d")))
     assert len(found) > 45
     assert all(option == option.lower() and "_" not in option for option in found)
+
+
+def test_further_words_stand_behind_ours_and_never_against_them():
+    own = ["--transformer-impl", "local", "--num-workers=4"]
+    words = megatron_arguments(settle(engine={"megatron_args": tuple(own)}), "/run/checkpoints", "/data/text")
+    assert words[-3:] == own
+    assert {"--transformer-impl", "--num-workers"} <= set(names_of(words))
+    for twice in ("--num-layers=3", "--lr"):
+        with pytest.raises(ConfigError, match=rf"megatron_args holds {twice.split('=')[0]}, which follows") as refusal:
+            settle(engine={"megatron_args": (twice, "1")})
+        assert "help keys" in refusal.value.hint
+    with pytest.raises(ConfigError, match=r"engine\.megatron_args is .*, which engine ddp does not have"):
+        settle(engine={"name": "ddp", "megatron_args": ("--foo",)}, layout={"tp": 1})
+
+
+def test_a_checkout_is_asked_for_further_words_too(tmp_path):
+    checkout = make_checkout(tmp_path / "megatron")
+    resolved = settle(engine={"megatron_args": ("--no-such-option-anywhere",)})
+    with pytest.raises(ConfigError, match="does not know --no-such-option-anywhere"):
+        check_checkout(resolved, {"MEGATRON_LM": str(checkout)})

@@ -93,7 +93,8 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "loss_chunks": 1,
   "sharded_optimizer": false,
   "prefetch": true,
-  "reshard": true
+  "reshard": true,
+  "megatron_args": []
  },
  "layout": {
   "tp": 4,
