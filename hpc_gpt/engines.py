@@ -48,8 +48,8 @@ _INSTEAD = {
     ("fsdp", "zero_stage"): "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
     ("fsdp", "sharded_optimizer"): "fsdp shards the optimizer always; leave it out",
     ("ddp", "zero_stage"): "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
-    ("ddp", "offload"): 'use engine.name = "deepspeed-zero"',
-    ("deepspeed-3d", "offload"): 'use engine.name = "deepspeed-zero" with --pp 1',
+    ("ddp", "offload"): "use --engine deepspeed-zero",
+    ("deepspeed-3d", "offload"): "use --engine deepspeed-zero with --pp 1",
     ("deepspeed-3d", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
     ("deepspeed-zero", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
     ("hf-deepspeed", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
@@ -107,7 +107,7 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
         if size > 1 and axis not in offer.axes:
             others = " or ".join(name for name, other in OFFERS.items() if axis in other.axes)
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
-                        f"use --{axis} 1, or engine.name = {others}", of_layout=True)  # fmt: skip
+                        f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
     if stage not in (0, 1, 2, 3):
         yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {offer.zero_stage}")
     elif layout.pp > 1 and stage > 1:
@@ -134,7 +134,7 @@ def _switch_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
         if entry.name in offer.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
             continue
         takers = [name for name, other in OFFERS.items() if entry.name in other.switches]
-        hint = _INSTEAD.get((engine.name, entry.name), f"leave it out, or use engine.name = {' or '.join(takers)}")
+        hint = _INSTEAD.get((engine.name, entry.name), f"leave it out, or use --engine {' or '.join(takers)}")
         yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
     if engine.name == "hf-deepspeed" and engine.recompute == "selective":
         yield Fault("engine.recompute is selective, which transformers' model does not have", "use full or none")

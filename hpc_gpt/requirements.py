@@ -19,7 +19,7 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
     if resolved.train.dtype == "fp16" and not has_gpu and "deepspeed" in engine.name:
         raise ConfigError(
             "train.dtype is fp16, but this machine has no GPU, and DeepSpeed does not train in fp16 on a CPU",
-            "use --set train.dtype=fp32 or bf16, or engine.name = ddp or fsdp",
+            "use --set train.dtype=fp32 or bf16, or --engine ddp or fsdp",
         )
     if engine.name in _PACKAGES:
         check_package(*_PACKAGES[engine.name], f"engine {engine.name}")

@@ -29,6 +29,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--micro-batch-size", "--mbs"), "layout.micro_batch", int, "Samples in one pass of one replica."),
     (("--global-batch-size", "--gbs"), "layout.global_batch", int, "Samples in one step."),
     (("--gas",), "layout.micro_batches", int, "Micro-batches a step (gradient accumulation steps)."),
+    (("--engine",), "engine.name", str, "Engine: deepspeed-3d, deepspeed-zero, fsdp, ddp, … (hpc-gpt help engines)."),
     (("--zero-stage",), "engine.zero_stage", int, "ZeRO stage."),
     (("--seq-length", "--seq"), "model.seq", int, "Tokens in a sample."),
     (("--account", "-A"), "job.account", str, "Account to charge."),
