@@ -62,8 +62,8 @@ def test_the_experiment_it_shows_runs_on_that_profile(tmp_path):
     assert (run.gpus, run.batch.global_batch, run.name) == (16, 512, "myrun")
 
 
-def test_the_refusal_it_shows_is_what_is_said(capsys):
-    (block,) = blocks("console")
+@pytest.mark.parametrize("block", blocks("console"))
+def test_the_refusals_it_shows_are_what_is_said(block, capsys):
     command, _, said = block.partition("\n")
     with pytest.raises(SystemExit) as end:
         cli.main(shlex.split(command)[2:])
