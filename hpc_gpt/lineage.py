@@ -95,6 +95,12 @@ def descend(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
     batch stays, and micro_batches follows. Raises LayoutError or ConfigError for what cannot run, and for what would
     be another training.
     """
+    name = str(changes.get("engine.name") or parent.engine.name)
+    if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
+        raise ConfigError(
+            f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot become one of it",
+            "keep the engine, or submit a new run",
+        )
     tables: dict[str, Any] = experiment_tables(parent)
     asked = {key.removeprefix("layout."): value for key, value in changes.items() if key.startswith("layout.")}
     batch = asked.get("global_batch")

@@ -25,7 +25,7 @@ WEIGHTS = "weights"
 
 
 class SavedStates:
-    """A checkpoint folder that `write_pieces` left its lists in. CheckpointError where they are missing."""
+    """A checkpoint folder that `write_pieces` left its lists in; CheckpointError where they or numbers are missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,6 +34,11 @@ class SavedStates:
             raise CheckpointError(
                 f"{folder} does not say where its numbers lie: an older version wrote it",
                 "resume it at the layout it was saved with",
+            )
+        if any(each["swapped"] for each in lists):
+            raise CheckpointError(
+                f"{folder} lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that",
+                "offload to the host's memory where a run is to be resumed or exported",
             )
         self.tp = 1 + max(each["at"][0] for each in lists)
         self._files = [(each["file"], each["weights"]) for each in lists]

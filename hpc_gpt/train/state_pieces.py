@@ -128,6 +128,8 @@ def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: i
         "schema": SCHEMA,
         "at": at,
         "file": name,
+        # DeepSpeed's file has nothing of what lies on NVMe.
+        "swapped": any(not flat.numel() for flat in flat_states(engine)),
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
     }

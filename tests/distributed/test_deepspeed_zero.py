@@ -116,6 +116,7 @@ def test_what_cannot_go_on_says_why(launches: Launches) -> None:
     assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
     assert "another model: model.layers is 3 there and 2 here" in said["model"]
     assert "engine.name is deepspeed-3d there and hf-deepspeed here" in said["engine"]
+    assert "cannot be resumed with engine.offload_path" in said["nvme"]
     assert "g++ and ninja cannot be found" in said["ratio"]
     assert "no such folder" in said["path"]
 

@@ -214,6 +214,7 @@ def refusals(shared: Path) -> dict[str, str]:
         "dtype": zero(1, dp=2, dtype="bf16"),
         "model": replace(alike, model=replace(alike.model, layers=2)),
         "engine": settings(Layout(1, 1, 2), Engine("hf-deepspeed", 1)),
+        "nvme": zero(3, dp=2, offload="optimizer", offload_path=str(shared)),
     }.items():
         engine._resolved = other
         try:
