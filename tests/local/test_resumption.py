@@ -21,7 +21,7 @@ def test_submit_resume_with_another_layout():
     first = hpc_gpt("submit", *SMALL, *settings, "--wait")
     assert first.code == 0, first.stderr
     parent = newest()
-    before = {path: path.stat().st_mtime_ns for path in parent.path.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")}
 
     shown = hpc_gpt("submit", "--resume", parent.run_id, "--tp", "1", "--pp", "2", "--dry-run")
     assert shown.code == 0, shown.stderr
@@ -48,12 +48,12 @@ def test_submit_resume_with_another_layout():
     unbroken = losses(parent)
     assert losses(run) == pytest.approx({3: unbroken[3], 4: unbroken[4]}, abs=2e-6)
 
-    # The parent is as it was, and the new run says where it comes from.
-    assert {path: path.stat().st_mtime_ns for path in parent.path.rglob("*")} == before
+    # The parent's checkpoints are as they were, and the new run says where it comes from.
+    assert {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")} == before
     assert json.loads((run.path / "resumed_from.json").read_text())["path"] == str(parent.path)
     record = json.loads((run.path / "record.json").read_text())
     assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 4}
-    assert (record["tp"], record["dp"], record["zero_stage"], record["steps_used"]) == (1, 2, 3, 1)
+    assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 2, 3)
     status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
     assert (status["state"], status["step"]) == ("done", 4)
 
