@@ -76,6 +76,14 @@ def has_zero(name: str) -> bool:
     return len(OFFERS[name].zero_stages) > 1
 
 
+def can_resume(engine: Engine) -> bool:
+    """Whether a run of it can go on from its checkpoints.
+
+    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run goes wrong without a word.
+    """
+    return engine.offload_path is None
+
+
 def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
     """The engine with every switch settled.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 from pathlib import Path
 
@@ -38,5 +39,7 @@ def check_offload_path(path: str) -> None:
     if not Path(path).is_dir():
         raise ConfigError(
             f"engine.offload_path is {path}, but there is no such folder on {platform.node()}",
-            "name a folder on a local NVMe disk, or leave it out to offload to the host's memory",
+            "name a folder on every node's NVMe disk, or leave it out to offload to the host's memory",
         )
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"engine.offload_path {path} cannot be written", "name a folder that you can write")

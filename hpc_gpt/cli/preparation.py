@@ -64,6 +64,7 @@ def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
 
 
 def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None, row: str | None) -> Prepared:
+    from hpc_gpt.engines import can_resume
     from hpc_gpt.experiment import find_experiment
     from hpc_gpt.render import render_script
     from hpc_gpt.resolve import resolve
@@ -77,6 +78,9 @@ def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None,
         resolved = resolve(experiment, profile)
     if sweep is not None:
         resolved = replace(resolved, sweep=sweep.name, row=row)
+    if not can_resume(resolved.engine):
+        words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
+        notes = (*notes, f"note: {words}")
     text = find_experiment(request.experiment).read_text(encoding="utf-8")
     return Prepared(resolved, render_script(resolved, request.template), text, notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from hpc_gpt.engines import can_resume
 from hpc_gpt.run_folder import Attempt, RunFolder
 from hpc_gpt.train.signals import Signals
 
@@ -37,7 +38,9 @@ def minutes_over(minutes: float | None) -> End:
 
 def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     """Rank 0's last word: ended.json, the mark that sends the job back to the queue, and a line in the log."""
-    requeue = end.requeue and run.resolved().cluster.requeue and not is_cancelled(run, attempt)
+    resolved = run.resolved()
+    wanted = end.requeue and resolved.cluster.requeue and can_resume(resolved.engine)
+    requeue = wanted and not is_cancelled(run, attempt)
     if requeue:
         attempt.requeue.touch()
     attempt.write_ended(end.ended, end.cause, step, requeue)

@@ -131,3 +131,14 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
 def test_rendering_needs_no_slurm(tmp_path):
     bare = without_slurm(tmp_path)
     assert hpc_gpt("render", "demo", environment=bare).stdout == hpc_gpt("render", "demo").stdout
+
+
+def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
+    nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
+    nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
+    told = hpc_gpt("render", "demo", *nvme)
+    assert told.code == 0
+    assert told.stderr == (
+        "note: what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued\n"
+    )
+    assert "note" not in hpc_gpt("render", "demo", *nvme[:-2]).stderr
