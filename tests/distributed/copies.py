@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpc_gpt.model.tensor_parallel import full_name, split_of, tile_of
+
+Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -25,23 +27,37 @@ class Digest:
 
 
 def digest(engine: Any) -> Digest:
-    """Every rank calls it and gets the same. What ZeRO-3 or FSDP has dealt out over dp is gathered first."""
+    """Every rank calls it and gets the same. What ZeRO-3 has dealt out over dp is gathered first."""
     own = []
     with gathered(engine.module) as parameters:
         for parameter in parameters:
-            share, tile = _share(parameter), tile_of(parameter)
-            place = (0 if tile is None else tile.number, engine.tp_rank if _is_split(parameter) else 0)
+            share = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().cpu()
             held = hashlib.sha256(share.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-            own.append((full_name(parameter), place, float(share.double().sum()), held))
+            own.append((full_name(parameter), _place(parameter, engine), float(share.double().sum()), held))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
-    sums: dict[str, dict[tuple[int, int], float]] = {}
-    copies: dict[str, dict[tuple[int, int], set[str]]] = {}
+    sums: dict[str, dict[Place, float]] = {}
+    copies: dict[str, dict[Place, set[str]]] = {}
     for name, place, total, held in (entry for rank in everyone for entry in rank):
         sums.setdefault(name, {})[place] = total
         copies.setdefault(name, {}).setdefault(place, set()).add(held)
     apart = [name for name, places in copies.items() if any(len(held) > 1 for held in places.values())]
     return Digest({name: sum(places.values()) for name, places in sums.items()}, apart)
+
+
+def _place(parameter: nn.Parameter, engine: Any) -> Place:
+    """Which part of the whole parameter a rank holds: ranks with the same place hold copies."""
+    tile = tile_of(parameter)
+    place = [0 if tile is None else tile.number]
+    axes: tuple[str, ...] = ()
+    if isinstance(parameter, DTensor):
+        mesh, at = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+        assert at is not None
+        axes = mesh.mesh_dim_names or ()
+        place += [0 if split.is_replicate() else number for split, number in zip(parameter.placements, at, strict=True)]
+    # Where the mesh does not say how a parameter lies over tp, its own mark does.
+    place.append(engine.tp_rank if split_of(parameter) is not None and "tp" not in axes else 0)
+    return tuple(place)
 
 
 @contextlib.contextmanager
@@ -54,14 +70,3 @@ def gathered(module: nn.Module) -> Iterator[list[nn.Parameter]]:
 
             stack.enter_context(deepspeed.zero.GatheredParameters(parameters))
         yield parameters
-
-
-def _is_split(parameter: nn.Parameter) -> bool:
-    """Whether what `_share` gives is this tensor-parallel rank's own."""
-    over_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
-    return split_of(parameter) is not None and not over_tp
-
-
-def _share(parameter: nn.Parameter) -> Tensor:
-    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return whole.detach().cpu()
