@@ -6,8 +6,8 @@ so that a rank never keeps more than its shard of it. Without it the weights are
 the whole gradient, which is reduced once, in the last micro-batch: less to send, more to hold.
 
 Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles know neither a fused
-QKV, of which a rank holds its heads of each part, nor this embedding and loss. Where others must know which part of the
-model a shard is, in checkpoints, it is a DTensor on the mesh of tp x dp.
+QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients are
+DTensors on the mesh of tp x dp, whose placements say which part of the model a rank holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.attention import attention_kernels
 from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
 from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.fsdp_model import build_mesh, build_sharded_gpt, on_host, sharded_modules
+from hpc_gpt.train.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
 from hpc_gpt.train.gradient_norm import owned
 from hpc_gpt.train.loss_scaler import LossScaler
 from hpc_gpt.train.optimizer import build_optimizer, learning_rate
@@ -76,9 +76,7 @@ class Fsdp:
         self._scaler = LossScaler(train.dtype, device)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         self._update = Update(optimizer, owned(self._shards, self.tp_rank), everyone, train.clip, self._scaler, device)
-        shapes = [self._whole_shape(parameter) for parameter in self._parameters]
-        where = self._mesh if resolved.engine.offload == "none" else on_host(self._mesh)
-        self._checkpoint = ShardedCheckpoint(self._shards, shapes, optimizer, where)
+        self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
 
     @property
     def step(self) -> int:
@@ -152,17 +150,9 @@ class Fsdp:
 
     def parameter_count(self) -> int:
         """Parameters of the whole model, a tied embedding once."""
-        return sum(self._whole_shape(parameter).numel() for parameter in self._parameters)
-
-    def _whole_shape(self, parameter: DTensor) -> torch.Size:
-        """A parameter's shape in the whole model; FSDP's is that of a tp rank's share."""
-        shape, split = list(parameter.shape), split_of(parameter)  # type: ignore[arg-type]
-        if split is not None:
-            shape[split.dim] *= self._resolved.layout.tp
-        return torch.Size(shape)
+        return sum(parameter.numel() for parameter in self._parameters)
 
 
 def _shard_of(parameter: DTensor) -> nn.Parameter:
     """What of a parameter this rank holds, as a plain one in the same memory."""
-    named = parameter
-    return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(named), split_of(named))  # type: ignore[arg-type]
+    return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(parameter), split_of(parameter))  # type: ignore[arg-type]

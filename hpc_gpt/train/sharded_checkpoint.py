@@ -3,16 +3,17 @@
     dcp/             "weights/<full name>" and "optimizer/<full name>/<moment>", whole tensors in pieces
     progress.json    step, loss scale, and which parameters' rows lie in the order of the tp ranks
 
-Each rank describes its shards to DCP as DTensors on the mesh, so that any other mesh finds its own pieces. One thing
-a DTensor cannot say is that a rank holds its heads of Q, of K and of V (`Split.parts`). Such a tensor is kept with
-the rows of tp rank 0 first, then those of rank 1, and so on; a reader of another tp puts them in order.
+Weights are given to DCP as the DTensors they are, and an optimizer's state as one like its weight, so that any other
+mesh finds its own pieces. One thing a DTensor cannot say is that a rank holds its heads of Q, of K and of V
+(`Split.parts`). Such a tensor is kept with the rows of tp rank 0 first, then those of rank 1, and so on; a reader of
+another tp puts them in order.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
@@ -31,22 +31,18 @@ _FOLDER, _PROGRESS = "dcp", "progress.json"
 
 
 class ShardedCheckpoint:
-    """Saves and loads this rank's `shards` and the state of their `optimizer`; `shapes` are the whole parameters'.
-
-    A shard is the rank's share over tp, and of that, along the first dimension, its share over dp.
-    """
+    """Saves and loads the `parameters` and the state of the `optimizer` that works on this rank's `shards` of them."""
 
     def __init__(
         self,
+        parameters: Sequence[DTensor],
         shards: list[nn.Parameter],
-        shapes: list[torch.Size],
         optimizer: torch.optim.Optimizer,
-        mesh: DeviceMesh,
     ) -> None:
         self._shards = {full_name(shard): shard for shard in shards}
-        self._shapes = dict(zip(self._shards, shapes, strict=True))
+        self._parameters = dict(zip(self._shards, parameters, strict=True))
         self._optimizer = optimizer
-        self._mesh = mesh
+        self._mesh = parameters[0].device_mesh
 
     def save(self, folder: Path, step: int, scale: dict[str, Any]) -> None:
         """Writes this rank's pieces, and rank 0 the progress; all ranks together."""
@@ -66,7 +62,7 @@ class ShardedCheckpoint:
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
         """(step, loss scale) of the checkpoint, whose weights and states are now this rank's; all ranks together."""
         progress = _read_progress(folder)
-        reader = FileSystemReader(folder / _FOLDER)
+        reader = _Reader(folder / _FOLDER)
         targets = self._targets(reader)
         convert = set(progress["fused"]) if progress["tp"] != self._mesh["tp"].size() else set()
         state = {
@@ -77,8 +73,8 @@ class ShardedCheckpoint:
         state_dict_loader.load(state, storage_reader=reader)
         for key, (name, value) in targets.items():
             if key not in state:
-                whole = torch.empty(self._shapes[name], dtype=value.dtype)
-                state_dict_loader.load({key: whole}, storage_reader=FileSystemReader(folder / _FOLDER))
+                whole = torch.empty(self._parameters[name].shape, dtype=value.dtype)
+                state_dict_loader.load({key: whole}, storage_reader=reader)
                 value.copy_(self._share(name, _in_order(name, whole, progress)))
         self._take_moments({key: value for key, (_, value) in targets.items()})
         return int(progress["step"]), progress["scale"]
@@ -110,10 +106,10 @@ class ShardedCheckpoint:
 
     def _whole(self, name: str, piece: Tensor) -> DTensor:
         """The whole tensor that `piece` is this rank's part of; nothing is copied or sent."""
-        split, shape = split_of(self._shards[name]), self._shapes[name]
-        over_tp: Placement = Shard(split.dim) if split else Replicate()
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(piece, self._mesh, (over_tp, Shard(0)), run_check=False, shape=shape, stride=stride)
+        like = self._parameters[name]
+        return DTensor.from_local(
+            piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
 
     def _share(self, name: str, whole: Tensor) -> Tensor:
         """This rank's piece of a whole tensor in the model's order."""
@@ -124,17 +120,28 @@ class ShardedCheckpoint:
         return pieces[rank] if rank < len(pieces) else share[:0]
 
 
+class _Reader(FileSystemReader):
+    """Reads one checkpoint in several loads, and its metadata, which grow with the ranks that saved it, once."""
+
+    _read: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._read is None:
+            self._read = super().read_metadata(*args, **kwargs)
+        return self._read
+
+
 def read_sharded(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The weights of such a checkpoint, by full name, one at a time; in one process, without torch.distributed."""
     progress = _read_progress(folder)
-    kept = FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
-    for key, of in kept.items():
+    reader = _Reader(folder / _FOLDER)
+    for key, of in reader.read_metadata().state_dict_metadata.items():
         if key.startswith("weights/") and isinstance(of, TensorStorageMetadata):
             whole = torch.empty(of.size, dtype=of.properties.dtype)
             with warnings.catch_warnings():
                 # It warns that torch.distributed is not there, `no_dist` or not.
                 warnings.simplefilter("ignore", UserWarning)
-                state_dict_loader.load({key: whole}, storage_reader=FileSystemReader(folder / _FOLDER), no_dist=True)
+                state_dict_loader.load({key: whole}, storage_reader=reader, no_dist=True)
             name = key.split("/")[1]
             yield name, _in_order(name, whole, progress)
 

@@ -30,6 +30,7 @@ from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.resolve import Resolved, resolve
 from hpc_gpt.train.engine import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
+from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
 
@@ -309,6 +310,11 @@ def run_all(world: int, folder: Path) -> dict[str, Any]:
         found[f"break {name}"] = break_gradient(resolved)
     for name, resolved in LISTED[world].items():
         found[f"calls {name}"] = list_calls(resolved)
+    if world == 4:
+        found["placements"] = describe_placements(_build(FSDP(TP2_DP2)))
+        with up_mixed_up(rows=4 * 30 // 2):
+            mixed = folder / "mixed" / "checkpoints" / "trained 4 fsdp tp"
+            found["mixed"] = train_all(TRAININGS[4]["fsdp tp"], mixed)
     if world == 1:
         found["refuse"] = refuse(kept / "refused")
     return found

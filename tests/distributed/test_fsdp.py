@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.train.fsdp import read_weights
-from tests.distributed.sharded_runs import MOVED, TRAININGS
+from tests.distributed.sharded_runs import MOVED, TRAININGS, reference
 from tests.distributed.sharded_tests import (
     check_broken,
     check_moved,
@@ -39,6 +39,38 @@ def found(folder: Path) -> Found:
 def test_it_trains_like_one_plain_process(found: Found, folder: Path, world: int, name: str) -> None:
     check_near(found[world][f"train {name}"], TRAININGS[world][name].train.dtype)
     check_weights(read_weights, folder, world, name)
+
+
+# Over tp; what is not here is whole on every tp rank. Of that all ranks of dp hold their rows.
+SPLIT = {
+    "embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.qkv.bias": 0,
+    "attention.projection.weight": 1,
+    "feed_forward.up.weight": 0,
+    "feed_forward.up.bias": 0,
+    "feed_forward.down.weight": 1,
+}
+
+
+def test_parameters_and_gradients_are_dtensors_on_tp_x_dp_placed_as_they_are_split(found: Found) -> None:
+    described = found[4]["placements"]
+    assert described.keys() == reference().weights.keys()
+    for name, one in described.items():
+        dim = SPLIT.get(name.split(".", 2)[-1] if name.startswith("blocks.") else name)
+        placements = ["R" if dim is None else f"S({dim})", "S(0)"]
+        assert one == {
+            "mesh": [["tp", "dp"], [[0, 2], [1, 3]]],
+            "placements": placements,
+            "gradient": placements,
+            "as drawn": True,
+        }, name
+
+
+def test_one_placement_mixed_up_is_another_model(found: Found, folder: Path) -> None:
+    check_near(found[4]["mixed"], "fp32")  # the layers are given what they were
+    with pytest.raises(AssertionError, match=r"up\.weight"):
+        check_weights(read_weights, folder / "mixed", 4, "fsdp tp")
 
 
 @pytest.mark.parametrize("count", [1, 4])
