@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from hpc_gpt.train.fsdp import read_weights
 from tests.distributed.sharded_runs import MOVED, TRAININGS, reference
@@ -71,6 +72,21 @@ def test_one_placement_mixed_up_is_another_model(found: Found, folder: Path) -> 
     check_near(found[4]["mixed"], "fp32")  # the layers are given what they were
     with pytest.raises(AssertionError, match=r"up\.weight"):
         check_weights(read_weights, folder / "mixed", 4, "fsdp tp")
+
+
+def test_a_checkpoints_metadata_are_read_once_for_all_weights(
+    found: Found, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, times = FileSystemReader.read_metadata, []
+
+    def counted(reader: FileSystemReader, *args: Any, **kwargs: Any) -> Any:
+        times.append(reader)
+        return read(reader, *args, **kwargs)
+
+    monkeypatch.setattr(FileSystemReader, "read_metadata", counted)
+    weights = dict(read_weights(folder / "checkpoints" / "trained 4 fsdp tp", TRAININGS[4]["fsdp tp"]))
+    assert weights.keys() == reference().weights.keys()
+    assert len(times) == 1
 
 
 @pytest.mark.parametrize("count", [1, 4])
