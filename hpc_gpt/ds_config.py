@@ -28,7 +28,7 @@ def zero_stage(resolved: Resolved) -> int:
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether norm and clipping are ours (`train.gradient_norm`), not DeepSpeed's.
+    """Whether norm and clipping are ours (`train.engines.gradient_norm`), not DeepSpeed's.
 
     Without ZeRO DeepSpeed 0.19.8 takes the norm over stage 0 alone (and, unclipped, takes none).
     """

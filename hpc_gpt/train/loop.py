@@ -13,10 +13,10 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
-from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.ending import CANCELLED, INTERRUPTED, PREEMPTED, WALLTIME, End, minutes_over
-from hpc_gpt.train.engine import Engine
+from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Ranks

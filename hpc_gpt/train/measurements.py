@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hpc_gpt.run_folder import Attempt, write_once
-from hpc_gpt.train.compilation import compile_seconds
+from hpc_gpt.train.engines.compilation import compile_seconds
 from hpc_gpt.train.ranks import Ranks
 
 _EVERY_S = 1.0

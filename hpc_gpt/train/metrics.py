@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.engine import StepResult
+from hpc_gpt.train.engines.protocol import StepResult
 
 _GIB = 2.0**30
 Moment = float | torch.cuda.Event

@@ -15,10 +15,10 @@ from hpc_gpt.run_folder import Attempt, RunFolder, write_once
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shards import ShardSet
-from hpc_gpt.train.attention import attention_used
-from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.ending import is_preemption, write_end
-from hpc_gpt.train.engine import Engine, build_engine
+from hpc_gpt.train.engines.attention import attention_used
+from hpc_gpt.train.engines.protocol import Engine, build_engine
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device

@@ -20,8 +20,8 @@ from hpc_gpt.experiment import Engine
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.activation_offload import ActivationOffload
 from hpc_gpt.model.gpt import Block
-from hpc_gpt.train.deepspeed_3d import Deepspeed3D
-from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
+from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import Case, micro_batches
 
 PIPELINE, TENSOR = Layout(1, 2, 1), Layout(2, 1, 1)

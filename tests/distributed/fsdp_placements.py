@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.train import fsdp_model
+from hpc_gpt.train.engines import fsdp_model
 from tests.distributed.equality_cases import micro_batches
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hpc_gpt.experiment import Engine
 from hpc_gpt.layout import Layout
-from hpc_gpt.train.engine import build_engine
-from hpc_gpt.train.hf_deepspeed import read_weights
+from hpc_gpt.train.engines.hf_deepspeed import read_weights
+from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, micro_batches
 from tests.distributed.zero_runs import STEPS, settings, train
 

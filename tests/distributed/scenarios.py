@@ -29,8 +29,8 @@ from hpc_gpt.model.tensor_parallel import (
     VocabParallelLoss,
 )
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.deepspeed_3d import Deepspeed3D
-from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
+from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches, zero
 
 Scenario = Callable[[Path], Any]

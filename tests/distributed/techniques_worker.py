@@ -20,7 +20,7 @@ from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
 from hpc_gpt.model_shape import ModelShape
-from hpc_gpt.train.compilation import compile_model
+from hpc_gpt.train.engines.compilation import compile_model
 from tests.model.whole_parameters import Piece, merge_pieces, piece_of
 
 TIED = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)

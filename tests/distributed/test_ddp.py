@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.train.ddp import read_weights
+from hpc_gpt.train.engines.ddp import read_weights
 from tests.distributed.sharded_runs import TRAININGS
 from tests.distributed.sharded_tests import (
     check_broken,

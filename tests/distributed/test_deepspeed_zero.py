@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.train.engine import MODULES
+from hpc_gpt.train.engines.protocol import MODULES
 from tests.distributed.zero_runs import LAUNCHES, RESUMES, SAVED, STEPS, TRAININGS, name_of, reference, run_launches
 
 Launches = dict[str, dict[str, Any]]

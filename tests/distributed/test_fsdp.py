@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from hpc_gpt.train.fsdp import read_weights
+from hpc_gpt.train.engines.fsdp import read_weights
 from tests.distributed.sharded_runs import MOVED, TRAININGS, reference
 from tests.distributed.sharded_tests import (
     check_broken,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.train.hf_deepspeed import build
+from hpc_gpt.train.engines.hf_deepspeed import build
 from tests.distributed.hf_worker import CASES, DP2
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.zero_runs import reference, settings

@@ -27,8 +27,8 @@ from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.train import deepspeed_zero
-from hpc_gpt.train.engine import build_engine
+from hpc_gpt.train.engines import deepspeed_zero
+from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from hpc_gpt.train.agreement import Word
-from hpc_gpt.train.engine import MicroBatches, StepResult
+from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.train.ranks import Ranks
 
 

@@ -17,7 +17,7 @@ os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICE
 # The last two are what building an optimizer and initialising DeepSpeed import on the way.
 MODULES = (
     "hpc_gpt.train.trainer",
-    "hpc_gpt.train.deepspeed_3d",
+    "hpc_gpt.train.engines.deepspeed_3d",
     "hpc_gpt.model.pipeline",
     "deepspeed.runtime.pipe.topology",
     "deepspeed.runtime.zero.muon.muon_optimizer",

@@ -15,7 +15,7 @@ from hpc_gpt.experiment import Engine
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.train.engine import MODULES
+from hpc_gpt.train.engines.protocol import MODULES
 from hpc_gpt.train.export import export_hf
 from tests.cli.command import error_of, hpc_gpt
 from tests.train.launch import new_run, settings, train

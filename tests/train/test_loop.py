@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpc_gpt.tokens.samples import Samples
-from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Signals

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.train.engine import StepResult
+from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.metrics import Metrics
 from tests.train.launch import settings
 

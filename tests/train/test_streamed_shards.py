@@ -22,8 +22,8 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.train.checkpoints.data_position import read_positions, write_positions
 from hpc_gpt.train.data import Stream, StreamedShards, open_stream
-from hpc_gpt.train.data_position import read_positions, write_positions
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train
 

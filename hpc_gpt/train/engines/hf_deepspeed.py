@@ -18,8 +18,8 @@ from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, nam
 from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.requirements import check_package
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train import saved_states
-from hpc_gpt.train.deepspeed_zero import DeepspeedZero
+from hpc_gpt.train.checkpoints import saved_states
+from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hpc_gpt.lineage import convertible
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.checkpoint_identity import check_identity, read_identity
-from hpc_gpt.train.saved_states import WEIGHTS, SavedStates
-from hpc_gpt.train.state_pieces import Piece, flat_states, pieces_of, places_of
+from hpc_gpt.train.checkpoints.identity import check_identity, read_identity
+from hpc_gpt.train.checkpoints.saved_states import WEIGHTS, SavedStates
+from hpc_gpt.train.checkpoints.state_pieces import Piece, flat_states, pieces_of, places_of
 
 
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:

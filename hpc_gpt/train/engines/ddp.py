@@ -1,7 +1,7 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 keep fp32 masters (`train.master_weights`). With `engine.sharded_optimizer` the moments are dealt out over
-the ranks by ZeroRedundancyOptimizer, whole parameters at a time.
+bf16 and fp16 keep fp32 masters (`master_weights`). With `engine.sharded_optimizer` the moments are dealt out over the
+ranks by ZeroRedundancyOptimizer, whole parameters at a time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hpc_gpt import lineage
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
-from hpc_gpt.train.compilation import compile_model
-from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.gradient_buckets import average_into_masters
-from hpc_gpt.train.loss_scaler import LossScaler
-from hpc_gpt.train.master_weights import HALF, MasterWeights
-from hpc_gpt.train.optimizer import build_optimizer, learning_rate
-from hpc_gpt.train.random_state import load_random_state, save_random_state
-from hpc_gpt.train.replicated_checkpoint import ReplicatedCheckpoint, read_replicated
-from hpc_gpt.train.update import Update
+from hpc_gpt.train.checkpoints.identity import check_identity, write_identity
+from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
+from hpc_gpt.train.engines.attention import attention_kernels
+from hpc_gpt.train.engines.compilation import compile_model
+from hpc_gpt.train.engines.gradient_buckets import average_into_masters
+from hpc_gpt.train.engines.loss_scaler import LossScaler
+from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
+from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.engines.update import Update
 
 # Keys of a checkpoint's identity in which it may differ from the run that loads it.
 CONVERTIBLE = lineage.CONVERTIBLE["ddp"]
@@ -50,7 +50,7 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
 
 class Ddp:
-    """See `hpc_gpt.train.engine.Engine`. On one rank there is no wrapper and no collective."""
+    """See `hpc_gpt.train.engines.protocol.Engine`. On one rank there is no wrapper and no collective."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine, train = resolved.layout, resolved.engine, resolved.train

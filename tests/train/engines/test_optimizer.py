@@ -14,8 +14,8 @@ from hpc_gpt.experiment import Train
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import name_parameter
 from hpc_gpt.model_shape import ModelShape
-from hpc_gpt.train.gradient_norm import GradientNorm
-from hpc_gpt.train.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.gradient_norm import GradientNorm
+from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
 TRAIN = Train(steps=100, lr=1e-3, min_lr=1e-4, warmup_steps=10)

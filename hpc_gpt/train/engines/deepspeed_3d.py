@@ -14,18 +14,18 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import write_identity
-from hpc_gpt.train.compilation import compile_model
-from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
-from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.gradient_norm import GradientNorm, owned
-from hpc_gpt.train.groups import own_group
-from hpc_gpt.train.load_universal import find_differences, load_universal
-from hpc_gpt.train.optimizer import build_optimizer, learning_rate
-from hpc_gpt.train.random_state import load_random_state, save_random_state
-from hpc_gpt.train.saved_states import read_weights
-from hpc_gpt.train.state_pieces import write_pieces
+from hpc_gpt.train.checkpoints.identity import write_identity
+from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
+from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.saved_states import read_weights
+from hpc_gpt.train.checkpoints.state_pieces import write_pieces
+from hpc_gpt.train.engines.attention import attention_kernels
+from hpc_gpt.train.engines.compilation import compile_model
+from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.engines.groups import own_group
+from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 
 __all__ = ["build", "read_weights"]
 _TAG = "deepspeed"
@@ -37,7 +37,7 @@ def build(resolved: Resolved, device: torch.device) -> Deepspeed3D:
 
 
 class Deepspeed3D:
-    """See `hpc_gpt.train.engine.Engine`.
+    """See `hpc_gpt.train.engines.protocol.Engine`.
 
     A layout of one stage runs through DeepSpeed's PipelineModule like any other: what that clones there are token
     numbers, a few kB, and one path is tested instead of two.

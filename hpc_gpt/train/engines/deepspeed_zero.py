@@ -22,17 +22,17 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.requirements import check_offload_path
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import write_identity
-from hpc_gpt.train.compilation import compile_model
-from hpc_gpt.train.deepspeed_setup import import_deepspeed, quiet
-from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.gradient_norm import GradientNorm, owned
-from hpc_gpt.train.load_universal import find_differences, load_universal
-from hpc_gpt.train.optimizer import build_optimizer, learning_rate
-from hpc_gpt.train.random_state import load_random_state, save_random_state
-from hpc_gpt.train.saved_states import read_weights
-from hpc_gpt.train.state_pieces import write_pieces
+from hpc_gpt.train.checkpoints.identity import write_identity
+from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
+from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.saved_states import read_weights
+from hpc_gpt.train.checkpoints.state_pieces import write_pieces
+from hpc_gpt.train.engines.attention import attention_kernels
+from hpc_gpt.train.engines.compilation import compile_model
+from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
+from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 
 __all__ = ["build", "read_weights"]
 _TAG = "deepspeed"
@@ -83,7 +83,7 @@ def _group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup:
 
 
 class DeepspeedZero:
-    """See `hpc_gpt.train.engine.Engine`."""
+    """See `hpc_gpt.train.engines.protocol.Engine`."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine = resolved.layout, resolved.engine

@@ -70,11 +70,11 @@ class Engine(Protocol):
 # `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`: from a checkpoint that `save` wrote, in one process
 # without torch.distributed, every parameter of the whole model by its full name (`tensor_parallel.full_name`), fp32.
 MODULES = {
-    "deepspeed-3d": "hpc_gpt.train.deepspeed_3d",
-    "deepspeed-zero": "hpc_gpt.train.deepspeed_zero",
-    "fsdp": "hpc_gpt.train.fsdp",
-    "ddp": "hpc_gpt.train.ddp",
-    "hf-deepspeed": "hpc_gpt.train.hf_deepspeed",
+    "deepspeed-3d": "hpc_gpt.train.engines.deepspeed_3d",
+    "deepspeed-zero": "hpc_gpt.train.engines.deepspeed_zero",
+    "fsdp": "hpc_gpt.train.engines.fsdp",
+    "ddp": "hpc_gpt.train.engines.ddp",
+    "hf-deepspeed": "hpc_gpt.train.engines.hf_deepspeed",
 }
 
 

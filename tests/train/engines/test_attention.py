@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.attention import attention_kernels, attention_used
+from hpc_gpt.train.engines.attention import attention_kernels, attention_used
 from tests.train.launch import settings
 
 CPU = torch.device("cpu")

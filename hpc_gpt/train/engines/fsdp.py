@@ -25,16 +25,16 @@ from torch.distributed.tensor import DTensor
 from hpc_gpt import lineage
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.attention import attention_kernels
-from hpc_gpt.train.checkpoint_identity import check_identity, write_identity
-from hpc_gpt.train.engine import MicroBatches, StepResult
-from hpc_gpt.train.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
-from hpc_gpt.train.gradient_norm import owned
-from hpc_gpt.train.loss_scaler import LossScaler
-from hpc_gpt.train.optimizer import build_optimizer, learning_rate
-from hpc_gpt.train.random_state import load_random_state, save_random_state
-from hpc_gpt.train.sharded_checkpoint import ShardedCheckpoint, read_sharded
-from hpc_gpt.train.update import Update
+from hpc_gpt.train.checkpoints.identity import check_identity, write_identity
+from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_sharded
+from hpc_gpt.train.engines.attention import attention_kernels
+from hpc_gpt.train.engines.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
+from hpc_gpt.train.engines.gradient_norm import owned
+from hpc_gpt.train.engines.loss_scaler import LossScaler
+from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.engines.update import Update
 
 # Keys of a checkpoint's identity in which it may differ from the run that loads it.
 CONVERTIBLE = lineage.CONVERTIBLE["fsdp"]
@@ -51,7 +51,7 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
 
 class Fsdp:
-    """See `hpc_gpt.train.engine.Engine`.
+    """See `hpc_gpt.train.engines.protocol.Engine`.
 
     The optimizer works on the shards as plain tensors, which share their memory with FSDP's: its kernels need not
     know that they are parts of something.

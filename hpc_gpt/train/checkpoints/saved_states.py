@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split
-from hpc_gpt.train.deepspeed_setup import import_deepspeed
-from hpc_gpt.train.state_pieces import SCHEMA, Piece
+from hpc_gpt.train.checkpoints.state_pieces import SCHEMA, Piece
+from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 
 WEIGHTS = "weights"
 

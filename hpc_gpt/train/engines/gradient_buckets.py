@@ -4,7 +4,7 @@
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.train.master_weights import MasterWeights
+from hpc_gpt.train.engines.master_weights import MasterWeights
 
 
 def average_into_masters(

@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.errors import CheckpointError, RunFolderError
 from hpc_gpt.run_folder import read_json
-from hpc_gpt.train.data_position import read_positions, write_positions
-from hpc_gpt.train.engine import Engine
+from hpc_gpt.train.checkpoints.data_position import read_positions, write_positions
+from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.failure import is_lost_peer, probe_disk
 
 COMPLETE = "complete.json"

@@ -18,7 +18,7 @@ from hpc_gpt.experiment import Engine
 from hpc_gpt.model.activation_offload import ActivationOffload
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.train.compilation import compile_model, compile_seconds
+from hpc_gpt.train.engines.compilation import compile_model, compile_seconds
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train
 
@@ -139,7 +139,7 @@ def test_nothing_is_compiled_unless_asked() -> None:
 
 
 def test_no_time_where_nothing_was_compiled() -> None:
-    program = "from hpc_gpt.train.compilation import compile_seconds; print(compile_seconds())"
+    program = "from hpc_gpt.train.engines.compilation import compile_seconds; print(compile_seconds())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "None\n"
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter, split_of
-from hpc_gpt.train.loss_scaler import LossScaler
-from hpc_gpt.train.master_weights import MasterWeights
-from hpc_gpt.train.update import Update
+from hpc_gpt.train.engines.loss_scaler import LossScaler
+from hpc_gpt.train.engines.master_weights import MasterWeights
+from hpc_gpt.train.engines.update import Update
 
 CPU = torch.device("cpu")
 MODES = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}

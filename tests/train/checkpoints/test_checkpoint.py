@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_gpt.train.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from tests.train.alone import ALONE, CountingEngine
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.train.gradient_norm import whole_norm
-from hpc_gpt.train.loss_scaler import LossScaler
+from hpc_gpt.train.engines.gradient_norm import whole_norm
+from hpc_gpt.train.engines.loss_scaler import LossScaler
 
 
 class Update:

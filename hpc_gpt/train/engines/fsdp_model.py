@@ -22,8 +22,8 @@ from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.compilation import compile_model
-from hpc_gpt.train.master_weights import HALF
+from hpc_gpt.train.engines.compilation import compile_model
+from hpc_gpt.train.engines.master_weights import HALF
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
