@@ -12,7 +12,7 @@ from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout
-from hpc_gpt.lineage import CONVERTIBLE, RESUMED_FROM, descend, find_ancestors, newest_step, parent_of
+from hpc_gpt.lineage import CONVERTIBLE, RESUMED_FROM, convertible, descend, find_ancestors, newest_step, parent_of
 from hpc_gpt.resolve import Resolved, resolve
 from hpc_gpt.run_folder import RunFolder, write_once
 
@@ -80,6 +80,68 @@ def test_an_offloaded_optimizer_runs_where_its_states_are():
     settings = parent(Engine("deepspeed-zero", 2), pp=1, gpus=4)
     resolved = descend(settings, {"engine.offload": "optimizer"}, SITE, 20)
     assert (settings.train.optimizer_mode, resolved.train.optimizer_mode) == ("fused", "host")
+
+
+def test_another_account_of_the_same_site_is_taken_up():
+    """The profile laid the parent's there; nobody asked for it."""
+    assert descend(parent(), {}, replace(SITE, account="next"), 20).job.account == "next"
+
+
+def test_tp_across_nodes_stays_allowed_for_the_tp_that_it_was_given_for():
+    spread = parent(tp=8, pp=1, dp=1, allow_tp_across_nodes=True)
+    assert descend(spread, {"layout.micro_batch": 4}, SITE, 20).layout == Layout(8, 1, 1)
+    with pytest.raises(LayoutError, match="nodes"):
+        descend(parent(gpus=16, tp=4, pp=2), {"layout.tp": 8}, SITE, 20)
+    with pytest.raises(LayoutError, match="nodes"):
+        descend(spread, {"layout.tp": 16, "layout.gpus": 16}, SITE, 20)
+
+
+STREAM = Data(source="stream", path="stdlib")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.minutes": 5.0},
+        {"train.deterministic": True},
+        {"train.tf32": True},
+        {"train.optimizer_mode": "foreach"},
+        {"train.log_every": 1, "train.eval_every": 5, "train.eval_batches": 1, "train.save_every": 5},
+        {"train.max_bad_steps": 5},
+        {"data.workers": 2, "data.on_bad_shard": "skip"},
+    ],
+)
+def test_what_changes_neither_weights_nor_the_order_of_the_data_is_free(changes):
+    settings = replace(parent(), data=STREAM)
+    resolved = descend(settings, changes, SITE, 20)
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        assert getattr(getattr(resolved, table), name) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(f"train.{key}", 0.5) for key in ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps", "clip")],
+        *[(f"train.{key}", 7) for key in ("seed", "warmup_steps")],
+        *[("train.optimizer", "sgd"), ("train.decay", "constant")],
+        *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
+    ],
+)
+def test_what_would_train_other_weights_or_read_other_samples_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key} would be"):
+        descend(replace(parent(), data=STREAM), {key: value}, SITE, 20)
+
+
+def test_each_engine_takes_up_what_it_can_and_no_strangers_checkpoint():
+    fsdp = parent(Engine("fsdp"), tp=1, pp=1, gpus=4, dp=4)
+    assert descend(fsdp, {"layout.tp": 2}, SITE, 20).layout == Layout(2, 1, 2)
+    stage_3 = parent(Engine("hf-deepspeed"), tp=1, pp=1, gpus=4, dp=4)
+    assert descend(stage_3, {"engine.zero_stage": 1}, SITE, 20).engine.zero_stage == 1
+    assert convertible("deepspeed-3d", "deepspeed-zero") == convertible("deepspeed-zero", "deepspeed-3d")
+    assert "engine.name" in convertible("deepspeed-3d", "deepspeed-zero")
+    for saved, wanted in [("ddp", "fsdp"), ("deepspeed-zero", "hf-deepspeed"), ("fsdp", "deepspeed-3d")]:
+        assert "engine.name" not in convertible(saved, wanted)
 
 
 @pytest.mark.parametrize(

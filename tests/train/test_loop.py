@@ -14,6 +14,7 @@ import torch
 
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Signals
@@ -26,8 +27,15 @@ SAMPLES = cast(Samples, SimpleNamespace(identity="the same", train=None, evaluat
 class Begun:
     """A loop in `folder`, with what a test looks at."""
 
-    def __init__(self, folder: Path, is_preemption: Callable[[], bool] = lambda: False, **train: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        is_preemption: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
+        **train: Any,
+    ) -> None:
         self.engine, self.signals = CountingEngine(), Signals()
+        self.engine.step = progress.step if progress else 0
         self.checkpoints, self.metrics = folder / "checkpoints", folder / "metrics.jsonl"
         self.loop = Loop(
             settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}, **train),
@@ -35,7 +43,7 @@ class Begun:
             self.engine,
             SAMPLES,
             Checkpoints(self.checkpoints, ALONE),
-            Progress(),
+            progress or Progress(),
             self.metrics,
             self.signals,
             is_preemption,
@@ -45,8 +53,30 @@ class Begun:
     def saved(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.glob("step-*"))
 
-    def lines(self) -> list[int]:
-        return [json.loads(line)["step"] for line in self.metrics.read_text().splitlines()]
+    def lines(self, key: str = "step") -> list[Any]:
+        return [json.loads(line)[key] for line in self.metrics.read_text().splitlines()]
+
+
+class Clock:
+    """Stands for the module `time`: steps take 2 s, evaluations 100 s, saves 1000 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 5000.0
+        self.monotonic = self.perf_counter = self.time = lambda: self.now
+        for module in ("loop", "metrics", "checkpoints.checkpoint"):
+            monkeypatch.setattr(f"hpc_gpt.train.{module}.time", self)
+
+    def drive(self, begun: Begun) -> None:
+        def slow(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+            def call(*words: Any) -> Any:
+                self.now += seconds
+                return method(*words)
+
+            return call
+
+        engine: Any = begun.engine
+        for name, seconds in (("train_step", 2.0), ("evaluate", 100.0), ("save", 1000.0)):
+            setattr(engine, name, slow(getattr(engine, name), seconds))
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +134,91 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
     assert begun.lines() == [1, 2, 3, 4, 5, 6]
     said = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert said == ["step 5/6", "step 6/6"]
+
+
+def test_no_steps_time_holds_an_evaluation_or_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    begun = Begun(tmp_path, progress=Progress(1, 30.0), steps=9, save_every=3, eval_every=4, log_every=2)
+    clock.drive(begun)
+    begun.loop.run()
+    assert begun.lines("step_s") == [2.0] * 8
+    assert begun.lines("tokens_per_s") == [4 * 32 / 2.0] * 8
+    # The last step is evaluated whatever the interval, and saved.
+    assert [step for step, loss in zip(begun.lines(), begun.lines("loss_eval"), strict=True) if loss] == [4, 8, 9]
+    assert begun.lines("save_s") == [None, 1000.0, None, None, 1000.0, None, None, 1000.0]
+    # The time of the attempts before, eight steps, three evaluations, two saves; the last is not over when it is said.
+    assert begun.loop._checkpoints.resume(begun.engine).train_s == 30.0 + 8 * 2 + 3 * 100 + 2 * 1000
+
+
+def test_minutes_count_over_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    begun = Begun(tmp_path, progress=Progress(10, 80.0), steps=1000, minutes=1.5)
+    clock.drive(begun)
+    assert begun.loop.run().cause == "train.minutes = 1.5 are over"
+    # 90 s are over after the fifth step, agreed upon a step later.
+    assert begun.loop.step == 10 + 5 + 1
+
+
+def test_an_evaluation_is_of_as_many_micro_batches_as_it_has(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, steps=2, eval_every=2, eval_batches=3)
+    counts: list[int] = []
+    engine: Any = begun.engine
+
+    def evaluate(micro_batches: Any, count: int) -> torch.Tensor:
+        counts.append(count)
+        return torch.tensor(1.0)
+
+    engine.evaluate = evaluate
+    begun.loop.run()
+    assert counts == [3 * 2]
+
+
+def test_of_several_wishes_to_stop_the_first_that_applies_is_the_end(tmp_path: Path) -> None:
+    for wishes, ended in (
+        ({"interrupted", "terminated", "walltime"}, "stopped"),
+        ({"terminated", "walltime"}, "cancelled"),
+        ({"walltime"}, "walltime"),
+    ):
+        begun = Begun(tmp_path / ended, steps=9, minutes=1e-9)
+        begun.metrics.parent.mkdir()
+        for wish in wishes:
+            setattr(begun.signals, wish, True)
+        assert begun.loop.run().ended == ended
+
+
+def test_steps_skipped_to_the_very_end_are_no_done_run(tmp_path: Path) -> None:
+    """fp16 whose scale never fits leaves the weights finite, and untrained."""
+    begun = Begun(tmp_path, steps=5, max_bad_steps=3)
+    engine: Any = begun.engine
+
+    def skip(micro_batches: Any) -> StepResult:
+        engine.step += 1
+        return StepResult(torch.tensor(1.0), math.inf, 1e-3, True)
+
+    engine.train_step = skip
+    end = begun.loop.run()
+    # Three are seen after the third step, said at the fourth, and agreed upon at the last.
+    assert (begun.loop.step, end.ended, begun.saved()) == (5, "nan", [])
+
+
+def test_a_run_that_is_through_saves_nothing_again(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, progress=Progress(4), steps=4)
+    assert begun.loop.run().ended == "done"
+    assert begun.saved() == []
+
+
+def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, progress=Progress(3), steps=9)
+    began: list[int] = []
+    begun.loop._watch = cast(GpuWatch, SimpleNamespace(begin=lambda: began.append(begun.loop.step)))
+    begun.loop.run()
+    assert began == [5]
+
+
+@pytest.mark.parametrize(("tp_rank", "pp_rank", "speaks"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(
+    tmp_path: Path, tp_rank: int, pp_rank: int, speaks: bool
+) -> None:
+    begun = Begun(tmp_path, steps=1)
+    begun.engine.tp_rank, begun.engine.pp_rank = tp_rank, pp_rank
+    assert begun.loop.skipped_shards == ({0: 0} if speaks else {})

@@ -1,0 +1,58 @@
+"""Of which model, layout and arithmetic a checkpoint is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.layout import Layout
+from hpc_gpt.train.checkpoints.identity import NAME, check_identity, read_identity, write_identity
+from tests.train.launch import settings
+
+RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
+DP_AND_STAGE = frozenset({"layout.dp", "engine.zero_stage"})
+
+
+def test_the_same_run_differs_in_nothing_and_a_convertible_difference_is_told(tmp_path: Path) -> None:
+    write_identity(tmp_path, RESOLVED, 20)
+    assert read_identity(tmp_path)["step"] == 20
+    assert check_identity(tmp_path, RESOLVED) == frozenset()
+    wider = replace(RESOLVED, layout=Layout(2, 1, 4))
+    assert check_identity(tmp_path, wider, DP_AND_STAGE) == {"layout.dp"}
+    with pytest.raises(CheckpointError, match=r"another layout or arithmetic: layout\.dp is 2 there and 4 here"):
+        check_identity(tmp_path, wider)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("layout", {"tp": 1, "dp": 4}, "layout or arithmetic: layout.tp is 2 there and 1 here; layout.dp is 2"),
+        ("train", {"dtype": "bf16"}, "; train.dtype is fp32 there and bf16 here"),
+        ("train", {"optimizer": "sgd"}, "; train.optimizer is adamw there and sgd here"),
+        ("engine", {"name": "ddp"}, "layout or arithmetic: engine.name is .* there and ddp here"),
+        ("engine", {"tiles": 2}, "; engine.tiles is 1 there and 2 here"),
+        ("engine", {"partition": (1, 1)}, r"engine.partition is layers there and \[1, 1\] here"),
+        ("model", {"heads": 2}, "another model: model.heads is 4 there and 2 here"),
+    ],
+)
+def test_every_other_difference_is_refused_beside_a_convertible_one_too(tmp_path, part, changes, words) -> None:
+    write_identity(tmp_path, replace(RESOLVED, engine=replace(RESOLVED.engine, zero_stage=0)), 20)
+    other = replace(RESOLVED, **{part: replace(getattr(RESOLVED, part), **changes)})
+    with pytest.raises(CheckpointError, match=words):
+        check_identity(tmp_path, other, DP_AND_STAGE)
+
+
+def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_path: Path) -> None:
+    write_identity(tmp_path, RESOLVED, 20)
+    saved = json.loads((tmp_path / NAME).read_text())
+    for key in ("engine.partition", "engine.tiles"):
+        del saved[key]
+    (tmp_path / NAME).write_text(json.dumps(saved))
+    assert check_identity(tmp_path, RESOLVED) == frozenset()
+    tiled = replace(RESOLVED, engine=replace(RESOLVED.engine, tiles=2))
+    with pytest.raises(CheckpointError, match=r"engine\.tiles is 1 there and 2 here"):
+        check_identity(tmp_path, tiled)
