@@ -102,7 +102,8 @@ def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
     """What is wrong with a name that fits none, or too many."""
     if found:
         some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
-        return NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", "give more of the id")
+        hint = "name one of the sweep's runs" if _means_sweep(name, found) else "give more of the id"
+        return NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", hint)
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"

@@ -7,6 +7,7 @@ never runs. Rows keep the file's order.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -107,6 +108,15 @@ def _faults(values: Mapping[str, Any]) -> list[str]:
     for column, figure in seed.items():
         if isinstance(figure, bool) or not isinstance(figure, int | float | str):
             faults.append(f"seed.{column} must be a number or a text, not {figure!r}")
+        elif isinstance(figure, float) and not math.isfinite(figure):
+            faults.append(f"seed.{column} must be a finite number, not {figure!r}; leave out what the seed has not")
+    texts = {f"seed.{column}": figure for column, figure in seed.items()} | {"impossible": impossible}
+    faults += [
+        f"{key} must be one line of printable text, not {text!r}"
+        for key, text in texts.items()
+        if isinstance(text, str) and not text.isprintable()
+    ]
+    faults += [f"seed's column {column!r} must be printable" for column in seed if not column.isprintable()]
     return faults
 
 

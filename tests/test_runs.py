@@ -60,10 +60,12 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]
     assert find_runs([str(sweep.folder / "2")], logs) == [c]
     assert len(list_runs(logs)) == 4
-    with pytest.raises(NoSuchRun, match="'4711' fits 2 runs"):
+    with pytest.raises(NoSuchRun, match="'4711' fits 2 runs") as refusal:
         find_run("4711", logs)
-    with pytest.raises(NoSuchRun, match="fits 4 runs"):
+    assert refusal.value.hint == "name one of the sweep's runs"
+    with pytest.raises(NoSuchRun, match="fits 4 runs") as refusal:
         find_run(sweep.id[:8], logs)
+    assert refusal.value.hint == "give more of the id"
     with pytest.raises(NoSuchRun, match="no run '471'"):
         named_runs("471", logs)
 
@@ -114,7 +116,7 @@ def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_qu
         ("cancelled", "what ran the sweep ended before its turn"),
     ]
     assert all(row.sweep_id == sweep.id for row in rows)
-    assert [read_run(run).ended for run in sweep.runs[:2]] == ["pending", "cancelled"]
+    assert [read_run(run).ended for run in sweep.runs] == ["pending", "cancelled", "cancelled"]
     assert named_runs(sweep.id, logs_dir()) == sweep.runs
 
 

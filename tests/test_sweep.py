@@ -133,6 +133,25 @@ def test_every_fault_of_every_row_at_once(sweep_file):
     ]
 
 
+def test_what_no_table_could_print_is_refused(sweep_file):
+    faults = faults_of(
+        sweep_file,
+        """
+        [rows]
+        "a" = { seed.step_s = nan, seed.tflops_seed = -inf, seed.notes = "two\\nlines", impossible = "a\\u001b[31m" }
+        "b" = { seed."x\\ny" = 3 }
+        """,
+    )
+    where = f"{sweep_file}: row"
+    assert faults == [
+        f"{where} 'a': seed.step_s must be a finite number, not nan; leave out what the seed has not",
+        f"{where} 'a': seed.tflops_seed must be a finite number, not -inf; leave out what the seed has not",
+        f"{where} 'a': seed.notes must be one line of printable text, not 'two\\nlines'",
+        f"{where} 'a': impossible must be one line of printable text, not 'a\\x1b[31m'",
+        f"{where} 'b': seed's column 'x\\ny' must be printable",
+    ]
+
+
 @pytest.mark.parametrize("rows", ["rows = 3", "[rows]", "rows = []"])
 def test_rows_that_are_no_table(sweep_file, rows):
     assert "rows must be a table" in faults_of(sweep_file, rows)[0]

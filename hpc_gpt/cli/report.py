@@ -83,6 +83,6 @@ def _sweep(gathered: Gathered, columns: str) -> str | None:
     if found is None and columns == "seed":
         raise ConfigError(
             "--columns seed shows one sweep, but these runs are of several or of none",
-            "name the runs of one, as hpc-gpt report experiments/gpt2-meg",
+            "name the runs of one, as hpc-gpt report gpt2-meg",
         )
     return found

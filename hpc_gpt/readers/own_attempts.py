@@ -179,6 +179,9 @@ def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tu
     if not attempts and newest.get("queue"):
         if run.cancelled_mark(IN_QUEUE).exists():
             return "cancelled", f"cancelled.{IN_QUEUE}"
+        queue = newest["queue"]
+        if newest.get("host") == platform.node() and not is_alive(queue.get("pid"), queue.get("pid_start")):
+            return "cancelled", "submissions.jsonl: what ran the sweep ended before its turn"
         return "pending", "submissions.jsonl: a sweep's, waits for its turn"
     if not attempts:
         return "unknown", "no attempt yet"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
@@ -36,6 +37,11 @@ def main() -> None:
             code = program.train()
             sys.stdout.flush()
             os._exit(code)
+        if find_spec("torch") is None:
+            raise ConfigError(
+                f"{sys.executable} has no torch",
+                "install it there, or name another: venv or python in the cluster profile, or HPC_GPT_PYTHON",
+            )
         from hpc_gpt.train.ranks import identify
 
         identity = identify(os.environ)
@@ -50,12 +56,14 @@ def main() -> None:
         trainer.ranks.leave_together(code)
     except BaseException as error:
         from hpc_gpt.train.failure import report_failure
-        from hpc_gpt.train.ranks import leave
 
         code = report_failure(error, rank, attempt, trainer.step if trainer else 0)
         if trainer is not None and trainer.ranks is not None:
             trainer.ranks.announce_failure(code)
-        leave(code)
+        # As `ranks.leave`, whose module needs torch: that may be what is missing.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderErr
 from hpc_gpt.run_folder import Attempt, append_line
 from hpc_gpt.train.failure import classify, is_lost_peer, report_failure
 from hpc_gpt.train.ranks import RankIdentity, identify
+from tests.made_runs import make_run
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,17 @@ def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert report_failure(error, 1, Attempt(tmp_path), 0) == 1
     assert "rank 1 failed:\nTraceback" in capsys.readouterr().out
     assert Attempt(tmp_path).ended()["cause"] == "rank 1: ZeroDivisionError: division by zero"
+
+
+def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt = run.new_attempt()
+    without = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('hpc_gpt.train', run_name='__main__')"
+    environment = os.environ | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number), "RANK": "0"}
+    rank = subprocess.run([sys.executable, "-c", without], env=environment, capture_output=True, text=True, check=False)
+    assert (rank.returncode, rank.stderr) == (2, "")
+    assert rank.stdout.startswith(f"rank 0: Error: {sys.executable} has no torch\n\nhint: install it there")
+    assert attempt.ended()["ended"] == "user_error"
 
 
 def test_who_a_rank_is() -> None:
