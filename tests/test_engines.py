@@ -73,6 +73,23 @@ ALONE = LayoutRequest(gpus=1)
             "optimizer_mode is fused, but the host updates what is offloaded",
             "leave train.optimizer_mode out",
         ),
+        (
+            Engine("deepspeed-zero", offload="optimizer"),
+            None,
+            Train(optimizer_mode="foreach"),
+            "optimizer_mode is foreach, but the host updates what is offloaded",
+            "leave train.optimizer_mode out",
+        ),
+        (
+            Engine("deepspeed-zero", zero_stage=3, offload="optimizer", offload_path="/nvme", offload_ratio=0.5),
+            None,
+            None,
+            "NVMe offloads all or nothing",
+            "without a path",
+        ),
+        (Engine("megatron-lm", sharded_optimizer=True), LayoutRequest(gpus=2, tp=2), None, "but dp is 1", "--dp 2"),
+        (Engine("deepspeed-zero", zero_stage=3, tiles=33), TENSOR, None, "tp 2 has 32 outputs", "32 or less"),
+        (Engine("hf-deepspeed", attention="flash"), None, None, "attention is flash, which engine hf", "math"),
         (Engine("deepspeed-zero", zero_stage=2, tiles=4), None, None, "only ZeRO-3 gathers weights tile", "stage 3"),
         (Engine("deepspeed-zero", zero_stage=3, tiles=65), None, None, "tp 1 has 64 outputs", "64 or less"),
         (Engine("hf-deepspeed", compile="whole"), None, None, "whole with ZeRO-3 is compiled anew", '"block"'),
@@ -93,6 +110,11 @@ def test_what_cannot_run_is_refused_with_the_nearest_that_can(engine, layout, tr
         settle(engine, layout, train)
     assert words in str(refusal.value)
     assert hint in refusal.value.hint
+
+
+def test_what_is_next_to_those_can_run():
+    assert settle(Engine("ddp", sharded_optimizer=True)).layout.tp == 1
+    assert settle(Engine("deepspeed-zero", zero_stage=3, tiles=32), TENSOR).engine.tiles == 32
 
 
 def test_every_fault_is_said_at_once():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hpc_gpt.cluster import load_profile
@@ -37,6 +39,21 @@ def test_an_nvme_folder_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere, but there is no such folder") as refusal:
         check_requirements(offloading(tmp_path / "nowhere"), has_gpu=False)
     assert "leave it out" in refusal.value.hint
+
+
+def test_an_nvme_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_requirements(offloading(tmp_path), has_gpu=False)
+
+
+def test_an_engines_own_package_is_asked_for(monkeypatch):
+    resolved = settle(engine__name="hf-deepspeed")
+    check_requirements(resolved, has_gpu=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="engine hf-deepspeed needs transformers"):
+        check_requirements(resolved, has_gpu=False)
+    check_requirements(settle(engine__name="deepspeed-zero"), has_gpu=False)
 
 
 def test_a_missing_package_is_one_line_with_the_command():

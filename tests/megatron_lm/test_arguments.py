@@ -131,6 +131,39 @@ def test_a_switch_is_its_own_argument(parts, has, lacks):
     assert not lacks & found
 
 
+def test_the_optimizer_and_its_schedule_are_the_runs_own():
+    rates = {"lr": 0.01, "min_lr": 0.002, "weight_decay": 0.03, "beta1": 0.4, "beta2": 0.5, "eps": 6e-7, "clip": 0.8}
+    found = options(
+        settle(train={"steps": 90, "warmup_steps": 9, "seed": 11, "log_every": 12, "dtype": "fp16", **rates})
+    )
+    expected = {
+        "--lr": "0.01",
+        "--min-lr": "0.002",
+        "--weight-decay": "0.03",
+        "--adam-beta1": "0.4",
+        "--adam-beta2": "0.5",
+        "--adam-eps": "6e-07",
+        "--clip-grad": "0.8",
+        "--seed": "11",
+        "--log-interval": "12",
+        "--lr-decay-style": "cosine",
+        "--lr-decay-iters": "90",
+        "--lr-warmup-iters": "9",
+        # Neither evaluated nor saved on the way: Megatron divides by these.
+        "--eval-interval": "90",
+        "--eval-iters": "0",
+        "--save-interval": "90",
+        "--ffn-hidden-size": "256",
+        "--attention-dropout": "0.0",
+        "--hidden-dropout": "0.0",
+        "--initial-loss-scale": "65536",
+        "--loss-scale-window": "1000",
+        "--hysteresis": "2",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert options(settle(train={"optimizer": "sgd"}))["--sgd-momentum"] == "0.0"
+
+
 def test_evaluation_and_mock_data():
     assert options(settle(train={"eval_every": 0}))["--eval-iters"] == "0"
     found = options(settle(train={"eval_every": 50, "eval_batches": 3}, data=Data(eval_fraction=0.1)))

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.lineage import RESUMED_FROM
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.own import config_hash, read_run
 from hpc_gpt.record import ENDED, Record
 from hpc_gpt.run_folder import write_once
+from hpc_gpt.sweep import find_sweep
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 
@@ -397,6 +400,46 @@ def test_what_an_attempt_measured_beside_its_steps(run):
     assert record.attention_used == "flash"
     assert "2 damaged shards of the data skipped" in record.flags
     assert record.sources["gpu_util_mean"] == "attempts/1/measured.json"
+
+
+def test_of_several_attempts_the_last_that_measured_is_taken_key_by_key(run):
+    for number, (util, retries, skipped) in enumerate([(50.0, 3, 1), (60.0, None, 4), (None, None, None)], 1):
+        attempt = add_attempt(run, [metrics_line(number)], "walltime" if number < 3 else "done")
+        if number < 3:
+            measured = {"gpu_util_mean": util, "allocator_retries": retries, "skipped_shards": skipped}
+            write_once(attempt.folder / "measured.json", json.dumps(measured))
+    record = read_run(run)
+    assert (record.gpu_util_mean, record.sources["gpu_util_mean"]) == (60.0, "attempts/2/measured.json")
+    assert (record.allocator_retries, record.sources["allocator_retries"]) == (3, "attempts/1/measured.json")
+    # Each attempt's count goes on from the one before.
+    assert "4 damaged shards of the data skipped" in record.flags
+
+
+def test_each_stage_has_its_own_peak_over_the_steps(run):
+    memory = [[3.0, 1.0], None, [2.0, 5.0]]
+    add_attempt(run, [metrics_line(step, memory_allocated_gib=peaks) for step, peaks in enumerate(memory, 1)])
+    assert read_run(run).memory_allocated_gib == [3.0, 5.0]
+
+
+def test_the_last_attempts_device_stands(run):
+    add_attempt(run, [metrics_line(1)], "walltime", device="cpu")
+    add_attempt(run, [metrics_line(2)], device="NVIDIA Nobody 9")
+    assert read_run(run).device == "NVIDIA Nobody 9"
+
+
+def test_where_a_run_comes_from_is_among_its_settings(logs):
+    run = make_run(logs, experiment="memory-ladder", row=find_sweep("memory-ladder").possible[0].name)
+    write_once(run.path / RESUMED_FROM, json.dumps({"run": "before", "path": "/logs/before", "step": 40}))
+    found = read_run(run).settings
+    assert found["resumed_from"] == {"run": "before", "step": 40}
+    assert found["sweep"] == {"name": "memory-ladder", "row": find_sweep("memory-ladder").possible[0].name}
+
+
+def test_the_hash_tells_devices_and_numbers_of_nodes_apart(logs):
+    resolved = make_run(logs).resolved()
+    elsewhere = replace(resolved, cluster=replace(resolved.cluster, device="H100"))
+    spread = replace(resolved, nodes=resolved.nodes + 1)
+    assert len({config_hash(settings) for settings in (resolved, elsewhere, spread)}) == 3
 
 
 def test_an_engine_without_zero_stages_has_none_in_its_record(logs):

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from hpc_gpt.errors import ConfigError, DataError
 from hpc_gpt.tokens import build_tokens, ensure_data, open_tokens
@@ -149,8 +149,10 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_tiktoken_makes_tokens_without_any_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An encoding of our own, through the door tiktoken has for such: a module in the namespace tiktoken_ext."""
+    import tiktoken.load
     import tiktoken.registry
 
+    reader = tiktoken.load.read_file
     (tmp_path / "tiktoken_ext").mkdir()
     (tmp_path / "tiktoken_ext" / "of_the_test.py").write_text(
         "from tiktoken.load import load_tiktoken_bpe\n"
@@ -175,6 +177,7 @@ def test_tiktoken_makes_tokens_without_any_network(tmp_path: Path, monkeypatch: 
             DataError, match="the files of tokenizer tiktoken:far are not in tiktoken's cache"
         ) as refused:
             open_tokenizer("tiktoken:far")
+        assert tiktoken.load.read_file is reader
         assert 'tiktoken.get_encoding("far")' in refused.value.hint
         with pytest.raises(DataError, match="no encoding 'gpt5'"):
             open_tokenizer("tiktoken:gpt5")
@@ -191,7 +194,7 @@ def test_bytes_are_tokens_whatever_the_pieces(text: bytes, size: int) -> None:
     assert bytes(tokens.tolist()) == text + END
 
 
-@pytest.mark.parametrize("line", ["a line of text\n", "no end of it 日本", "🙂🙂🙂"])
+@pytest.mark.parametrize("line", ["a line of text\n", "no end of it 日本", "🙂🙂🙂", "日本語"])
 def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
     text = (line * (160_000 // len(line.encode()))).encode()
     chunks = []
@@ -204,3 +207,19 @@ def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
     assert len(chunks[0]) == 4  # three texts and the end
     if line.endswith("\n"):
         assert all(chunk.endswith("\n") for chunk in chunks[0][:-1])
+
+
+@pytest.mark.parametrize("before", [b"", b"a line\n" * 20_000, b"\xc3\xa4" * 70_000])
+def test_what_is_no_utf8_is_named_by_its_offset_in_the_whole_text(before: bytes) -> None:
+    with pytest.raises(DataError, match=f"there is not UTF-8 at byte {len(before) + 3} of its text"):
+        list(texts([before + b"abc\xff", END], "there"))
+
+
+def test_a_text_gets_none_of_the_tokens_that_a_prompt_begins_with(tokenizer_json: Path, tmp_path: Path) -> None:
+    bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    bpe.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    path = tmp_path / "prompt.json"
+    bpe.save(str(path))
+    plain = encoded(open_tokenizer(str(tokenizer_json)), TEXT, "ja")
+    assert encoded(open_tokenizer(str(path)), TEXT, "ja") == plain
+    assert plain.count(0) == 2

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
 import torch
 
-from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise
+from hpc_gpt.run_folder import Attempt
+from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise, write_measured
+from hpc_gpt.train.ranks import Ranks
 
 
 def test_readings_of_all_gpus_are_pooled() -> None:
@@ -52,3 +58,28 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
     assert samples.util[:3] == [10.0, 11.0, 12.0]
     assert samples.power_w[0] == 650.0
     assert len(samples.util) == len(samples.sm_clock_mhz)
+
+
+def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
+    said: list[Any] = [
+        (GpuSamples([100.0]), 3.5, 2, {0: 1}),
+        (GpuSamples([50.0]), None, 5, {}),
+        (GpuSamples(), 7.25, 0, {1: 4}),
+    ]
+    attempt = cast(Attempt, SimpleNamespace(folder=tmp_path))
+
+    def write(is_first: bool) -> None:
+        ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said, is_first=is_first))
+        write_measured(attempt, ranks, GpuWatch(torch.device("cpu")), torch.device("cpu"), {})
+
+    write(is_first=False)
+    assert not list(tmp_path.iterdir())
+    write(is_first=True)
+    found = json.loads((tmp_path / "measured.json").read_text())
+    # The slowest compiler is what the run has waited for; retries and shards add up.
+    assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
+    assert found["gpu_util_mean"] == 75.0
+    (tmp_path / "measured.json").unlink()
+    said[1] = (GpuSamples(), None, None, {})
+    write(is_first=True)
+    assert json.loads((tmp_path / "measured.json").read_text())["allocator_retries"] is None
