@@ -104,6 +104,10 @@ def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
     assert small.gpus <= 8
     assert small.model.hidden <= 64 or small.model.hidden == real.model.hidden <= 64
     assert small.model.layers <= 2 * small.layout.pp
+    assert small.model.seq <= 64
+    assert small.batch.micro_batch <= 2
+    assert small.batch.micro_batches <= (4 if small.layout.pp > 1 else 2)
+    assert small.engine.loss_chunks <= 64
     assert (small.model.tied, small.model.vocab) == (real.model.tied, 256)
     assert (small.train.steps, small.train.minutes) == (5, None)
     for key, value in asdict(real.engine).items():
@@ -137,6 +141,18 @@ def test_shrinking_twice_changes_nothing_more(experiment):
     again = shrink(once, resolve(once, HERE), has_gpu=False)
     assert replace(again.experiment, name=once.name) == once
     assert again.notes == ()
+
+
+def test_a_sequence_and_rows_for_three_ranks_are_made_to_fit_two():
+    experiment = Experiment(
+        model=Model(hidden=48, layers=1, heads=3, seq=33, vocab=700, vocab_multiple=777),
+        engine=Engine("deepspeed-zero", sequence_parallel=True),
+        layout=LayoutRequest(gpus=3, tp=3),
+    )
+    real = resolve(experiment, SITE)
+    small = resolve(shrink(experiment, real, has_gpu=False).experiment, HERE)
+    check(real, small, has_gpu=False)
+    assert (small.model.seq, small.model.heads, small.model.padded_vocab) == (32, 2, 2 * 777)
 
 
 @pytest.mark.parametrize("name", [name for name in list_experiments() if find_sweep(name)])
