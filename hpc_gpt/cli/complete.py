@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from glob import escape, glob
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +18,20 @@ def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
     from hpc_gpt.experiment import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
-    return [*names, CompletionItem(begun, type="file")]
+    # What a shell would have to quote is left to its own completion of files.
+    names += sorted(name for name in glob(f"{escape(begun)}*.toml") if re.fullmatch(r"[\w./+-]+", name))
+    # Items all of them, as click takes a list for strings by its first. The file leads: bash's script forgets what
+    # came before it, and completes files where nothing follows.
+    return [CompletionItem(begun, type="file"), *map(CompletionItem, names)]
+
+
+def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Runs, and the sweeps that ship."""
+    from hpc_gpt.experiment import SWEEP_FILE, list_experiments
+    from hpc_gpt.paths import experiments_dir
+
+    names = [name for name in list_experiments() if name.startswith(begun)]
+    return runs(ctx, parameter, begun) + [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
 
 
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

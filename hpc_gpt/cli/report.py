@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete.runs)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete.reported)
 @click.option(
     "--format",
     "form",

@@ -36,8 +36,22 @@ def test_verbs_and_options():
 
 
 def test_experiments():
-    assert "demo" in offered("submit", "de")
-    assert "gpt2-meg-ds-3d" in offered("render", "gpt2")
+    assert offered("submit", "memory-l") == ["memory-l", "memory-ladder"]
+    assert {"demo", "gpt2-meg-ds-3d"} < set(offered("render", ""))
+    assert not any("object" in name for name in offered("render", ""))
+
+
+def test_experiments_of_this_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.toml", "mine $(too).toml", "mine.tokens"):
+        (tmp_path / name).touch()
+    assert offered("submit", "mi") == ["mi", "mingpt-fsdp", "mine.toml"]
+
+
+def test_what_report_takes(made_run):
+    assert offered("report", "memory") == ["memory-ladder"]
+    assert offered("report", made_run.run_id[:6]) == [made_run.run_id]
+    assert "demo" not in offered("report", "")
 
 
 def test_profiles():
