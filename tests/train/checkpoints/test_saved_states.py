@@ -1,0 +1,134 @@
+"""Parameters found again in flat, split-up states, at any tensor-parallel size; what is missing is told, not made up.
+
+The files are written here as DeepSpeed lays them out; that it does is tests/distributed's to show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.tensor_parallel import Split, Tile, name_parameter
+from hpc_gpt.train.checkpoints import state_pieces
+from hpc_gpt.train.checkpoints.saved_states import SavedStates
+from hpc_gpt.train.checkpoints.state_pieces import places_of
+
+QKV, NORM = torch.arange(24.0).reshape(12, 2), torch.tensor([100.0, 101.0, 102.0, 103.0])
+FUSED = Split(0, 3)
+# The first data-parallel rank's part of 16 numbers; the second's is padded.
+CUT = 9
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint of tp 2 and dp 2 under ZeRO: a fused weight of 24 numbers, and a norm that both tp ranks hold."""
+    monkeypatch.setattr("hpc_gpt.train.checkpoints.saved_states.import_deepspeed", lambda device: None)
+    for tp in (0, 1):
+        numbers = torch.cat([FUSED.shard(QKV, tp, 2).flatten(), NORM, torch.full((2,), 999.0)])
+        for dp, flat in enumerate((numbers[:CUT], numbers[CUT:])):
+            state = {"exp_avg": -flat, "exp_avg_sq": flat * flat, "step": torch.tensor(17.0)}
+            optimizer = {"fp32_flat_groups": [flat], "optimizer_state_dict": {"state": {0: state}}, "loss_scaler": 8}
+            name, rank = f"zero-{tp}-{dp}.pt", 2 * tp + dp
+            torch.save({"optimizer_state_dict": optimizer}, tmp_path / name)
+            whole = [["qkv", [6, 2], [0, 3], 0, 0, 0, 9]]
+            rest = [["qkv", [6, 2], [0, 3], 0, 0, 9, 3], ["norm", [4], None, 0, 3, 0, 4]]
+            listed = {"schema": 1, "at": [tp, 0, dp], "file": name, "swapped": False, "weights": None}
+            (tmp_path / f"states-{rank:05d}.json").write_text(json.dumps({**listed, "pieces": rest if dp else whole}))
+    return tmp_path
+
+
+def test_every_parameter_and_state_is_whole_again(folder: Path) -> None:
+    saved = SavedStates(folder)
+    assert (saved.tp, saved.names(), saved.kinds(), saved.updates()) == (
+        2, ["qkv", "norm"], ["exp_avg", "exp_avg_sq"], 17.0
+    )  # fmt: skip
+    assert saved.loss_scaler() == 8
+    assert torch.equal(saved.whole("qkv"), QKV)
+    assert torch.equal(saved.whole("norm"), NORM)
+    assert torch.equal(saved.whole("qkv", "exp_avg"), -QKV)
+    assert torch.equal(saved.whole("norm", "exp_avg_sq"), NORM * NORM)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_rank_of_any_size_gets_its_share(folder: Path, tp: int) -> None:
+    saved = SavedStates(folder)
+    for rank in range(tp):
+        assert torch.equal(saved.share("qkv", "exp_avg", rank, tp), -FUSED.shard(QKV, rank, tp))
+        assert torch.equal(saved.share("norm", "weights", rank, tp), NORM)
+
+
+def change(**changes: Any) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        path = folder / "states-00001.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "words"),
+    [
+        (change(pieces=[]), "qkv", "holds 9 of the 12 numbers of qkv"),
+        (change(swapped=True), "qkv", "lacks what was offloaded to NVMe"),
+        (change(schema=0), "qkv", "does not say where its numbers lie"),
+        (lambda folder: [path.unlink() for path in folder.glob("*.json")], "qkv", "does not say where its numbers"),
+        (lambda folder: (folder / "zero-0-1.pt").unlink(), "norm", r"zero-0-1\.pt cannot be read"),
+        (lambda folder: (folder / "zero-0-1.pt").write_bytes(b"bad"), "norm", r"zero-0-1\.pt cannot be read"),
+        (lambda folder: None, "nosuch", "holds no parameter nosuch"),
+    ],
+)
+def test_what_is_not_there_is_told(folder: Path, damage: Callable[[Path], Any], name: str, words: str) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=words) as refusal:
+        SavedStates(folder).whole(name)
+    assert refusal.value.hint
+
+
+def test_tiles_follow_each_other_in_the_share_whatever_their_order_in_the_model() -> None:
+    def tile(number: int, rows: int) -> nn.Parameter:
+        return name_parameter(nn.Parameter(torch.zeros(rows, 5)), "up", Split(0), Tile(number, 3))
+
+    parts = {"c": tile(2, 2), "a": tile(0, 4), "norm": name_parameter(nn.Parameter(torch.zeros(7)), "norm"),
+             "b": tile(1, 4)}  # fmt: skip
+    places = places_of(nn.ParameterDict(parts))
+    assert {name: (places[parts[name]].start, places[parts[name]].count) for name in parts} == {
+        "a": (0, 20), "b": (20, 20), "c": (40, 10), "norm": (0, 7)
+    }  # fmt: skip
+    assert (places[parts["b"]].shape, places[parts["b"]].split) == ((10, 5), (0, 1))
+    assert (places[parts["norm"]].shape, places[parts["norm"]].split) == ((7,), None)
+    piece = places[parts["b"]].piece(group=3, offset=6, start=5, count=2)
+    assert (piece.group, piece.offset, piece.start, piece.count) == (3, 6, 25, 2)
+
+
+class Sharded:
+    """A parameter of which every rank keeps `size` numbers."""
+
+    ds_process_group = None
+
+    def __init__(self, numel: int, size: int) -> None:
+        self.ds_numel = numel
+        self.partition_numel = lambda: size
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [(0, [("a", 0, 0, 4), ("b", 4, 0, 2)]), (1, [("a", 0, 4, 4), ("b", 4, 2, 1)]), (2, [("a", 0, 8, 2)])],
+)
+def test_the_shares_of_stage_3_are_equal_but_for_what_is_padded(monkeypatch, rank, expected) -> None:
+    """10 and 3 numbers over 3 ranks: shares of 4 and of 2, the last ones short or of nothing."""
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group: rank)
+    places: dict[Any, Any] = {}
+    parameters = []
+    for name, numel, size in (("a", 10, 4), ("b", 3, 2)):
+        parameter = Sharded(numel, size)
+        places[parameter] = state_pieces.Place(name, (numel,), None, 0, numel)
+        parameters.append(parameter)
+    found = state_pieces._shares(0, parameters, places)
+    assert [(piece.name, piece.offset, piece.start, piece.count) for piece in found] == expected
