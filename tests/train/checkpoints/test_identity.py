@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.layout import Layout
+from hpc_gpt.train.checkpoints.data_position import read_positions
 from hpc_gpt.train.checkpoints.identity import NAME, check_identity, read_identity, write_identity
 from tests.train.launch import settings
 
@@ -56,3 +59,15 @@ def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_pa
     tiled = replace(RESOLVED, engine=replace(RESOLVED.engine, tiles=2))
     with pytest.raises(CheckpointError, match=r"engine\.tiles is 1 there and 2 here"):
         check_identity(tmp_path, tiled)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [(NAME, read_identity), ("data-00003.json", read_positions)], ids=["identity", "position"]
+)
+def test_a_file_that_is_no_json_is_a_damaged_checkpoints(
+    tmp_path: Path, name: str, read: Callable[[Path], Any]
+) -> None:
+    (tmp_path / name).write_text('{"step": 2')
+    with pytest.raises(CheckpointError, match="cannot be read") as refusal:
+        read(tmp_path)
+    assert "the one before is used" in refusal.value.hint

@@ -28,19 +28,20 @@ CUT = 9
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint of tp 2 and dp 2 under ZeRO: a fused weight of 24 numbers, and a norm that both tp ranks hold."""
+    """A checkpoint of tp 2 and dp 3 under ZeRO: a fused weight of 24 numbers, and a norm that both tp ranks hold. The
+    third data-parallel rank has nothing but padding."""
     monkeypatch.setattr("hpc_gpt.train.checkpoints.saved_states.import_deepspeed", lambda device: None)
     for tp in (0, 1):
         numbers = torch.cat([FUSED.shard(QKV, tp, 2).flatten(), NORM, torch.full((2,), 999.0)])
-        for dp, flat in enumerate((numbers[:CUT], numbers[CUT:])):
+        for dp, flat in enumerate((numbers[:CUT], numbers[CUT:], numbers[-2:])):
             state = {"exp_avg": -flat, "exp_avg_sq": flat * flat, "step": torch.tensor(17.0)}
             optimizer = {"fp32_flat_groups": [flat], "optimizer_state_dict": {"state": {0: state}}, "loss_scaler": 8}
-            name, rank = f"zero-{tp}-{dp}.pt", 2 * tp + dp
+            name, rank = f"zero-{tp}-{dp}.pt", 3 * tp + dp
             torch.save({"optimizer_state_dict": optimizer}, tmp_path / name)
             whole = [["qkv", [6, 2], [0, 3], 0, 0, 0, 9]]
             rest = [["qkv", [6, 2], [0, 3], 0, 0, 9, 3], ["norm", [4], None, 0, 3, 0, 4]]
             listed = {"schema": 1, "at": [tp, 0, dp], "file": name, "swapped": False, "weights": None}
-            (tmp_path / f"states-{rank:05d}.json").write_text(json.dumps({**listed, "pieces": rest if dp else whole}))
+            (tmp_path / f"states-{rank:05d}.json").write_text(json.dumps({**listed, "pieces": (whole, rest, [])[dp]}))
     return tmp_path
 
 
@@ -97,7 +98,7 @@ def test_tiles_follow_each_other_in_the_share_whatever_their_order_in_the_model(
 
     parts = {"c": tile(2, 2), "a": tile(0, 4), "norm": name_parameter(nn.Parameter(torch.zeros(7)), "norm"),
              "b": tile(1, 4)}  # fmt: skip
-    places = places_of(nn.ParameterDict(parts))
+    places = places_of(nn.ParameterList(parts.values()))
     assert {name: (places[parts[name]].start, places[parts[name]].count) for name in parts} == {
         "a": (0, 20), "b": (20, 20), "c": (40, 10), "norm": (0, 7)
     }  # fmt: skip
@@ -105,6 +106,13 @@ def test_tiles_follow_each_other_in_the_share_whatever_their_order_in_the_model(
     assert (places[parts["norm"]].shape, places[parts["norm"]].split) == ((7,), None)
     piece = places[parts["b"]].piece(group=3, offset=6, start=5, count=2)
     assert (piece.group, piece.offset, piece.start, piece.count) == (3, 6, 25, 2)
+
+
+def test_a_parameter_that_stage_3_has_given_away_still_has_its_shape() -> None:
+    away: Any = name_parameter(nn.Parameter(torch.zeros(0)), "embedding", Split(0))
+    away.ds_shape = torch.Size((6, 4))
+    place = places_of(nn.ParameterList([away]))[away]
+    assert (place.shape, place.start, place.count) == ((6, 4), 0, 24)
 
 
 class Sharded:
@@ -119,14 +127,18 @@ class Sharded:
 
 @pytest.mark.parametrize(
     ("rank", "expected"),
-    [(0, [("a", 0, 0, 4), ("b", 4, 0, 2)]), (1, [("a", 0, 4, 4), ("b", 4, 2, 1)]), (2, [("a", 0, 8, 2)])],
+    [
+        (0, [("a", 0, 0, 4), ("b", 4, 0, 2), ("c", 6, 0, 1)]),
+        (1, [("a", 0, 4, 4), ("b", 4, 2, 1), ("c", 6, 1, 1)]),
+        (2, [("a", 0, 8, 2), ("c", 6, 2, 1)]),
+    ],
 )
 def test_the_shares_of_stage_3_are_equal_but_for_what_is_padded(monkeypatch, rank, expected) -> None:
-    """10 and 3 numbers over 3 ranks: shares of 4 and of 2, the last ones short or of nothing."""
+    """10, 3 and 3 numbers over 3 ranks: the last shares short, or of nothing."""
     monkeypatch.setattr("torch.distributed.get_rank", lambda group: rank)
     places: dict[Any, Any] = {}
     parameters = []
-    for name, numel, size in (("a", 10, 4), ("b", 3, 2)):
+    for name, numel, size in (("a", 10, 4), ("b", 3, 2), ("c", 3, 1)):
         parameter = Sharded(numel, size)
         places[parameter] = state_pieces.Place(name, (numel,), None, 0, numel)
         parameters.append(parameter)
