@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from shlex import quote
 
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.run_folder import RunFolder
@@ -28,7 +29,7 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     end = f"run {run.run_id}: {describe(status)}"
     if status.state not in GOOD_ENDS:
         raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
-    sys.stderr.write(f"{end}\nnext: hpc-gpt report {run.path}\n")
+    sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
     return status
 
 

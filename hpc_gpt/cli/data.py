@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -44,5 +45,5 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
         path = output or name.with_suffix(".tokens")
         file = build_tokens(source, path, tokenizer)
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
-    words = "" if tokenizer == "byte" else f" --set data.tokenizer={tokenizer}"
-    click.echo(f"next: hpc-gpt submit --set data.source={form} --set data.path={path}{words}", err=True)
+    words = "" if tokenizer == "byte" else f" --set {quote(f'data.tokenizer={tokenizer}')}"
+    click.echo(f"next: hpc-gpt submit --set data.source={form} --set {quote(f'data.path={path}')}{words}", err=True)

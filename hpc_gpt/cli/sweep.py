@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 import click
@@ -48,7 +49,7 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
         interrupts = 1
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
-        click.echo(f"next: hpc-gpt report {sweep.folder}", err=True)
+        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
@@ -115,4 +116,4 @@ def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
     if failures:
         words = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
         raise JobFailed(words, f"hpc-gpt status {sweep.id}")
-    click.echo(f"next: hpc-gpt report {sweep.folder}", err=True)
+    click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)

@@ -27,13 +27,13 @@ class Grid:
 
     def markdown(self) -> str:
         """A markdown table in the seed's style: figures flush right."""
-        escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in self.lines]
-        grid = Grid(self.headings, self.right, escaped)
+        headings, *lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (self.headings, *self.lines))
+        grid = Grid(headings, self.right, lines)
         widths = [max(3, width) for width in grid._widths()]
         rule = [
             "-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, self.right, strict=True)
         ]
-        return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (self.headings, rule, *escaped))
+        return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (headings, rule, *lines))
 
     def _widths(self) -> list[int]:
         return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]

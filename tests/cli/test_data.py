@@ -26,6 +26,8 @@ def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
     done = hpc_gpt("data", "text.txt", cwd=tmp_path)
     assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
     assert "next: hpc-gpt submit" in done.stderr
+    done = hpc_gpt("data", "text.txt", "-o", "a $(text).tokens", cwd=tmp_path)
+    assert "--set 'data.path=a $(text).tokens'\n" in done.stderr
 
 
 @pytest.mark.parametrize("source", ["text.txt", "stdlib"])

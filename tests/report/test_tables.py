@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.record import Record
 from hpc_gpt.report.columns import COLUMNS, show_digits, show_params
+from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.tables import as_block, as_csv, as_json, as_markdown, as_table, print_record
 
 SEED_RUN = Record(
@@ -94,6 +95,11 @@ def test_csv_holds_figures_in_full_under_the_records_keys():
 def test_csv_of_an_odd_name():
     (row,) = csv.DictReader(io.StringIO(as_csv([replace(SEED_RUN, name='a,"b"\nc')])))
     assert row["name"] == 'a,"b"\nc'
+
+
+def test_markdown_takes_a_bar_in_a_heading_or_a_cell():
+    table = Grid(("a|b", "c"), (False, True), [("d", "e|f")]).markdown()
+    assert table == "| a\\|b |    c |\n| ---- | ---: |\n| d    | e\\|f |\n"
 
 
 def test_markdown_is_a_table_of_equal_columns():
