@@ -172,6 +172,8 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
             key = "offload_path" if engine.offload_path is not None else "offload_ratio"
             yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
         return
+    if "offload" not in OFFERS[engine.name].switches:
+        return  # said of the engine already; its ZeRO stage has no part in it
     if engine.name == "fsdp":
         if engine.offload != "full":
             yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",

@@ -66,6 +66,16 @@ def newest_step(run: RunFolder) -> int | None:
     return max((int(read_json(path).get("step", 0)) for path in complete), default=None)
 
 
+def check_resumable(resolved: Resolved) -> None:
+    """ConfigError where the engine of a run could not go on from a checkpoint: the trainer would end at once."""
+    if resolved.engine.offload_path is not None:
+        raise ConfigError(
+            f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: no "
+            "checkpoint is resumed with it",
+            "submit a new run that trains in one go, or offloads to the host's memory",
+        )
+
+
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
     """The runs that this one goes on from, the nearest first."""
     ancestors: list[RunFolder] = []

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.experiment_text import experiment_text
-from hpc_gpt.lineage import Parent, descend, parent_of
+from hpc_gpt.lineage import Parent, check_resumable, descend, parent_of
 from hpc_gpt.render import render_script
 from hpc_gpt.run_folder import RunFolder, create_run
 from hpc_gpt.submission import Prepared, Submitted, check_submission, start_run
@@ -31,6 +31,7 @@ def prepare_resumption(
     settings = run.resolved()
     parent = parent_of(run)
     resolved = descend(settings, changes, profile or settings.cluster, parent.step)
+    check_resumable(resolved)
     text = experiment_text(resolved, f"Goes on from run {run.run_id} after step {parent.step}.")
     return Prepared(resolved, render_script(resolved, template), text), parent
 

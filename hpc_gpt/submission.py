@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.lineage import check_resumable, newest_step
 from hpc_gpt.megatron_checkout import check_checkout
 from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.requirements import check_requirements
@@ -100,7 +101,8 @@ def write_run(
 def resume_run(run: RunFolder) -> Submitted:
     """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
 
-    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; DataError.
+    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
+    where no engine could go on; DataError.
     """
     from hpc_gpt.status import LIVE, read_own_status
     from hpc_gpt.tokens.run_data import ensure_data
@@ -111,6 +113,8 @@ def resume_run(run: RunFolder) -> Submitted:
     resolved = run.resolved()
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    if newest_step(run) is not None:
+        check_resumable(resolved)
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.slurm.scheduler import check_reachable
 

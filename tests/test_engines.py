@@ -117,6 +117,12 @@ def test_what_is_next_to_those_can_run():
     assert settle(Engine("deepspeed-zero", zero_stage=3, tiles=32), TENSOR).engine.tiles == 32
 
 
+def test_an_engine_without_offload_is_not_told_of_zero_stages():
+    with pytest.raises(UserError) as refusal:
+        settle(Engine("ddp", offload="optimizer"))
+    assert str(refusal.value) == "engine.offload is optimizer, which engine ddp does not have"
+
+
 def test_every_fault_is_said_at_once():
     with pytest.raises(UserError) as refusal:
         settle(Engine("ddp", zero_stage=2, tiles=2, offload="full"), TENSOR)

@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     except OSError as fault:
         print(f"Error: cannot write {fault.filename or folder}: {fault.strerror}", file=sys.stderr)
         return 1
-    print(f"wrote {folder}: step {done.step} of run {run.run_id}, {done.size_bytes / 1e9:.3f} GB in fp32")
+    print(f"wrote {folder}: step {done.step} of run {run.run_id}, {done.size_bytes / 1e6:,.1f} MB in fp32")
     print(f"next: transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})", file=sys.stderr)
     return 0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_gpt.cancel import cancel_run, interrupt_run
-from hpc_gpt.errors import RunFolderError
+from hpc_gpt.errors import ConfigError, RunFolderError
+from hpc_gpt.experiment import Engine, LayoutRequest
+from hpc_gpt.resumption import prepare_resumption
 from hpc_gpt.submission import resume_run
 from tests.made_runs import unsubmitted_run
 
@@ -21,6 +23,19 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
     assert len(run.submissions()) == 1
     assert not run.attempts()
     assert not list(run.path.glob("cancelled.*"))
+
+
+def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts():
+    nvme = Engine("deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
+    run = unsubmitted_run(engine=nvme, layout=LayoutRequest(gpus=2, micro_batch=2, global_batch=8))
+    step = run.checkpoints / "step-00000004"
+    step.mkdir(parents=True)
+    (step / "complete.json").write_text('{"step": 4}')
+    for verb in (resume_run, lambda run: prepare_resumption(run, {"train.log_every": 1}, None, None)):
+        with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
+            verb(run)
+        assert "host's memory" in refusal.value.hint
+    assert not run.submissions()
 
 
 def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
