@@ -81,8 +81,15 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
 
 
 def faults_of_rows(faults: Mapping[str, UserError]) -> ConfigError:
-    """The faults of several rows of a sweep, by row, as one."""
-    lines = [f"row {row!r}: {line}" for row, fault in faults.items() for line in str(fault).splitlines()]
+    """The faults of several rows of a sweep as one: by row, and what is wrong with many of them once."""
+    rows: dict[str, list[str]] = {}
+    for row, fault in faults.items():
+        for line in str(fault).splitlines():
+            rows.setdefault(line, []).append(repr(row))
+    lines = []
+    for line, named in rows.items():
+        others = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
     hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
     return ConfigError("\n".join(lines), "; ".join(hints))
 

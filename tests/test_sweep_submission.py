@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hpc_gpt.cluster import load_profile
-from hpc_gpt.errors import JobRefused, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.experiment import load_experiment
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
-from hpc_gpt.submission import Prepared
+from hpc_gpt.submission import Prepared, faults_of_rows
 from hpc_gpt.sweep_submission import SubmittedSweep, plan_jobs, queue_sweep, write_sweep
 
 
@@ -100,3 +100,13 @@ def test_the_rows_behind_a_slurm_that_is_away_are_marked_refused_and_no_others(s
     assert [job.id for job in sweep.jobs] == ["4701"]
     # Its own rows, b and d, are marked where sbatch is asked.
     assert refusals(sweep) == {"f": str(fault) or "Ctrl-C"}
+
+
+def test_a_fault_of_many_rows_is_told_once():
+    alike = {f"r{number}": ConfigError("train.steps is x", "use a number") for number in range(5)}
+    told = faults_of_rows(alike | {"last": ConfigError("pp 2 cannot run", "use --pp 1")})
+    assert str(told).splitlines() == [
+        "rows 'r0', 'r1', 'r2' and 2 more: train.steps is x",
+        "row 'last': pp 2 cannot run",
+    ]
+    assert told.hint == "use a number; use --pp 1"
