@@ -230,7 +230,7 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: 
         tables["name"] = f"{tables['name']}-{chosen.name}"
     for key, value in (overrides or {}).items():
         set_dotted(tables, key, value)
-    return check_tables(tables, Experiment, str(path))
+    return check_tables(tables, Experiment, str(path), given=overrides or ())
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
@@ -53,16 +54,27 @@ def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
         tables[last] = value
 
 
-def check_tables(tables: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """The tables as dataclass `kind`. ConfigError lists every fault at once, unknown keys with close matches."""
+def check_tables(tables: Mapping[str, Any], kind: type[T], where: str, given: Collection[str] = ()) -> T:
+    """The tables as dataclass `kind`. ConfigError lists every fault at once, unknown keys and words with close matches.
+
+    `where` the tables are from is said of each, but of the dotted keys that were `given` beside them.
+    """
     from pydantic import ValidationError
 
     try:
         checked: T = _adapter(cast(Any, kind)).validate_python(tables)
         return checked
     except ValidationError as failure:
-        lines = [_fault_line(kind, fault["loc"], fault["type"], fault["msg"]) for fault in failure.errors()]
-    raise ConfigError("\n".join(f"{where}: {line}" for line in lines), "hpc-gpt help keys lists every key")
+        faults: dict[str, list[str]] = {}
+        for fault in failure.errors():
+            key = _key_of(kind, fault["loc"])
+            faults.setdefault(key, []).append(_words(kind, key, fault))
+    lines = []
+    for key, words in faults.items():
+        # A value that may be of several kinds has a fault for each.
+        others = [other.removeprefix(f"{key}: ") for other in words[1:]]
+        lines.append(f"{'your options' if key in given else where}: {', or '.join([words[0], *others])}")
+    raise ConfigError("\n".join(lines), "hpc-gpt help keys lists every key")
 
 
 @functools.cache
@@ -73,14 +85,29 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _fault_line(kind: type, loc: tuple[int | str, ...], fault: str, message: str) -> str:
-    key = ".".join(str(part) for part in loc)
-    if fault not in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: {message[0].lower()}{message[1:]}"
+def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
+    """The dotted key of a fault's place; which kind of value was tried there is no part of it."""
+    parts: list[str] = []
+    for part in loc:
+        if parts and not is_dataclass(kind):
+            break
+        parts.append(str(part))
+        kind = get_type_hints(kind).get(str(part)) if is_dataclass(kind) else None
+    return ".".join(parts)
+
+
+def _words(kind: type, key: str, fault: Any) -> str:
+    """What is wrong with a key, as pydantic's `fault` has it."""
+    *tables, name = key.split(".")
+    if fault["type"] not in ("unexpected_keyword_argument", "extra_forbidden"):
+        words = f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+        choices = re.findall("'([^']*)'", fault["msg"]) if fault["type"] == "literal_error" else []
+        match = close_matches(str(fault["input"]), choices)
+        return f"{words}; {match}" if match else words
     table: Any = kind
-    for part in loc[:-1]:
-        table = get_type_hints(table).get(str(part)) if is_dataclass(table) else None
-    name, known = str(loc[-1]), _field_names(table)
+    for part in tables:
+        table = get_type_hints(table).get(part) if is_dataclass(table) else None
+    known = _field_names(table)
     # A key that another table has was put in the wrong one.
     elsewhere = [f"{other}.{name}" for other, of in get_type_hints(kind).items() if name in _field_names(of)]
     match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)

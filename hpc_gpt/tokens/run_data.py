@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
@@ -128,5 +129,19 @@ def check_length(file: TokenFile, resolved: Resolved) -> None:
         raise DataError(
             f"{file.path} has {evaluation} tokens for evaluation ({fraction} of {count}), but one sample needs "
             f"seq + 1 = {seq + 1}",
-            f"set data.eval_fraction to {min(0.99, (seq + 2) / count):.2g} or more, or train.eval_every = 0",
+            f"set data.eval_fraction to {_fraction_for(seq + 1, count):.6g} or more, or train.eval_every = 0",
         )
+
+
+def _fraction_for(tokens: int, count: int) -> float:
+    """The smallest fraction of three digits that keeps so many of `count` tokens; 0.99 where none does.
+
+    >>> _fraction_for(1025, 100_000)
+    0.0103
+    """
+    wanted = tokens / count
+    digits = max(2, 2 - math.floor(math.log10(wanted)))
+    fraction = math.ceil(wanted * 10.0**digits) / 10.0**digits
+    if int(count * fraction) < tokens:
+        fraction += 10.0**-digits
+    return round(min(0.99, fraction), digits)

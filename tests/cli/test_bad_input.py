@@ -30,6 +30,13 @@ def nothing_written() -> bool:
         (["demo", "--set", "train.zero_stage=1"], "train.zero_stage; did you mean engine.zero_stage?", "help keys"),
         (["demo", "--set", "train.steps"], "not KEY=VALUE", "train.steps=20"),
         (["demo", "--set", "train.steps=many"], "train.steps: input should be a valid integer", "help keys"),
+        (["demo", "--engine", "deepseed-3d"], "your options: engine.name: input should be", "help keys"),
+        (["demo", "--set", "engine.compile=blok"], "or 'whole'; did you mean block?", "help keys"),
+        (
+            ["demo", "--set", "engine.partition=foo"],
+            "'layers' or 'parameters', or input should be a valid",
+            "help keys",
+        ),
         (["demo", "--set", "model.preset=gpt3"], "no model preset 'gpt3'", "gpt2"),
         (["dmo"], "no experiment 'dmo'", "did you mean demo?"),
         (["demo", "--cluster", "jeanzay"], "no cluster profile 'jeanzay'", "did you mean jean-zay"),

@@ -72,7 +72,12 @@ def test_a_file_needs_one_whole_sample_to_train_on_and_one_to_evaluate() -> None
     with pytest.raises(DataError, match=f"has {SEQ} tokens for evaluation") as refusal:
         check(2 * SEQ + 1, **evaluated)
     check(2 * SEQ + 1, eval_fraction=0.5)
-    assert "data.eval_fraction to 0.67" in refusal.value.hint
+    assert refusal.value.hint.startswith("set data.eval_fraction to ")
+    # What the hint says works, where there are tokens enough for both.
+    for count in range(3 * (SEQ + 1), 400 * SEQ, 7):
+        with pytest.raises(DataError, match="tokens for evaluation") as other:
+            check(count, train={"eval_every": 1}, eval_fraction=0.0)
+        check(count, train={"eval_every": 1}, eval_fraction=float(other.value.hint.split()[3]))
 
 
 def test_a_megatron_pair_has_no_tokenizer_so_the_settings_must_fit_the_model(tmp_path: Path, monkeypatch) -> None:
