@@ -63,7 +63,7 @@ SCRIPTS = {
         requeue=False,
     ),
     "megatron-lm-slurm": lambda: _render(
-        "jean-zay-v100-32g", overrides=MEGATRON_LM, megatron_lm="/work/it's/Megatron-LM", venv="/work/venv"
+        "jean-zay-v100-32g", overrides=MEGATRON_LM, megatron_lm="/opt/it's/Megatron-LM", venv="/opt/venv"
     ),
     "megatron-lm-local": lambda: _render("local", overrides=MEGATRON_LM),
     "hostile": _hostile,

@@ -25,8 +25,8 @@ set -o pipefail
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 # shellcheck disable=SC1091
-. /work/venv/bin/activate || {
-  printf 'Error: no virtual environment on %s: %s\n' "$HOSTNAME" /work/venv >&2
+. /opt/venv/bin/activate || {
+  printf 'Error: no virtual environment on %s: %s\n' "$HOSTNAME" /opt/venv >&2
   exit 1
 }
 python=python
@@ -34,7 +34,7 @@ export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 # The checkout of Megatron-LM whose pretrain_gpt.py the ranks run.
-[ -n "${MEGATRON_LM:-}" ] || MEGATRON_LM='/work/it'"'"'s/Megatron-LM'
+[ -n "${MEGATRON_LM:-}" ] || MEGATRON_LM='/opt/it'"'"'s/Megatron-LM'
 export MEGATRON_LM="${MEGATRON_LM:-}"
 
 [ -n "${SLURM_JOB_ID:-}" ] || {
@@ -183,9 +183,9 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "requeue": true,
   "signal_lead_s": 120,
   "modules": [],
-  "venv": "/work/venv",
+  "venv": "/opt/venv",
   "python": null,
-  "megatron_lm": "/work/it's/Megatron-LM",
+  "megatron_lm": "/opt/it's/Megatron-LM",
   "container": null,
   "environment": {},
   "node_suffix": "",
