@@ -82,6 +82,26 @@ def test_an_offloaded_optimizer_runs_where_its_states_are():
     assert (settings.train.optimizer_mode, resolved.train.optimizer_mode) == ("fused", "host")
 
 
+def test_an_optimizer_taken_back_from_the_host_is_fused_again():
+    offloaded = parent(Engine("deepspeed-zero", offload="optimizer"), pp=1, dp=4)
+    assert offloaded.train.optimizer_mode == "host"
+    assert descend(offloaded, {"engine.offload": "none"}, SITE, 20).train.optimizer_mode == "fused"
+
+
+def test_ranks_that_were_spread_over_more_nodes_than_they_need_stay_so():
+    spread = parent(nodes=4)
+    assert (spread.nodes, spread.ranks_per_node) == (4, 2)
+    assert descend(spread, {"engine.zero_stage": 0}, SITE, 20).nodes == 4
+
+
+def test_nodes_alone_are_those_of_the_site_it_goes_to():
+    assert descend(parent(), {"layout.nodes": 1, "layout.gpus": None}, OTHER, 20).gpus == 8
+
+
+def test_the_global_batch_may_be_given_as_it_was():
+    assert descend(parent(), {"layout.global_batch": 32}, SITE, 20) == descend(parent(), {}, SITE, 20)
+
+
 def test_another_account_of_the_same_site_is_taken_up():
     """The profile laid the parent's there; nobody asked for it."""
     assert descend(parent(), {}, replace(SITE, account="next"), 20).job.account == "next"
