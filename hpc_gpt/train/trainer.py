@@ -56,6 +56,9 @@ class Trainer:
         if ranks.is_first:
             complete_run(self._run, resolved)
         samples = self._open_data(resolved, ranks)
+        if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
+            # 7 minutes of silence on two loaded cores look like a hang.
+            print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         engine = build_engine(resolved, device)
         checkpoints = Checkpoints(self._run.checkpoints, ranks)
         progress = self._resume(engine, ranks)

@@ -97,9 +97,6 @@ class DeepspeedZero:
         config = deepspeed_config(resolved)
         if engine.offload_path is not None:
             check_offload_path(engine.offload_path)
-        if rank == 0 and (engine.offload_path is not None or engine.offload_ratio < 1):
-            # 7 minutes of silence on two loaded cores look like a hang.
-            print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         deepspeed = import_deepspeed(device)
         with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
