@@ -25,6 +25,7 @@ from hpc_gpt.readers.own_attempts import (
     steps_that_count,
     waiting_job,
 )
+from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.step_times import RULE, TimedStep, measure_steps
 from hpc_gpt.record import Record
 from hpc_gpt.resolve import Resolved
@@ -34,6 +35,11 @@ DIALECT = "hpc-gpt"
 
 # Settings that change neither the weights nor the speed: two runs that differ only here have one config_hash.
 _NOT_IN_HASH = {"log_every", "save_every", "minutes", "max_bad_steps"}
+
+
+def read_own(run: RunFolder) -> RunRead:
+    """One run with its curve; raises as `read_run`."""
+    return RunRead(read_run(run), folder=run.path)
 
 
 def read_run(run: RunFolder) -> Record:

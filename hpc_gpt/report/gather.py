@@ -7,24 +7,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.readers.own import read_run
+from hpc_gpt.readers.own import read_own
+from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record, write_record
 from hpc_gpt.report.seed_lines import named_sweep, sweep_of
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import find_runs, list_runs
+from hpc_gpt.runs import find_run, find_runs, list_runs
 
 
 @dataclass
 class Gathered:
-    """The records, oldest run first; what could not be read, and what could not be written, in words.
+    """The runs, oldest first; what could not be read, and what could not be written, in words.
 
     `sweeps` are those that a PATH meant: its own name and the PATH.
     """
 
-    records: list[Record] = field(default_factory=list)
+    runs: list[RunRead] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     sweeps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def records(self) -> list[Record]:
+        """The record of each run."""
+        return [run.record for run in self.runs]
 
 
 def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
@@ -36,7 +42,7 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
     if sweeps:
         there = {record.run for record in gathered.records}
         of_sweeps = gather_records(list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps)
-        gathered.records += [record for record in of_sweeps.records if record.run not in there]
+        gathered.runs += [run for run in of_sweeps.runs if run.record.run not in there]
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
     return gathered
@@ -50,15 +56,15 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
     gathered = Gathered()
     for run in runs:
         try:
-            record = read_run(run)
+            read = read_own(run)
         except UserError as fault:
             gathered.unread.append(f"{run.path}: {fault}")
             continue
-        if wanted is not None and not wanted(record):
+        if wanted is not None and not wanted(read.record):
             continue
-        gathered.records.append(record)
+        gathered.runs.append(read)
         try:
-            write_record(run, record)
+            write_record(run, read.record)
         except UserError as fault:
             gathered.unwritten.append(str(fault))
     return gathered
@@ -70,3 +76,8 @@ def leave_record(run: RunFolder) -> Record:
     if gathered.unread:
         raise RunFolderError(gathered.unread[0], "is this a run folder?")
     return gathered.records[0]
+
+
+def read_one(name: str, logs: Path) -> RunRead:
+    """The run that RUN means, as find_run takes it."""
+    return read_own(find_run(name, logs))

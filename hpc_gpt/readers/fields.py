@@ -1,0 +1,122 @@
+"""What the groups of a pattern may be called, and how their text becomes a figure.
+
+A group is named for the field it gives, with its unit where that differs from the field's own: `step_ms` gives
+`step_s`. A figure is read as programs print it: 7,208,960 · 1.05M · 480B · 38.12% · 1.5E-04 · 0:14:31.66 · nan.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+GIB = 2.0**30
+# group or key -> (field, factor). What is not here goes by its own name, unscaled.
+UNITS: dict[str, tuple[str, float]] = {
+    "step_ms": ("step_s", 1e-3),
+    "steps_per_s": ("step_s", -1.0),  # turned over: 1 / figure
+    "runtime_min": ("runtime_s", 60.0),
+    "runtime_hours": ("runtime_s", 3600.0),
+    "elapsed_ms": ("elapsed_s", 1e-3),
+    "save_ms": ("save_s", 1e-3),
+    "mfu_percent": ("mfu", 1e-2),
+    "params_millions": ("params", 1e6),
+    "params_billions": ("params", 1e9),
+    "params_gi": ("params", GIB),
+    "tokens_per_ms": ("tokens_per_s", 1e3),
+    "memory_allocated_bytes": ("memory_allocated_gib", 1 / GIB),
+    "memory_allocated_mib": ("memory_allocated_gib", 2.0**-10),
+    "memory_allocated_gb": ("memory_allocated_gib", 1e9 / GIB),
+    "memory_reserved_bytes": ("memory_reserved_gib", 1 / GIB),
+    "memory_reserved_mib": ("memory_reserved_gib", 2.0**-10),
+    "memory_reserved_gb": ("memory_reserved_gib", 1e9 / GIB),
+}
+# Fields of a line of steps. Each is a column of `Steps`; `step` is the number of the last step the line tells of.
+STEP_FIELDS = (
+    "step",
+    "step_s",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "tokens_per_s_gpu",
+    "samples_per_s",
+    "samples_per_s_gpu",
+    "tflops",  # the program's own, per GPU
+    "mfu",
+    "skipped",
+    "nan",
+    "consumed_samples",
+    "consumed_tokens",
+    "elapsed_s",  # since the run's start
+    "loss_eval",
+    "at",  # epoch seconds; the time of day as printed, taken as UTC
+)
+# Fields of a line of steps that are facts of the run: kept when they change, not for every line.
+STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale")
+# Fields whose value is text.
+TEXT_FIELDS = frozenset(
+    (
+        "engine",
+        "device",
+        "dtype",
+        "recompute",
+        "name",
+        "job_id",
+        "node",
+        "node_list",
+        "rank_name",
+        "words",
+        "key",
+        "value",
+    )
+)
+_SIZES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
+_LONGEST = 64
+
+
+def unit(name: str) -> tuple[str, float]:
+    """(field, factor) of a group's name."""
+    return UNITS.get(name, (name, 1.0))
+
+
+def figure(text: str) -> float | None:
+    """The number that a program printed; NaN for `nan`, an infinity for `inf`; None where the text is no number.
+
+    >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "cat")]
+    [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, None]
+    """
+    text = text.strip().rstrip("%").strip()
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        pass
+    if clock := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = clock.groups()
+        return int(days or 0) * 86400.0 + int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+    found = _FIGURE.match(text)
+    if found is None:
+        return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])
+    rest = text[found.end() :].strip()
+    if rest and rest not in _SIZES:
+        return None
+    try:
+        return float(found[0].replace(",", "").replace("_", "")) * _SIZES.get(rest, 1.0)
+    except ValueError:
+        return None
+
+
+def scaled(name: str, text: str) -> tuple[str, float | str] | None:
+    """(field, value) of a group's text; None where it is no number and should be one."""
+    key, factor = unit(name)
+    if key in TEXT_FIELDS:
+        return key, text.strip()
+    value = figure(text)
+    if value is None:
+        return None
+    if factor < 0:
+        return (key, 1 / value) if value else None
+    return key, value * factor
