@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hpc_gpt.run_folder import RunFolder, read_json, replace_whole
@@ -129,7 +129,7 @@ class Record:
 
     def to_tables(self) -> dict[str, Any]:
         """The record as JSON's own kinds, in the order of the keys. What is not finite becomes null."""
-        tables = _finite(asdict(self))
+        tables = _finite({key: getattr(self, key) for key in RECORD_KEYS})
         assert isinstance(tables, dict)
         return tables
 

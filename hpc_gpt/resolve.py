@@ -10,7 +10,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, get_type_hints
 
 from hpc_gpt import __version__, megatron_lm
@@ -100,13 +101,19 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
 
 
-def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
+@cache
+def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
+    """The fields of a dataclass with their types: working these out takes longer than reading a run's file."""
     hints = get_type_hints(kind)
+    return [(entry, hints[entry.name]) for entry in fields(kind)]
+
+
+def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
-    for entry in fields(kind):
+    for entry, hint in _hinted_fields(kind):
         if entry.name not in tables and entry.default is not MISSING:
             continue  # written by a version before the key was there
-        value, hint = tables[entry.name], hints[entry.name]
+        value = tables[entry.name]
         if entry.name == "container" and value is not None:
             hint = Container
         if is_dataclass(hint) and value is not None:
