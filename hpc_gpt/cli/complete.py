@@ -34,6 +34,23 @@ def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
     return runs(ctx, parameter, begun) + [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
 
 
+def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Sets of columns, then keys of a record."""
+    from hpc_gpt.report.seed_columns import SEED_TABLES
+
+    sets = [name for name in ("auto", "usual", "seed", *SEED_TABLES) if name.startswith(begun)]
+    return sets + record_keys(ctx, parameter, begun)
+
+
+def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Keys of a record, after the commas that stand there."""
+    from hpc_gpt.record import RECORD_KEYS
+
+    done, comma, last = begun.rpartition(",")
+    minus = "-" if last.startswith("-") else ""
+    return [f"{done}{comma}{minus}{key}" for key in RECORD_KEYS if key.startswith(last.removeprefix("-"))]
+
+
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Rows of the EXPERIMENT that stands in the line, the default one without, those that cannot run left out."""
     from hpc_gpt.experiment import DEFAULT_EXPERIMENT

@@ -1,8 +1,10 @@
-"""`hpc-gpt report`: the figures of runs, as a table or for another program."""
+"""`hpc-gpt report`: the figures of runs and of anyone's logs, as a table, a page or for another program."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +14,7 @@ from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.report.gather import Gathered
+    from hpc_gpt.report.seed_lines import SweepLines
 
 
 @click.command()
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "csv", "md", "json"]),
+    type=click.Choice(["table", "csv", "md", "json", "jsonl"]),
     default="table",
     show_default=True,
     help="How the records are written.",
@@ -27,62 +30,133 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help='Short for --format json: {"schema": 1, "records": [...]}.')
 @click.option(
     "--columns",
-    type=click.Choice(["auto", "usual", "seed"]),
     default="auto",
     show_default=True,
-    help="A sweep's own columns with the seed's figures (seed), or every run's; auto: seed where all runs are one's.",
+    metavar="SET|KEY,...",
+    shell_complete=complete.columns,
+    help="A seed's own by its name, as gpt2-meg; usual; keys of a record, as gpus,tp,step_s; "
+    "auto: the seed's where all runs are of its sweep.",
 )
-def report(paths: tuple[str, ...], form: str, as_json: bool, columns: str) -> None:
-    """Print the records of runs: step time, TFLOPs, loss.
+@click.option(
+    "--sort",
+    default="",
+    metavar="KEY,...",
+    shell_complete=complete.record_keys,
+    help="By keys of a record; -KEY from high to low. Otherwise oldest first.",
+)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write one page with charts there.")
+@click.option(
+    "--audit",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="TABLE",
+    help="Recompute a published table (.md, .csv) from its own formula and the logs of PATH; exit 1 if a cell breaks.",
+)
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Also write the curves as TensorBoard event files.",
+)
+@click.option(
+    "--wandb", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Also write offline W&B runs."
+)
+def report(
+    paths: tuple[str, ...],
+    form: str,
+    as_json: bool,
+    columns: str,
+    sort: str,
+    html: Path | None,
+    audit: Path | None,
+    tensorboard: Path | None,
+    wandb: Path | None,
+) -> None:
+    """Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.
 
-    A PATH is a run folder, a folder that holds runs (logs/ unless given), a run by id, prefix or job id, or a sweep as
-    experiments/gpt2-meg: its runs under logs/, in the seed's columns. Each run's record.json is brought up to date. The
-    step time is the median of the steps after warm-up.
+    A PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
+    folder that holds some (logs/ unless given); a run by id, prefix or job id; or a sweep as experiments/gpt2-meg: its
+    runs under logs/, in the seed's columns. The record.json of our own runs is brought up to date; nothing else is
+    written. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import gather_paths
-    from hpc_gpt.report.tables import FORMATS, as_table
-    from hpc_gpt.terminal import width
 
+    if audit is not None:
+        sys.exit(_audit(audit, paths, form, as_json))
     gathered = gather_paths(paths, logs_dir())
     form = "json" if as_json else form
-    sweep = _sweep(gathered, columns)
-    if sweep is not None:
-        from hpc_gpt.report import seed_tables
-        from hpc_gpt.report.seed_lines import sweep_lines
-
-        lines = sweep_lines(sweep, gathered.records, gathered.sweeps.get(sweep))
-        text = seed_tables.as_table(lines, width()) if form == "table" else seed_tables.SEED_FORMATS[form](lines)
-        click.echo(text, nl=False)
-    elif form == "table" and not gathered.records:
+    _sort(gathered, sort)
+    text = _text(gathered, form, columns)
+    if form == "table" and not gathered.runs and not text:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
-    elif form == "table":
-        click.echo(as_table(gathered.records, width()), nl=False)
-    else:
-        click.echo(FORMATS[form](gathered.records), nl=False)
-    for record in gathered.records if form == "table" else []:
-        for flag in record.flags:
-            click.echo(f"note: {record.name}/{record.run}: {flag}", err=True)
-    if gathered.unwritten:
-        more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
-        click.echo(f"note: record.json not written: {gathered.unwritten[0]}{more}", err=True)
-    for fault in gathered.unread:
-        click.echo(f"Error: {fault}", err=True)
+    click.echo(text, nl=False)
+    _tell(gathered, form)
+    _write(gathered, html, tensorboard, wandb)
     if gathered.unread:
         sys.exit(1)
 
 
-def _sweep(gathered: Gathered, columns: str) -> str | None:
-    """The sweep whose columns are shown; None for the usual ones."""
-    from hpc_gpt.report.seed_lines import only_sweep
+def _audit(table: Path, paths: Sequence[str], form: str, as_json: bool) -> int:
+    """The exit code: 1 where a cell breaks."""
+    raise NotImplementedError
 
-    if columns == "usual":
+
+def _sort(gathered: Gathered, sort: str) -> None:
+    from hpc_gpt.report.choice import sort_records
+
+    keys = [key.strip() for key in sort.split(",") if key.strip()]
+    gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, keys)]
+
+
+def _text(gathered: Gathered, form: str, columns: str) -> str:
+    """What goes to stdout; nothing for a table without a run."""
+    from hpc_gpt.report import seed_tables, tables
+    from hpc_gpt.report.choice import choose_columns
+    from hpc_gpt.report.columns import COLUMNS
+    from hpc_gpt.terminal import width
+
+    lines = _seed_lines(gathered, columns)
+    if lines is not None:
+        return seed_tables.as_table(lines, width()) if form == "table" else seed_tables.SEED_FORMATS[form](lines)
+    keys = [key.strip() for key in columns.split(",") if key.strip()]
+    chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(keys)
+    if form != "table":
+        return tables.FORMATS[form](gathered.records, columns=chosen)
+    return tables.as_table(gathered.records, width(), chosen) if gathered.runs else ""
+
+
+def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
+    """The lines of a seed's own table; None where the columns are others."""
+    from hpc_gpt.report.seed_columns import SEED_TABLES
+    from hpc_gpt.report.seed_lines import lines_in_columns_of, only_sweep, sweep_lines
+
+    if columns not in ("auto", "seed", *SEED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
     found = only_sweep(gathered.records) if gathered.records else named
+    if columns in SEED_TABLES and found != columns:
+        return lines_in_columns_of(columns, gathered.records)
     if found is None and columns == "seed":
         raise ConfigError(
             "--columns seed shows one sweep, but these runs are of several or of none",
-            "name the runs of one, as hpc-gpt report gpt2-meg",
+            f"name the runs of one, as hpc-gpt report gpt2-meg, or the columns: {', '.join(SEED_TABLES)}",
         )
-    return found
+    return sweep_lines(found, gathered.records, gathered.sweeps.get(found)) if found is not None else None
+
+
+def _tell(gathered: Gathered, form: str) -> None:
+    """What looks wrong, to stderr."""
+    from hpc_gpt.report.grid import plain
+
+    for record in gathered.records if form == "table" else []:
+        for flag in record.flags:
+            click.echo(plain(f"note: {record.name}/{record.run}: {flag}"), err=True)
+    if gathered.unwritten:
+        more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
+        click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
+    for fault in gathered.unread:
+        click.echo(plain(f"Error: {fault}"), err=True)
+
+
+def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
+    """The page and the exports, and where they are, to stderr."""

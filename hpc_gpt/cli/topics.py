@@ -38,7 +38,7 @@ micro_batch = 1
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys, the engines and what each takes, a template's variables; how a sweep is written."""
+    """List an experiment's keys and a record's, the engines, a template's variables; how a sweep is written."""
 
 
 @help_command.command("keys")
@@ -152,3 +152,18 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
+
+
+@help_command.command("record")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
+def record(as_json: bool) -> None:
+    """Every key of a record, for --columns and --sort of report."""
+    from hpc_gpt.report.meaning import MEANING
+
+    if as_json:
+        keys = [{"key": key, "meaning": meaning} for key, meaning in MEANING.items()]
+        click.echo(json.dumps({"schema": 1, "keys": keys}, indent=1))
+        return
+    width = max(map(len, MEANING))
+    for key, meaning in MEANING.items():
+        click.echo(f"{key.ljust(width)}  {meaning}")

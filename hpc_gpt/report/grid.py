@@ -1,4 +1,7 @@
-"""Cells in columns, as text: aligned for a terminal or a pipe, or as markdown. Nothing is cut."""
+"""Cells in columns, as text: aligned for a terminal or a pipe, as markdown, or a block a line. Nothing is cut.
+
+A cell may hold words from anyone's log: what a terminal would obey, and line ends, become `?`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,9 @@ class Grid:
         widths = self._widths()
         return sum(widths) + 2 * (len(widths) - 1)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", [[plain(cell) for cell in cells] for cells in self.lines])
+
     def aligned(self) -> str:
         """Every line with its cells under one another."""
         widths = self._widths()
@@ -35,6 +41,12 @@ class Grid:
         ]
         return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (headings, rule, *lines))
 
+    def block(self, cells: Sequence[str]) -> str:
+        """One line from top to bottom under its first cell, what nobody measured left out."""
+        named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != "-"]
+        margin = max((len(heading) for heading, _ in named), default=0)
+        return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
+
     def _widths(self) -> list[int]:
         return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]
 
@@ -43,3 +55,12 @@ class Grid:
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(cells, widths, self.right, strict=True)
         )
+
+
+def plain(text: str) -> str:
+    """The text on one line, without a character that a terminal would obey.
+
+    >>> plain("\x1b[2Jloss\n3")
+    '?[2Jloss?3'
+    """
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)

@@ -96,6 +96,12 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     return SweepLines(name, lines, [record for _, record in own])
 
 
+def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
+    """Records of any runs, for the columns of the seed's table `name`: a line each, with no figure of the seed's."""
+    lines = [SeedLine(Row(record.name or record.run or ""), record.to_tables(), record) for record in records]
+    return SweepLines(name, lines, records)
+
+
 def _is_smoke(record: Record) -> bool:
     """Whether the run was shrunken by --smoke: its figures are no measure of the row."""
     return (record.name or "").endswith("-smoke")

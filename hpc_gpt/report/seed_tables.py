@@ -14,6 +14,8 @@ from hpc_gpt.report.columns import NOTHING
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.seed_columns import SeedTable, seed_table
 from hpc_gpt.report.seed_lines import SeedLine, SweepLines
+from hpc_gpt.report.tables import as_jsonl as records_as_jsonl
+from hpc_gpt.report.tables import csv_cell
 
 # The heading of the seed's own figure, behind ours.
 SEED = "seed"
@@ -24,7 +26,9 @@ def as_table(lines: SweepLines, width: int | None = None) -> str:
     grid = _grid(lines)
     if width is None or grid.width <= width:
         return grid.aligned()
-    return "\n".join(_block(grid, cells) for cells in grid.lines)
+    pairs = enumerate(grid.headings)
+    named = [f"{grid.headings[index - 1]}, {SEED}" if heading == SEED else heading for index, heading in pairs]
+    return "\n".join(Grid(named, grid.right, grid.lines).block(cells) for cells in grid.lines)
 
 
 def as_markdown(lines: SweepLines) -> str:
@@ -42,9 +46,9 @@ def as_csv(lines: SweepLines) -> str:
     writer.writerow(["sweep", "row", *keys, *(f"seed_{key}" for key in seeds), "notes", "ended", "run"])
     for line in lines.lines:
         figures = [_number(line.figures.get(key)) for key in keys]
-        printed = [line.row.seed.get(key, "") for key in seeds]
-        run = line.record.run if line.record else ""
-        writer.writerow([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run])
+        printed = [csv_cell(line.row.seed.get(key)) for key in seeds]
+        run = csv_cell(line.record.run) if line.record else ""
+        writer.writerow([lines.sweep, line.row.name, *figures, *printed, csv_cell(line.notes), _ended(line), run])
     return text.getvalue()
 
 
@@ -63,11 +67,17 @@ def as_json(lines: SweepLines) -> str:
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 
 
+def as_jsonl(lines: SweepLines) -> str:
+    """The records, one JSON object a line."""
+    return records_as_jsonl(lines.records)
+
+
 SEED_FORMATS: dict[str, Callable[[SweepLines], str]] = {
     "table": as_table,
     "csv": as_csv,
     "md": as_markdown,
     "json": as_json,
+    "jsonl": as_jsonl,
 }
 
 
@@ -103,16 +113,6 @@ def _ended(line: SeedLine) -> str:
     if line.record is None:
         return "impossible" if line.row.impossible else ""
     return line.record.ended or ""
-
-
-def _block(grid: Grid, cells: Any) -> str:
-    """One line from top to bottom, what nobody measured left out."""
-    named = []
-    for index, (heading, cell) in enumerate(zip(grid.headings, cells, strict=True)):
-        if index and cell != NOTHING:
-            named.append((f"{grid.headings[index - 1]}, {SEED}" if heading == SEED else heading, cell))
-    margin = max(len(heading) for heading, _ in named) if named else 0
-    return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
 
 
 def _number(value: Any) -> Any:

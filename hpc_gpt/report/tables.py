@@ -1,4 +1,4 @@
-"""Records as text: aligned, csv, markdown, json, and one record from top to bottom.
+"""Records as text: aligned, csv, markdown, json, json a line, and one record from top to bottom.
 
 Nothing here is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets each record as a
 block of lines instead.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hpc_gpt.record import SCHEMA, Record
+from hpc_gpt.report.choice import look_up
 from hpc_gpt.report.columns import (
     COLUMNS,
     NOTHING,
+    Column,
     show_digits,
     show_losses,
     show_params,
@@ -24,64 +28,86 @@ from hpc_gpt.report.columns import (
     show_spread,
     show_whole,
 )
-from hpc_gpt.report.grid import Grid
+from hpc_gpt.report.grid import Grid, plain
 
 
-def as_table(records: Sequence[Record], width: int | None = None) -> str:
-    """An aligned table, a line a record; blocks instead where `width` columns cannot hold it. None: any width.
+def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:
+    """An aligned table, a line a record; where `width` columns cannot hold it, the usual ones as a block a record.
 
-    Flags are in neither: the verb writes them to stderr.
+    None: any width. Flags are in neither: the verb writes them to stderr.
     """
-    grid = _grid(records)
-    if width is not None and grid.width > width:
+    grid = _grid(records, columns)
+    if width is None or grid.width <= width:
+        return grid.aligned()
+    if columns is COLUMNS:
         return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
-    return grid.aligned()
+    return "\n".join(grid.block(cells) for cells in grid.lines)
 
 
-def as_markdown(records: Sequence[Record]) -> str:
+def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
     """A markdown table in the seed's style: figures flush right."""
-    return _grid(records).markdown()
+    return _grid(records, columns).markdown()
 
 
-def _grid(records: Sequence[Record]) -> Grid:
-    headings, right = [column.heading for column in COLUMNS], [column.right for column in COLUMNS]
-    return Grid(headings, right, [[column.show(record) for column in COLUMNS] for record in records])
+def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
+    headings, right = [column.heading for column in columns], [column.right for column in columns]
+    return Grid(headings, right, [[column.show(record) for column in columns] for record in records])
 
 
-def as_csv(records: Sequence[Record]) -> str:
+def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
     """Comma-separated, a heading per key of the record, figures in full; an empty cell where there is none."""
-    keys = [key for column in COLUMNS for key in column.keys]
+    keys = [key for column in columns for key in column.keys]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(keys)
     for record in records:
-        tables = record.to_tables()
-        writer.writerow(["" if tables[key] is None else tables[key] for key in keys])
+        writer.writerow([csv_cell(look_up(record, key)) for key in keys])
     return text.getvalue()
 
 
-def as_json(records: Sequence[Record]) -> str:
-    """`{"schema": 1, "records": [...]}`, every key of every record."""
+def csv_cell(value: Any) -> Any:
+    """A cell for a csv file: empty for none, JSON for a list or an object.
+
+    A text that a spreadsheet would take for a formula gets a quote before it: it may come from anyone's log.
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+def as_json(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
+    """`{"schema": 1, "records": [...]}`, every key of every record, whatever the columns."""
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Record]], str]] = {
+def as_jsonl(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
+    """One JSON object a line, every key of a record."""
+    return "".join(json.dumps(record.to_tables(), allow_nan=False) + "\n" for record in records)
+
+
+# Each takes the records and `columns`.
+FORMATS: dict[str, Callable[..., str]] = {
     "table": as_table,
     "csv": as_csv,
     "md": as_markdown,
     "json": as_json,
+    "jsonl": as_jsonl,
 }
 
 
 def as_block(record: Record, width: int | None = None) -> str:
     """One record from top to bottom, a line a figure, each FLOPs figure with its formula; flags at the end."""
-    title = f"{record.name or NOTHING}/{record.run or NOTHING}"
-    lines = [(label, text) for label, text in _block_lines(record) if text != NOTHING]
+    title = plain(f"{record.name or NOTHING}/{record.run or NOTHING}")
+    lines = [(label, plain(text)) for label, text in _block_lines(record) if text != NOTHING]
     margin = max(len(label) for label, _ in lines) if lines else 0
     text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
     for flag in record.flags:
-        text += _folded(f"  note: {flag}", width)
+        text += _folded(f"  note: {plain(flag)}", width)
     return text
 
 

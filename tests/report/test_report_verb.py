@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
-from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 
@@ -123,3 +123,25 @@ def test_no_runs_yet_is_no_failure(logs):
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no runs under" in result.stderr
     assert json.loads(call("--json").stdout) == {"schema": 1, "records": []}
+
+
+def test_a_line_of_json_a_record(runs):
+    lines = call("--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["run"] for line in lines] == [run.run_id for run in runs]
+
+
+def test_columns_and_order_of_ones_choice(runs):
+    add_attempt(runs[1], [metrics_line(step, step_s=0.25) for step in range(21, 121)])
+    lines = call("--columns", "run,step_s", "--sort", "step_s").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", runs[1].run_id, runs[0].run_id]
+    backwards = call("--columns", "run,step_s", "--sort", "-step_s", "--format", "csv").stdout.splitlines()
+    assert [line.partition(",")[0] for line in backwards[1:]] == [runs[0].run_id, runs[1].run_id]
+    with pytest.raises(ConfigError, match="no key 'stpe_s'"):
+        call("--columns", "stpe_s")
+
+
+def test_any_run_in_a_seeds_columns_by_its_name(runs):
+    lines = call("--columns", "gpt2-meg").stdout.splitlines()
+    assert lines[0].startswith("Row")
+    assert "PP Chunks" in lines[0]
+    assert len(lines) == 3

@@ -1,0 +1,90 @@
+"""Columns and order of one's choice."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.record import RECORD_KEYS, Record
+from hpc_gpt.report.choice import choose_columns, look_up, sort_records
+from hpc_gpt.report.grid import Grid
+from hpc_gpt.report.meaning import MEANING
+from hpc_gpt.report.tables import as_csv, as_markdown, as_table
+
+FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
+SLOW = Record(run="slow", gpus=64, step_s=2.0, memory_allocated_gib=[3.0, 21.586], flags=["odd"])
+NONE = Record(run="none")
+
+
+def test_every_key_of_a_record_has_its_meaning():
+    assert list(MEANING) == list(RECORD_KEYS)
+
+
+def test_columns_stand_in_the_order_asked_for():
+    columns = choose_columns(["step_s", "gpus", "settings.engine.compile", "memory_allocated_gib"])
+    lines = as_table([FAST, SLOW], columns=columns).splitlines()
+    assert lines[0].split() == ["Step", "s", "GPUs", "settings.engine.compile", "memory_allocated_gib"]
+    assert lines[1].split() == ["0.500", "8", "blocks", "-"]
+    assert lines[2].split() == ["2.00", "64", "-", "3.00,", "21.6"]
+
+
+def test_csv_has_the_chosen_keys_in_full():
+    rows = list(csv.reader(io.StringIO(as_csv([SLOW], columns=choose_columns(["memory_allocated_gib", "gpus"])))))
+    assert rows == [["memory_allocated_gib", "gpus"], ["[3.0, 21.586]", "64"]]
+
+
+@pytest.mark.parametrize("key", ["stepp_s", "", "settngs.engine", "-gpus"])
+def test_an_unknown_key_is_told_with_the_nearest(key):
+    with pytest.raises(ConfigError, match="a record has no key") as fault:
+        choose_columns([key])
+    assert fault.value.hint
+
+
+def test_order_from_low_to_high_and_back_with_the_unknown_last():
+    records = [NONE, SLOW, FAST]
+    assert [records[index].run for index in sort_records(records, ["step_s"])] == ["fast", "slow", "none"]
+    assert [records[index].run for index in sort_records(records, ["-step_s"])] == ["slow", "fast", "none"]
+    assert [records[index].run for index in sort_records(records, ["memory_allocated_gib"])] == ["slow", "none", "fast"]
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "a", "b"]))))
+def test_the_first_key_leads_and_equals_keep_their_order(values):
+    records = [Record(gpus=gpus, name=name, seq=place) for place, (gpus, name) in enumerate(values)]
+    order = sort_records(records, ["-gpus", "name"])
+    assert sorted(order) == list(range(len(records)))
+
+    def rank(index):
+        gpus, name = values[index]
+        return (gpus is None, -(gpus or 0), name is None, name or "", index)
+
+    assert order == sorted(range(len(records)), key=rank)
+
+
+def test_every_key_can_be_a_column_and_an_order():
+    for key in RECORD_KEYS:
+        as_table([FAST, SLOW, NONE], columns=choose_columns([key]))
+        assert sorted(sort_records([FAST, SLOW, NONE], [key, f"-{key}"])) == [0, 1, 2]
+
+
+def test_a_dot_reaches_inside():
+    assert look_up(FAST, "settings.engine.compile") == "blocks"
+    assert look_up(FAST, "settings.engine.compile.more") is None
+    assert look_up(FAST, "gpus.more") is None
+
+
+def test_a_name_from_a_log_obeys_no_terminal_and_no_spreadsheet():
+    hostile = Record(name="\x1b[2J\nx", run="=cmd|'/c calc'!A1", gpus=1)
+    for text in (as_table([hostile]), as_table([hostile], width=20), as_markdown([hostile])):
+        assert "\x1b" not in text
+        assert "\nx" not in text
+    rows = list(csv.DictReader(io.StringIO(as_csv([hostile]))))
+    assert rows[0]["run"].startswith("'=")
+    assert rows[0]["gpus"] == "1"
+
+
+def test_a_block_leaves_out_what_nobody_measured():
+    grid = Grid(["Run", "A", "Bee"], [False, True, True], [["x", "-", "2"]])
+    assert grid.block(grid.lines[0]) == "x\n  Bee  2\n"
