@@ -1,0 +1,106 @@
+"""What must not leave a log or a run: keys and values that hold a token, a key or a password.
+
+Programs print their arguments and their environment, and people hand tokens over in both. A key is judged by its
+words, since `token` and `key` are most often none (`eos_token`, `json_keys`); a value by the shapes that hosts give
+theirs. What is doubtful is left out: a setting less is no loss, a token in a page is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REMOVED = "[removed]"
+
+_ALWAYS = frozenset(
+    ("password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization")
+)
+# What stands before `token` where it is a symbol of a vocabulary or a count, and before `key` where it is a name.
+_SYMBOLS = frozenset(
+    (
+        "eos", "bos", "pad", "unk", "sep", "cls", "mask", "eod", "eot", "bod", "sot", "fim", "image", "audio",
+        "video", "vision", "special", "prefix", "suffix", "middle", "start", "end", "stop", "begin", "first", "last",
+        "next", "per", "each", "draft", "speculative", "prompt", "decoder", "added", "new", "extra", "padding",
+    )
+)  # fmt: skip
+_KEYS = frozenset(
+    (
+        "api", "access", "private", "secret", "wandb", "auth", "ssh", "encryption", "account", "comet", "openai",
+        "anthropic", "aws", "azure", "gcp", "storage", "license", "signing", "session", "neptune", "hf", "hub",
+        "huggingface", "service", "gpg", "rsa", "shared", "subscription", "master",
+    )
+)  # fmt: skip
+_WORDS = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|\d+")
+_VALUE = re.compile(
+    r"\b(?:hf_|api_org_)[A-Za-z0-9]{16,200}"
+    r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{20,300}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,300}|\bgithub_pat_[A-Za-z0-9_]{20,300}|\bglpat-[A-Za-z0-9_-]{16,100}"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bAIza[A-Za-z0-9_-]{30,60}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,200}"
+    r"|\bwandb_v\d_[A-Za-z0-9_]{20,300}"
+    r"|\beyJ[A-Za-z0-9_-]{10,2000}\.[A-Za-z0-9_-]{10,2000}(?:\.[A-Za-z0-9_-]{0,2000})?"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    r"|\b[Bb]earer [A-Za-z0-9._~+/=-]{16,2000}"
+    r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
+)
+# `WANDB_API_KEY=`, `"token": ` and `--hub_token ` in a line of text, and the value behind. is_secret judges the key.
+_ASSIGNED = re.compile(r"(?<=-)([A-Za-z][\w.-]{1,80})\s{1,4}|([A-Za-z][\w.-]{1,80})['\"]?\s{0,4}[=:]\s{0,4}['\"]?")
+_ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
+_NOTHING = frozenset(("none", "null", "true", "false"))
+
+
+def is_secret(key: str, value: Any = None) -> bool:
+    """Whether a setting of that name, or that value whatever its name, may be a secret.
+
+    >>> [is_secret(key) for key in ("wandb_api_key", "hub_token", "eos_token", "json_keys", "tokens_per_s")]
+    [True, True, False, False, False]
+    """
+    if isinstance(value, str) and _VALUE.search(value):
+        return True
+    words = [word.lower() for word in _WORDS.findall(key.rpartition(".")[2][:200])]
+    if _ALWAYS & set(words):
+        return True
+    # A number or a switch is a size or a choice, as `per_token 0` or `use_auth_token False`.
+    if isinstance(value, bool | int | float):
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words and words[-1] == "token":
+        return before not in _SYMBOLS
+    return bool(words) and words[-1] == "key" and before in _KEYS
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, nested ones too, without those that may be secrets; in lists such a value becomes `[removed]`."""
+    return {
+        key: _cleaned(value)
+        for key, value in settings.items()
+        if isinstance(value, Mapping | list | tuple) or not is_secret(str(key), value)
+    }
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(value, list | tuple):
+        return [REMOVED if isinstance(part, str) and _VALUE.search(part) else _cleaned(part) for part in value]
+    return value
+
+
+def hide_secrets(text: str) -> str:
+    """A line of text, as a cause in a log's words, with what may be a secret replaced by `[removed]`.
+
+    >>> hide_secrets("WANDB_API_KEY=0123abcd train.py --hub_token xyzxyz --lr 1e-4: token mismatch")
+    'WANDB_API_KEY=[removed] train.py --hub_token [removed] --lr 1e-4: token mismatch'
+    """
+    text = _VALUE.sub(REMOVED, text)
+    kept, end = [], 0
+    for found in _ASSIGNED.finditer(text):
+        value = _ASSIGNED_VALUE.match(text, found.end())
+        if value is None or found.start() < end or value[0].lower() in _NOTHING:
+            continue
+        if is_secret(found[1] or found[2], 0 if value[0].isdigit() else None):
+            kept += [text[end : found.end()], REMOVED]
+            end = value.end()
+    return "".join([*kept, text[end:]])

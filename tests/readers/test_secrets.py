@@ -1,0 +1,96 @@
+"""What may be a secret is left out, and what only sounds like one stays."""
+
+import pytest
+
+from hpc_gpt.readers.secrets import hide_secrets, is_secret, without_secrets
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "password",
+        "DB_PASSWORD",
+        "hf_token",
+        "HF_TOKEN",
+        "hubToken",
+        "push_to_hub_token",
+        "wandb_api_key",
+        "api-key",
+        "AWS_SECRET_ACCESS_KEY",
+        "authToken",
+        "WANDBKey",
+        "train.hub_token",
+        "credentials",
+        "passphrase",
+        "token",
+    ],
+)
+def test_a_key_that_names_a_secret_is_one(key):
+    assert is_secret(key, "abc")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tokens",
+        "tokenizer_model",
+        "eos_token",
+        "pad_token_id",
+        "train_tokens",
+        "tokens_per_s",
+        "moe_token_dispatcher_type",
+        "json_keys",
+        "kv_channels",
+        "monkey",
+        "text_key",
+        "loss_per_token",
+        "wandb_project",
+        "lr",
+    ],
+)
+def test_a_key_that_only_sounds_like_one_is_not(key):
+    assert not is_secret(key, "abc")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf_" + "a1" * 17,
+        "sk-" + "b2" * 20,
+        "ghp_" + "c3" * 18,
+        "AKIA" + "ABCDEFGH12345678",
+        "https://user:pass@host/path",
+        "Bearer " + "d4" * 12,
+        "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+    ],
+)
+def test_a_value_of_a_secrets_shape_is_one_whatever_its_key(value):
+    assert is_secret("note", value)
+    assert value not in str(without_secrets({"note": value, "notes": [value], "deep": {"note": value}}))
+    assert value not in hide_secrets(f"it said {value} and died")
+
+
+def test_nested_settings_keep_the_rest():
+    given = {
+        "train": {"lr": 1e-4, "hub_token": "x"},
+        "eos_token": "</s>",
+        "wandb_key": "y",
+        "on": [1, {"password": 12}],
+    }
+    assert without_secrets(given) == {"train": {"lr": 1e-4}, "eos_token": "</s>", "on": [1, {}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("foo --token abcdef x", "foo --token [removed] x"),
+        ("x: token=abcd 'hf_token': 'zzzz'", "x: token=[removed] 'hf_token': '[removed]'"),
+        ("PASSWORD=12345", "PASSWORD=[removed]"),
+        ("token: 5 of 7", "token: 5 of 7"),
+        ("unexpected token in JSON", "unexpected token in JSON"),
+        ("hub_token: None", "hub_token: None"),
+    ],
+)
+def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
+    assert hide_secrets(text) == hidden
