@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from hpc_gpt.devices import device_named
 from hpc_gpt.ds_config import zero_stage
 from hpc_gpt.engines import has_zero
@@ -25,8 +27,9 @@ from hpc_gpt.readers.own_attempts import (
     steps_that_count,
     waiting_job,
 )
+from hpc_gpt.readers.own_curve import own_curve
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.readers.step_times import RULE, TimedStep, measure_steps
+from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.record import Record
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, job_ids, read_json
@@ -37,13 +40,13 @@ DIALECT = "hpc-gpt"
 _NOT_IN_HASH = {"log_every", "save_every", "minutes", "max_bad_steps"}
 
 
-def read_own(run: RunFolder) -> RunRead:
-    """One run with its curve; raises as `read_run`."""
-    return RunRead(read_run(run), folder=run.path)
-
-
 def read_run(run: RunFolder) -> Record:
-    """The record of one run, whatever state it is in.
+    """The record of one run; raises as `read_own`."""
+    return read_own(run).record
+
+
+def read_own(run: RunFolder) -> RunRead:
+    """One run, whatever state it is in, with its curve.
 
     Raises ConfigError or RunFolderError where resolved.json cannot be read; anything else that is missing or half
     written is left null.
@@ -55,7 +58,8 @@ def read_run(run: RunFolder) -> Record:
     record = _from_settings(run, resolved)
     record = _with_device(record, attempts)
     record = _with_measurements(record, attempts)
-    record = _with_steps(record, steps)
+    times, timed = _times(steps)
+    record = _with_steps(record, steps, times)
     record = _with_attempts(record, run, resolved, attempts)
     versions = provenance.get("versions")
     record = replace(
@@ -67,7 +71,9 @@ def read_run(run: RunFolder) -> Record:
     if damaged:
         flag = f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out"
         record = replace(record, flags=[*record.flags, flag])
-    return add_figures(record)
+    used = {timed[index].where for index in np.flatnonzero(times.steady)} if times else set()
+    files = tuple(path for read in attempts for path in (read.attempt.metrics, read.attempt.log) if path.is_file())
+    return RunRead(add_figures(record), own_curve(attempts, steps, used), files=files, folder=run.path)
 
 
 def config_hash(resolved: Resolved) -> str:
@@ -164,7 +170,7 @@ def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
     return replace(record, **found, sources=sources, flags=flags)
 
 
-def _with_steps(record: Record, steps: list[Step]) -> Record:
+def _with_steps(record: Record, steps: list[Step], times: StepTimes | None) -> Record:
     if not steps:
         return record
     assert record.global_batch
@@ -189,7 +195,6 @@ def _with_steps(record: Record, steps: list[Step]) -> Record:
         flags.append("every step was skipped: step_s holds forward and backward only")
     sources["skipped_steps"] = sources["nan_steps"] = sources["save_s"] = "metrics.jsonl of the attempts"
     sources["tokens_total"] = "tokens of the lines that count; a step trained again counts once"
-    times = measure_steps(_timed(steps))
     if times:
         chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
         sources["step_s"] = f"metrics.jsonl of the attempts, median of {chosen}; {RULE}"
@@ -216,16 +221,17 @@ def _with_steps(record: Record, steps: list[Step]) -> Record:
     )
 
 
-def _timed(steps: list[Step]) -> list[TimedStep]:
-    timed = []
-    for step in steps:
-        seconds = step.number("step_s")
-        if seconds is None or not math.isfinite(seconds) or seconds <= 0:
-            continue
-        # Our clock starts anew after an evaluation or a save, so that no step's time holds one.
-        apart = bool(step.values.get("skipped")) or step.is_nan
-        timed.append(TimedStep(step.attempt, step.step, seconds, apart))
-    return timed
+def _times(steps: list[Step]) -> tuple[StepTimes | None, list[Step]]:
+    """The step time, and the steps it was found among."""
+    timed = [step for step in steps if math.isfinite(seconds := step.number("step_s") or 0.0) and seconds > 0]
+    # Our clock starts anew after an evaluation or a save, so that no step's time holds one.
+    apart = [bool(step.values.get("skipped")) or step.is_nan for step in timed]
+    times = measure_steps(
+        np.array([step.values["step_s"] for step in timed], np.float64),
+        np.array(apart, np.bool_),
+        np.array([step.attempt for step in timed], np.int64),
+    )
+    return times, timed
 
 
 def _peak_memory(steps: list[Step], key: str) -> list[float] | None:
