@@ -1,0 +1,38 @@
+"""torchelastic's report of a failed group: lines of one rank's host, number and exit code, joined to one failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpc_gpt.readers.part import Failure
+
+_HOST = re.compile(r"^host +: ")
+_RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
+_EXIT = re.compile(r"^exitcode +: (-?\d+)")
+_LONGEST_BLOCK = 8  # lines
+
+
+def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures, ascending by line, with each block of the report as one: its rank, its node, its exit code."""
+    joined: list[Failure] = []
+    host: Failure | None = None
+    rank: Failure | None = None
+    for failure in failures:
+        if _HOST.match(failure.words):
+            host, rank = failure, None
+        elif _RANK.match(failure.words):
+            rank = failure
+        elif _EXIT.match(failure.words) and rank is not None and _near(failure, rank):
+            node = host.node if host is not None and _near(failure, host) else None
+            words = f"rank {rank.rank} ended with {failure.words}"
+            joined.append(replace(failure, words=words, rank=rank.rank, node=node))
+            host = rank = None
+        else:
+            joined.append(failure)
+    return joined
+
+
+def _near(failure: Failure, other: Failure) -> bool:
+    return 0 < failure.place.line - other.place.line <= _LONGEST_BLOCK
