@@ -80,9 +80,13 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
 
     `reached_end`: the steps it was to train were all trained. Then only a failure after the last step counts.
     """
-    failures = [failure for part in parts for failure in join_blocks(one_a_line([*part.failures, *_said_ends(part)]))]
-    survived = [failure for part in parts for failure in failures if _was_survived(failure, part, reached_end)]
-    open_ = [failure for failure in failures if failure not in survived]
+    failures: list[Failure] = []
+    survived: list[Failure] = []
+    open_: list[Failure] = []
+    for part in parts:
+        for failure in join_blocks(one_a_line([*part.failures, *_said_ends(part)])):
+            failures.append(failure)
+            (survived if _was_survived(failure, part, reached_end) else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
@@ -147,11 +151,9 @@ def _said_ends(part: Part) -> list[Failure]:
 
 
 def _was_survived(failure: Failure, part: Part, reached_end: bool) -> bool:
-    place = failure.place
-    if place.file != part.file or not part.first_line <= place.line <= part.last_line:
-        return False
-    after = max((int((steps.line > place.line).sum()) for steps in part.steps.values()), default=0)
-    later_end = any(ended == "done" and where.line > place.line for ended, where in part.ends)
+    line = failure.place.line
+    after = max((int((steps.line > line).sum()) for steps in part.steps.values()), default=0)
+    later_end = any(ended == "done" and where.line > line for ended, where in part.ends)
     return later_end or after >= (1 if reached_end else SURVIVED_STEPS)
 
 
