@@ -1,0 +1,41 @@
+"""A log read: what `read_lines` gives, from a path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpc_gpt.readers.lines import LineReader
+from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.source import Source
+
+
+@dataclass(frozen=True)
+class LogRead:
+    """A log's parts. `lines`: how many it holds; `bytes`: how many bytes were read of the file now.
+
+    `left_out`: what was skipped of the file, in words -> how often; what was skipped within a part is in the part.
+    `refused`: why the file is no log, in words; then there are no parts.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    lines: int = 0
+    bytes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    refused: str | None = None
+
+
+def read_log(path: Path) -> LogRead:
+    """The log at a path, `-` for standard input. Nothing that a file holds, or that happens to it, is an error."""
+    with Source(path) as source:
+        if source.refused is not None:
+            return LogRead(refused=source.refused, bytes=source.bytes_read)
+        reader = LineReader(source.file)
+        number, begun = 1, False
+        for chunk in source.chunks():
+            for index, line in enumerate(chunk.split(b"\n")):
+                number += 1 if index else 0
+                if line:
+                    reader.take(number, line.decode("utf-8", "replace"))
+            begun = not chunk.endswith(b"\n")
+        return LogRead(reader.finish(), number if begun else number - 1, source.bytes_read, source.left_out)
