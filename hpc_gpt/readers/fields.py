@@ -22,6 +22,9 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_millions": ("params", 1e6),
     "params_billions": ("params", 1e9),
     "params_gi": ("params", GIB),
+    "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
+    "loss_eval_bits": ("loss_eval", math.log(2)),
+    "at_ms": ("at", 1e-3),
     "tokens_per_ms": ("tokens_per_s", 1e3),
     "memory_allocated_bytes": ("memory_allocated_gib", 1 / GIB),
     "memory_allocated_mib": ("memory_allocated_gib", 2.0**-10),
@@ -49,6 +52,7 @@ STEP_FIELDS = (
     "consumed_tokens",
     "elapsed_s",  # since the run's start
     "loss_eval",
+    "epoch",  # passes over the data so far, as far as the program's rounding tells
     "at",  # epoch seconds; the time of day as printed, taken as UTC
 )
 # Fields of a line of steps that are facts of the run: kept when they change, not for every line.

@@ -94,6 +94,8 @@ class LineReader:
             self._start(number)
         elif pattern.kind == "step":
             self._step(number, values, each, rank, at)
+        elif pattern.kind == "more":
+            self._more(number, values, each, rank)
         part = self.parts[-1]
         part.last_line = number
         part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
@@ -187,6 +189,8 @@ class LineReader:
             last = rows.rows[-1].get("step")
             if step is not None and last is not None and step == last:
                 return self._leave_out("lines of a step that was printed before")
+            if step is None and "epoch" in row and all(rows.rows[-1].get(key) == row[key] for key in row):
+                return self._leave_out("lines of a step that was printed before")
             if step is not None and last is not None and step < last:
                 self._close()
                 self.parts.append(Part(self.file, number, number))
@@ -198,13 +202,27 @@ class LineReader:
             row["at"] = at
         rows.rows.append(row)
         rows.lines.append(number)
-        place = Place(self.file, number)
-        for fact in STEP_FACTS:
-            if fact in values:
-                self._fact(fact, values[fact], place, each)
+        self._facts_of_step(values, rank, Place(self.file, number), each)
+        return None
+
+    def _more(self, number: int, values: Mapping[str, float | str], each: Armed, rank: int | None) -> None:
+        rows = self._rows.get(each.dialect.name)
+        if rows is None:
+            return self._leave_out("figures of a step that no line before them names")
+        if rank is not None and rank != self.parts[-1].step_rank:
+            return self._leave_out("lines of steps that other ranks print too")
+        for name, value in values.items():
+            if name in STEP_FIELDS and isinstance(value, float):
+                rows.rows[-1].setdefault(name, value)
+        self._facts_of_step(values, rank, Place(self.file, number), each)
+        return None
+
+    def _facts_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place, each: Armed) -> None:
+        for name in STEP_FACTS:
+            if name in values:
+                self._fact(name, values[name], place, each)
         if "memory_allocated_gib" in values or "memory_reserved_gib" in values:
             self._memory(values, rank, place)
-        return None
 
     def _fact(self, name: str, value: str | int | float, place: Place, each: Armed) -> None:
         part = self.parts[-1]

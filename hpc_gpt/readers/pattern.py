@@ -8,6 +8,8 @@ from typing import Literal
 
 # What a line that matches is about:
 #   step      the figures of one optimizer step, or their mean over those since the line before
+#   more      further figures of the step that the same program's line of steps before told of, where it takes several
+#             lines to say them; a figure that the step has is left as it is
 #   progress  a bar or a counter that tells how far a run is: gives the curve, never `step_s`
 #   total     what a program sums up at its end: `runtime_s` and the like
 #   eval      an evaluation's loss
@@ -20,7 +22,19 @@ from typing import Literal
 #   failure   something went wrong: `ended` says of which class
 #   end       a program ended as it should, or its scheduler says how
 Kind = Literal[
-    "step", "progress", "total", "eval", "save", "memory", "timers", "fact", "argument", "start", "failure", "end"
+    "step",
+    "more",
+    "progress",
+    "total",
+    "eval",
+    "save",
+    "memory",
+    "timers",
+    "fact",
+    "argument",
+    "start",
+    "failure",
+    "end",
 ]
 
 
