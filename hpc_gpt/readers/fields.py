@@ -26,6 +26,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
     "tokens_per_ms": ("tokens_per_s", 1e3),
+    "gflops": ("tflops", 1e-3),
     "memory_allocated_bytes": ("memory_allocated_gib", 1 / GIB),
     "memory_allocated_mib": ("memory_allocated_gib", 2.0**-10),
     "memory_allocated_gb": ("memory_allocated_gib", 1e9 / GIB),
@@ -47,6 +48,7 @@ STEP_FIELDS = (
     "tflops",  # the program's own, per GPU
     "mfu",
     "skipped",
+    "skipped_so_far",  # since the run's start, not since the line before
     "nan",
     "consumed_samples",
     "consumed_tokens",
@@ -69,6 +71,9 @@ TEXT_FIELDS = frozenset(
         "node",
         "node_list",
         "rank_name",
+        "torch_version",
+        "framework_version",
+        "deepspeed_version",
         "words",
         "key",
         "value",
@@ -77,6 +82,8 @@ TEXT_FIELDS = frozenset(
 _SIZES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? ?)?(?:(\d{1,6}):)?(\d{1,4}):(\d{1,2}(?:\.\d+)?)")
+# Of `2767.3/2800.1` and `832.1 (avg 830.0)` the first figure counts: the other is a mean so far, or a goal.
+_SECOND = re.compile(r" ?[/(].*")
 _LONGEST = 64
 
 
@@ -88,8 +95,8 @@ def unit(name: str) -> tuple[str, float]:
 def figure(text: str) -> float | None:
     """The number that a program printed; NaN for `nan`, an infinity for `inf`; None where the text is no number.
 
-    >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "cat")]
-    [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, None]
+    >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
+    [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
     """
     text = text.strip().rstrip("%").strip()
     if not text or len(text) > _LONGEST:
@@ -104,7 +111,7 @@ def figure(text: str) -> float | None:
     found = _FIGURE.match(text)
     if found is None:
         return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])
-    rest = text[found.end() :].strip()
+    rest = _SECOND.sub("", text[found.end() :]).strip()
     if rest and rest not in _SIZES:
         return None
     try:

@@ -101,7 +101,8 @@ class LineReader:
         part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
-            self._fact(name, value, place, each)
+            if name not in STEP_FIELDS:
+                self._fact(name, value, place, each)
         match pattern.kind:
             case "fact" | "start":
                 rank_params = values.pop("rank_params", None)
@@ -156,13 +157,17 @@ class LineReader:
     def _values(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
         texts = {name: text for name, text in match.groupdict().items() if text is not None}
         if pattern.keys:
-            for piece in line[match.end() :].split(pattern.separator):
+            pieces = line[match.end() :].split(pattern.separator)
+            for piece in pieces[:-1] if pattern.closed else pieces:
                 key, colon, text = piece.partition(":")
                 if colon and (name := pattern.keys.get(key.strip())):
                     texts.setdefault(name, text)
         if pattern.kind == "timers":
             return dict(texts)
-        return {found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None}
+        stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
+        return stated | {
+            found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None
+        }
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]
@@ -245,7 +250,10 @@ class LineReader:
             part.memory[rank] = Memory(peaks[0], peaks[1], place)
 
     def _timers(self, values: Mapping[str, float | str]) -> None:
-        for piece in str(values.get("value", "")).split("|"):
+        pieces = str(values.get("value", "")).split("|")
+        if "key" in values:
+            pieces = [f"{values['key']}:{values['value']}"]
+        for piece in pieces:
             name, colon, text = piece.rpartition(":")
             found = scaled("step_ms", text) if colon else None
             if found is not None and isinstance(found[1], float) and len(name) < 64:

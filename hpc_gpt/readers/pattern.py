@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # What a line that matches is about:
-#   step      the figures of one optimizer step, or their mean over those since the line before
+#   step      the figures of one optimizer step, or their mean over those since the line before; without a step's
+#             number they belong to the steps that another dialect printed about there
 #   more      further figures of the step that the same program's line of steps before told of, where it takes several
 #             lines to say them; a figure that the step has is left as it is
 #   progress  a bar or a counter that tells how far a run is: gives the curve, never `step_s`
@@ -15,7 +16,7 @@ from typing import Literal
 #   eval      an evaluation's loss
 #   save      a checkpoint was written
 #   memory    peak memory of a rank
-#   timers    milliseconds of a step's parts
+#   timers    milliseconds of a step's parts: `value` with `name: ms | name: ms`, or `key` and `value` of one
 #   fact      what the run is: sizes, layout, batch, versions
 #   argument  one line of a dump of arguments: groups `key` and `value`
 #   start     a program starts: what follows is another attempt, or another run
@@ -44,7 +45,9 @@ class Pattern:
 
     `literal` stands in every line that matches: a search for it is cheap, so `regex` is tried on few lines. A line may
     hold several matches. `keys` is for lines of `key: value | key: value`: what follows a match of `regex` is parted
-    at `separator`, and each key that is named there gives a field. `facts` are settled by any match.
+    at `separator`, and each key that is named there gives a field. `closed`: the separator ends each of them too, so
+    what follows the last one is cut off. `facts` are settled by any match; those named in STEP_FIELDS go into the row
+    of a step.
     """
 
     kind: Kind
@@ -52,6 +55,7 @@ class Pattern:
     regex: str
     keys: Mapping[str, str] = field(default_factory=dict)
     separator: str = "|"
+    closed: bool = False
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of record.ENDED that a failure or an end means
     echo: bool = False  # a failure that another one brought about, on this rank or elsewhere: never the first cause
