@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_gpt.devices import device_named
 from hpc_gpt.ds_config import zero_stage
@@ -18,7 +17,6 @@ from hpc_gpt.lineage import RESUMED_FROM
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.own_attempts import (
     AttemptRead,
-    Step,
     attempt_tables,
     epoch,
     iso,
@@ -28,6 +26,7 @@ from hpc_gpt.readers.own_attempts import (
     waiting_job,
 )
 from hpc_gpt.readers.own_curve import own_curve
+from hpc_gpt.readers.own_metrics import Metrics
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.record import Record
@@ -53,13 +52,14 @@ def read_own(run: RunFolder) -> RunRead:
     """
     resolved = run.resolved()
     attempts = [read_attempt(attempt) for attempt in run.attempts()]
-    steps = steps_that_count(attempts)
+    steps = Metrics.joined([read.steps for read in attempts])
+    counts = steps_that_count(attempts)
     provenance = read_json(run.path / "provenance.json")
     record = _from_settings(run, resolved)
     record = _with_device(record, attempts)
     record = _with_measurements(record, attempts)
-    times, timed = _times(steps)
-    record = _with_steps(record, steps, times)
+    times, timed = _times(steps, counts)
+    record = _with_steps(record, steps.take(counts), times)
     record = _with_attempts(record, run, resolved, attempts)
     versions = provenance.get("versions")
     record = replace(
@@ -67,13 +67,16 @@ def read_own(run: RunFolder) -> RunRead:
         versions={"hpc-gpt": resolved.version, **(versions if isinstance(versions, dict) else {})},
         sources={**record.sources, "versions": "provenance.json" if versions else "resolved.json"},
     )
-    damaged = sum(read.damaged for read in attempts)
-    if damaged:
-        flag = f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out"
+    if steps.damaged:
+        flag = (
+            f"{steps.damaged} line{'s' if steps.damaged > 1 else ''} of metrics.jsonl cannot be read and were left out"
+        )
         record = replace(record, flags=[*record.flags, flag])
-    used = {timed[index].where for index in np.flatnonzero(times.steady)} if times else set()
+    steady = np.zeros(len(steps), np.bool_)
+    if times:
+        steady[timed[times.steady]] = True
     files = tuple(path for read in attempts for path in (read.attempt.metrics, read.attempt.log) if path.is_file())
-    return RunRead(add_figures(record), own_curve(attempts, steps, used), files=files, folder=run.path)
+    return RunRead(add_figures(record), own_curve(steps, counts, steady), files=files, folder=run.path)
 
 
 def config_hash(resolved: Resolved) -> str:
@@ -170,28 +173,29 @@ def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
     return replace(record, **found, sources=sources, flags=flags)
 
 
-def _with_steps(record: Record, steps: list[Step], times: StepTimes | None) -> Record:
-    if not steps:
+def _with_steps(record: Record, steps: Metrics, times: StepTimes | None) -> Record:
+    """With what the steps that count say."""
+    if not len(steps):
         return record
     assert record.global_batch
     assert record.seq
-    # A line of a foreign program stands for several steps; ours for one.
-    step_tokens = record.global_batch * record.seq
     sources, flags = dict(record.sources), list(record.flags)
-    skipped = [step for step in steps if step.values.get("skipped")]
-    nan = [step for step in steps if step.is_nan and not step.values.get("skipped")]
-    losses = [step for step in steps if not step.is_nan]
-    evaluated = [step for step in steps if step.number("loss_eval") is not None]
-    saves = [seconds for step in steps if (seconds := step.number("save_s")) is not None]
-    if losses:
-        sources["loss_first"], sources["loss_last"] = losses[0].where, losses[-1].where
-        if len(losses) > 1 and losses[-1].values["loss"] >= losses[0].values["loss"]:
+    skips = np.nan_to_num(steps["skipped"])
+    # A trainer may write NaN as null: then only a skip explains it.
+    has_loss = np.isfinite(steps["loss"])
+    nan = np.flatnonzero(~has_loss & (skips == 0))
+    losses = np.flatnonzero(has_loss)
+    evaluated = np.flatnonzero(~np.isnan(steps["loss_eval"]))
+    saves = steps["save_s"][~np.isnan(steps["save_s"])]
+    if len(losses):
+        sources["loss_first"], sources["loss_last"] = steps.where(losses[0]), steps.where(losses[-1])
+        if len(losses) > 1 and steps["loss"][losses[-1]] >= steps["loss"][losses[0]]:
             flags.append("the loss did not fall")
-    if evaluated:
-        sources["loss_eval"] = evaluated[-1].where
-    if nan:
-        flags.append(f"{len(nan)} steps with a loss that is no number, the first at {nan[0].where}")
-    if skipped and len(skipped) == len(steps):
+    if len(evaluated):
+        sources["loss_eval"] = steps.where(evaluated[-1])
+    if len(nan):
+        flags.append(f"{len(nan)} steps with a loss that is no number, the first at {steps.where(nan[0])}")
+    if np.all(skips > 0):
         flags.append("every step was skipped: step_s holds forward and backward only")
     sources["skipped_steps"] = sources["nan_steps"] = sources["save_s"] = "metrics.jsonl of the attempts"
     sources["tokens_total"] = "tokens of the lines that count; a step trained again counts once"
@@ -200,6 +204,8 @@ def _with_steps(record: Record, steps: list[Step], times: StepTimes | None) -> R
         sources["step_s"] = f"metrics.jsonl of the attempts, median of {chosen}; {RULE}"
         sources["step_s_p10"] = sources["step_s_p90"] = "10th and 90th percentile of the same steps"
         flags += times.flags
+    # A line of a foreign program stands for several steps; ours for one.
+    tokens = np.nan_to_num(steps["tokens"])
     return replace(
         record,
         step_s=times.step_s if times else None,
@@ -207,44 +213,27 @@ def _with_steps(record: Record, steps: list[Step], times: StepTimes | None) -> R
         step_s_p90=times.p90 if times else None,
         steps_used=times.used if times else 0,
         warmup_steps=times.warmup if times else 0,
-        tokens_total=sum(int(step.number("tokens") or step_tokens) for step in steps),
-        memory_allocated_gib=_peak_memory(steps, "memory_allocated_gib"),
-        memory_reserved_gib=_peak_memory(steps, "memory_reserved_gib"),
-        loss_first=losses[0].number("loss") if losses else None,
-        loss_last=losses[-1].number("loss") if losses else None,
-        loss_eval=evaluated[-1].number("loss_eval") if evaluated else None,
-        skipped_steps=sum(int(step.values["skipped"]) for step in skipped),
+        tokens_total=int(np.where(tokens > 0, tokens, record.global_batch * record.seq).sum()),
+        memory_allocated_gib=steps.peaks.get("memory_allocated_gib"),
+        memory_reserved_gib=steps.peaks.get("memory_reserved_gib"),
+        loss_first=float(steps["loss"][losses[0]]) if len(losses) else None,
+        loss_last=float(steps["loss"][losses[-1]]) if len(losses) else None,
+        loss_eval=float(steps["loss_eval"][evaluated[-1]]) if len(evaluated) else None,
+        skipped_steps=int(skips.sum()),
         nan_steps=len(nan),
-        save_s=median(saves) if saves else None,
+        save_s=float(np.median(saves)) if len(saves) else None,
         sources=sources,
         flags=flags,
     )
 
 
-def _times(steps: list[Step]) -> tuple[StepTimes | None, list[Step]]:
-    """The step time, and the steps it was found among."""
-    timed = [step for step in steps if math.isfinite(seconds := step.number("step_s") or 0.0) and seconds > 0]
+def _times(steps: Metrics, counts: NDArray[np.bool_]) -> tuple[StepTimes | None, NDArray[np.int64]]:
+    """The step time, and which steps it was found among."""
+    seconds = steps["step_s"]
+    timed = np.flatnonzero(counts & np.isfinite(seconds) & (seconds > 0))
     # Our clock starts anew after an evaluation or a save, so that no step's time holds one.
-    apart = [bool(step.values.get("skipped")) or step.is_nan for step in timed]
-    times = measure_steps(
-        np.array([step.values["step_s"] for step in timed], np.float64),
-        np.array(apart, np.bool_),
-        np.array([step.attempt for step in timed], np.int64),
-    )
-    return times, timed
-
-
-def _peak_memory(steps: list[Step], key: str) -> list[float] | None:
-    """The highest figure of each stage over the steps, in GiB; None where no step has one, as on CPU."""
-    peaks: list[float] = []
-    for step in steps:
-        value = step.values.get(key)
-        stages = value if isinstance(value, list) else [value]
-        if not stages or not all(isinstance(stage, int | float) for stage in stages):
-            continue
-        figures = [float(stage) for stage in stages if stage is not None]
-        peaks = [max(pair) for pair in zip(peaks, figures, strict=True)] if len(peaks) == len(figures) else figures
-    return peaks or None
+    apart = (np.nan_to_num(steps["skipped"]) > 0) | ~np.isfinite(steps["loss"])
+    return measure_steps(seconds[timed], apart[timed], steps.attempt[timed]), timed
 
 
 def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> Record:

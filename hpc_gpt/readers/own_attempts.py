@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpc_gpt.process import is_alive
+from hpc_gpt.readers.own_metrics import Metrics, read_metrics
 from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_submission, read_json
 
 # A run that has not written for this long is no longer known to run.
@@ -20,41 +21,11 @@ SILENT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Step:
-    """One line of metrics.jsonl, and where it stands."""
-
-    attempt: int
-    line: int
-    values: dict[str, Any]
-
-    @property
-    def step(self) -> int:
-        return int(self.values["step"])
-
-    @property
-    def where(self) -> str:
-        return f"attempts/{self.attempt}/metrics.jsonl:{self.line}"
-
-    def number(self, key: str) -> float | None:
-        """The value of `key` as a number; None where it is missing, null or no number. NaN stays NaN."""
-        value = self.values.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    @property
-    def is_nan(self) -> bool:
-        """Whether the loss is no finite number. A trainer may write NaN as null: then only a skip explains it."""
-        loss = self.number("loss")
-        return loss is None or not math.isfinite(loss)
-
-
-@dataclass(frozen=True)
 class AttemptRead:
-    """What one attempt left: its steps, the count of lines that cannot be read, what says its start and its end, and
-    what it measured beside the steps."""
+    """What one attempt left: its steps, what says its start and its end, and what it measured beside the steps."""
 
     attempt: Attempt
-    steps: tuple[Step, ...]
-    damaged: int
+    steps: Metrics
     started: dict[str, Any]
     trainer: dict[str, Any]
     ended: dict[str, Any]
@@ -66,7 +37,7 @@ class AttemptRead:
         resumed = self.trainer.get("resumed_step")
         if isinstance(resumed, int):
             return resumed + 1
-        return self.steps[0].step if self.steps else math.inf
+        return float(self.steps["step"][0]) if len(self.steps) else math.inf
 
     @property
     def start_s(self) -> float | None:
@@ -76,53 +47,29 @@ class AttemptRead:
     @property
     def end_s(self) -> float | None:
         """Epoch seconds of its end, or of its last step where it ended without a word."""
-        last = self.steps[-1].number("time") if self.steps else None
-        return epoch(self.ended.get("time")) or last
+        last = float(self.steps["time"][-1]) if len(self.steps) else math.nan
+        return epoch(self.ended.get("time")) or (last if math.isfinite(last) else None)
 
 
 def read_attempt(attempt: Attempt) -> AttemptRead:
     """Reads one attempt's files; what is missing or half written is left out."""
-    steps: dict[int, Step] = {}
-    damaged = 0
-    for number, values in _numbered_lines(attempt.metrics):
-        if values is None or not isinstance(values.get("step"), int):
-            damaged += 1
-        else:
-            steps[values["step"]] = Step(attempt.number, number, values)
-    ordered = tuple(steps[step] for step in sorted(steps))
+    steps = read_metrics(attempt.metrics, attempt.number)
     trainer, measured = (read_json(attempt.folder / f"{name}.json") for name in ("trainer", "measured"))
-    return AttemptRead(attempt, ordered, damaged, attempt.started(), trainer, attempt.ended(), measured)
+    return AttemptRead(attempt, steps, attempt.started(), trainer, attempt.ended(), measured)
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line number, its object or None where the line cannot be read), empty lines left out."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    values = json.loads(line)
-                except ValueError:
-                    values = None
-                yield number, values if isinstance(values, dict) else None
-    except OSError:
-        return
-
-
-def steps_that_count(attempts: list[AttemptRead]) -> list[Step]:
-    """The steps that led to the run's last state, in order.
+def steps_that_count(attempts: list[AttemptRead]) -> NDArray[np.bool_]:
+    """Which steps of all attempts, one after the other, led to the run's last state.
 
     A later attempt begins again from a checkpoint: what an earlier one did from that step on was thrown away, so a
     step trained twice counts once, as trained last.
     """
-    kept: list[Step] = []
+    kept: list[NDArray[np.bool_]] = []
     first: float = math.inf
     for read in reversed(attempts):
-        own = [step for step in read.steps if step.step < first]
-        kept = own + kept
+        kept.append(read.steps["step"] < first)
         first = min(first, read.first_step)
-    return kept
+    return np.concatenate(kept[::-1]) if kept else np.zeros(0, np.bool_)
 
 
 def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, Any]]:
@@ -146,8 +93,8 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
                 "ended_at": iso(epoch(read.ended.get("time"))),
                 "ended": ended,
                 "cause": _text(read.ended.get("cause")),
-                "first_step": read.steps[0].step if read.steps else None,
-                "last_step": read.steps[-1].step if read.steps else None,
+                "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
+                "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
                 "node_list": _text(read.started.get("node_list")),
             }
         )
@@ -200,8 +147,8 @@ def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tu
             return "running", f"submissions.jsonl: process {newest['pid']}"
         return "error", f"{where} has no ended.json, and process {newest['pid']} of submissions.jsonl is gone"
     silent_s = time.time() - _last_sign(last.attempt)
-    step_s = next((read.steps[-1].number("step_s") for read in reversed(attempts) if read.steps), None)
-    if silent_s <= max(SILENT_S, max(10, 3 * log_every) * (step_s or 0.0)):
+    step_s = next((float(read.steps["step_s"][-1]) for read in reversed(attempts) if len(read.steps)), 0.0)
+    if silent_s <= max(SILENT_S, max(10, 3 * log_every) * (step_s if math.isfinite(step_s) else 0.0)):
         return "running", f"{where} was written to {silent_s:.0f} s ago"
     return "unknown", f"{where} has no ended.json and was last written to {silent_s:.0f} s ago"
 

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
-from hpc_gpt.readers.own_attempts import AttemptRead, Step
-from hpc_gpt.readers.part import Column
+from hpc_gpt.readers.own_metrics import Metrics
 from hpc_gpt.readers.run_read import Curve
 
 
-def own_curve(attempts: Sequence[AttemptRead], counting: Sequence[Step], steady: Collection[str]) -> Curve:
+def own_curve(steps: Metrics, counts: NDArray[np.bool_], steady: NDArray[np.bool_]) -> Curve:
     """The steps of all attempts in order.
 
-    `counting` led to the run's last state; `steady` names those that step_s rests on by their place.
+    `counts` marks those that led to the run's last state, `steady` those that step_s rests on.
     """
-    steps = [step for read in attempts for step in read.steps]
-    counts = {step.where for step in counting}
-    evaluated = [step for step in counting if step.number("loss_eval") is not None]
-
-    def column(key: str, among: Sequence[Step] = steps) -> Column:
-        return np.array([math.nan if (value := step.number(key)) is None else value for step in among], np.float64)
-
+    evaluated = counts & ~np.isnan(steps["loss_eval"])
     return Curve(
-        step=column("step"),
-        step_s=column("step_s"),
-        loss=column("loss"),
-        grad_norm=column("grad_norm"),
-        lr=column("lr"),
-        tokens_per_s=column("tokens_per_s"),
-        at=column("time"),
-        attempt=np.array([step.attempt for step in steps], np.int64),
-        steady=np.array([step.where in steady for step in steps], np.bool_),
-        counts=np.array([step.where in counts for step in steps], np.bool_),
-        skipped=np.array([bool(step.values.get("skipped")) for step in steps], np.bool_),
-        eval_step=column("step", evaluated),
-        loss_eval=column("loss_eval", evaluated),
+        step=steps["step"],
+        step_s=steps["step_s"],
+        loss=steps["loss"],
+        grad_norm=steps["grad_norm"],
+        lr=steps["lr"],
+        tokens_per_s=steps["tokens_per_s"],
+        at=steps["time"],
+        attempt=steps.attempt,
+        steady=steady,
+        counts=counts,
+        skipped=np.nan_to_num(steps["skipped"]) > 0,
+        eval_step=steps["step"][evaluated],
+        loss_eval=steps["loss_eval"][evaluated],
     )
