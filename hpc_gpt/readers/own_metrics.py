@@ -79,14 +79,20 @@ def read_metrics(path: Path, attempt: int) -> Metrics:
     peaks: dict[str, list[float]] = {}
     damaged = 0
     for numbers, objects in _objects(path):
-        good = [(number, values) for number, values in zip(numbers, objects, strict=True) if _has_step(values)]
-        damaged += len(objects) - len(good)
-        lines.append(np.array([number for number, _ in good], np.int64))
+        if all(map(_has_step, objects)):
+            good = objects
+        else:
+            sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
+            damaged += len(objects) - len(sound)
+            numbers, good = [number for number, _ in sound], [values for _, values in sound]
+        lines.append(np.array(numbers, np.int64))
         for key in KEYS:
-            rows[key].append(np.array([_number(values.get(key)) for _, values in good], np.float64))
+            rows[key].append(_column([values.get(key) for values in good]))
         for key in MEMORY:
-            for value in {_stages(values.get(key)) for _, values in good}:
-                _raise_peaks(peaks, key, value)
+            found_stages = [values.get(key) for values in good]
+            if any(found_stages):
+                for stages in set(map(_stages, found_stages)):
+                    _raise_peaks(peaks, key, stages)
     if not lines:
         return Metrics(damaged=damaged)
     columns = {key: np.concatenate(parts) for key, parts in rows.items()}
@@ -133,6 +139,19 @@ def _one(line: bytes) -> Any:
 
 def _has_step(values: Any) -> bool:
     return isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 2**53
+
+
+_PLAIN = {int, float, bool, type(None)}
+
+
+def _column(values: list[Any]) -> Column:
+    """The values as numbers, NaN for what is none."""
+    if set(map(type, values)) <= _PLAIN:
+        try:
+            return np.array(values, np.float64)
+        except OverflowError:
+            pass
+    return np.array([_number(value) for value in values], np.float64)
 
 
 def _number(value: Any) -> float:
