@@ -37,7 +37,7 @@ def test_every_file_beside_the_code_is_carried(setup, folder):
     files = [
         path.relative_to(REPOSITORY / folder)
         for path in (REPOSITORY / folder).rglob("*")
-        if path.suffix in (".j2", ".toml")
+        if path.suffix in (".j2", ".toml", ".css", ".js")
     ]
     # setuptools' * stays within a folder, so a pattern must have as many parts as the path.
     missed = [

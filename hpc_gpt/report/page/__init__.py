@@ -1,0 +1,189 @@
+"""The report as one page: a file that needs no server, no network and no other file.
+
+    write_page(Path("report.html"), gathered.runs, notes)
+
+Nothing that comes from a log is ever markup: the template escapes what it prints, drawings escape their words, and
+the page's own rules (Content-Security-Policy) let no script or style run but its own, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.paths import templates_dir
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.report.columns import NOTHING, show_digits
+from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_words, rank_anomalies, worst_first
+from hpc_gpt.report.page.charts import SERIES
+from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, brief_of, details_of
+from hpc_gpt.report.page.layouts import layouts_of
+from hpc_gpt.report.page.run_charts import overlaid
+from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.report.page.svg import Svg
+from hpc_gpt.report.page.table import figure_words, run_label, table_of
+from hpc_gpt.run_folder import replace_whole
+
+# Of more runs than these the page tells less of each, so that it stays a few megabytes.
+DETAILED_RUNS = 100
+CHARTED_RUNS = 24
+SHOWN_ANOMALIES = 20
+MOST_ANOMALIES = 200
+MOST_NOTES = 100
+MARKER = '<meta name="generator" content="hpc-gpt report'
+
+
+def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
+    """Writes the page of the runs, in the order given, whole or not at all.
+
+    `notes`: what was not read or left out, in words. Raises ConfigError where FILE is something else than a page of
+    ours, which it never overwrites, or its folder is missing; RunFolderError where it cannot be written.
+    """
+    check_target(path)
+    replace_whole(path, build_page(runs, notes))
+
+
+def check_target(path: Path) -> None:
+    """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {path.parent}")
+    if not os.path.lexists(path):
+        return
+    if not path.is_file() or path.is_symlink():
+        raise ConfigError(f"{path} is no plain file", "give another FILE to --html")
+    try:
+        with path.open("rb") as file:
+            head = file.read(2048)
+    except OSError as fault:
+        raise ConfigError(f"cannot read {path}: {fault.strerror}", "give another FILE to --html") from None
+    if MARKER.encode() not in head:
+        raise ConfigError(
+            f"{path} exists and is no page of hpc-gpt report, so it is not overwritten", "give another FILE to --html"
+        )
+
+
+def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
+    """The page's text. A pure function of the runs, the notes and this version."""
+    from hpc_gpt import __version__
+
+    labels = [run_label(run, place) for place, run in enumerate(runs)]
+    anomalies = rank_anomalies(runs)
+    order = worst_first(runs, anomalies)
+    detailed, charted = order[:DETAILED_RUNS], set(_charted(runs, order))
+    headings, lines = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
+    groups, more_layouts = layouts_of(runs)
+    over = [place for place in order if place in charted][:SERIES]
+    above = _common_folder(runs)
+    with_curve = sum(bool(len(run.curve.step)) for run in runs)
+    style, script = _asset("page.css"), _asset("page.js")
+    page: str = _environment().get_template("report/page.html.j2").render(
+        version=__version__,
+        title=_title(labels),
+        style=Svg(style),
+        script=Svg(script),
+        style_hash=_csp_hash(style),
+        script_hash=_csp_hash(script),
+        summary=_ended_summary(runs, anomalies),
+        notes=[safe(note) for note in notes[:MOST_NOTES]],
+        more_notes=max(0, len(notes) - MOST_NOTES),
+        anomalies=anomalies[:MOST_ANOMALIES],
+        shown_anomalies=SHOWN_ANOMALIES,
+        more_anomalies=max(0, len(anomalies) - MOST_ANOMALIES),
+        labels=labels,
+        headings=headings,
+        lines=lines,
+        doubts=_doubts(anomalies, len(runs)),
+        groups=groups,
+        more_layouts=more_layouts,
+        overlays=overlaid([runs[place] for place in over], [labels[place] for place in over], "all"),
+        over=len(over),
+        charted=len(charted),
+        with_curve=with_curve,
+        details=[
+            details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted, above)
+            for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
+        ],
+        briefs=[brief_of(runs[place], labels[place], place) for place in sorted(order[DETAILED_RUNS:])],
+        attempt_headings=ATTEMPT_HEADINGS,
+        runs=len(runs),
+    )  # fmt: skip
+    return page
+
+
+def _charted(runs: Sequence[RunRead], order: Sequence[int]) -> list[int]:
+    return [place for place in order if len(runs[place].curve.step)][:CHARTED_RUNS]
+
+
+def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
+    """How many anomalies that matter each run has."""
+    counts = Counter(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
+    return [counts[place] for place in range(runs)]
+
+
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(templates_dir())),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+        # What is no markup of ours goes through here on its way into the page, and is escaped after it.
+        finalize=lambda value: value if hasattr(value, "__html__") else safe(value, 2000),
+    )
+
+
+def _asset(name: str) -> str:
+    """The page's own style or script, as it stands between its tags."""
+    return (templates_dir() / "report" / name).read_text(encoding="utf-8")
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return f"{labels[0]} · hpc-gpt report"
+    return f"{len(labels):,} runs · hpc-gpt report"
+
+
+def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:
+    """The runs by how they ended, and how many anomalies matter."""
+    counts = Counter(ended_words(run.record.ended) for run in runs)
+    parts = [f"{count:,} {words}" for words, count in counts.most_common()]
+    serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
+    text = f"{len(runs):,} run{'s' if len(runs) != 1 else ''}: {', '.join(parts)}." if runs else "No runs."
+    return text + (f" {serious:,} thing{'s' if serious != 1 else ''} to look at in their figures." if serious else "")
+
+
+def _summary(run: RunRead) -> str:
+    """A run's main figures in a few words."""
+    record = run.record
+    parts = []
+    if (gpus := number(record.gpus)) is not None:
+        parts.append(f"{gpus:,.0f} GPU{'s' if gpus != 1 else ''}")
+    if (step := number(record.step_s)) is not None:
+        parts.append(f"{figure_words(show_digits, step)} s a step")
+    if (loss := number(record.loss_last)) is not None:
+        parts.append(f"loss {figure_words(show_digits, loss)}")
+    return ", ".join(parts) or NOTHING
+
+
+def _common_folder(runs: Sequence[RunRead]) -> str:
+    """The folder above all files of the runs; empty where there is none."""
+    folders = {str(file.parent) for run in runs for file in run.files}
+    if not folders:
+        return ""
+    try:
+        common = os.path.commonpath(folders)
+    except ValueError:  # absolute and relative ones
+        return ""
+    return common

@@ -1,0 +1,179 @@
+"""What looks wrong with the runs, in words, the worst first.
+
+Four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know. Within
+a level what cost more GPU hours, or more GPUs, stands first. The same words of many runs are one anomaly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.record import Record
+from hpc_gpt.report.columns import show_digits
+from hpc_gpt.report.page.run_charts import trained_again
+from hpc_gpt.report.page.safe_text import number, safe
+
+LEVELS = ("failed", "figures in doubt", "look at", "good to know")
+FAILED, DOUBT, LOOK, KNOW = range(4)
+
+# How a run ended: the words for it, and at which level it counts; None where nothing is wrong.
+ENDED_WORDS: dict[str, tuple[str, int | None]] = {
+    "done": ("done", None),
+    "stopped": ("stopped", KNOW),
+    "walltime": ("out of walltime", KNOW),
+    "preempted": ("preempted", KNOW),
+    "requeued": ("requeued", KNOW),
+    "cancelled": ("cancelled", KNOW),
+    "refused": ("refused by the scheduler", FAILED),
+    "budget": ("out of budget", LOOK),
+    "no_progress": ("no progress", FAILED),
+    "gpu_memory": ("out of GPU memory", FAILED),
+    "host_memory": ("out of host memory", FAILED),
+    "collective_timeout": ("a collective timed out", FAILED),
+    "hang": ("hung", FAILED),
+    "node_failure": ("node failure", FAILED),
+    "nan": ("NaN loss", FAILED),
+    "data": ("data fault", FAILED),
+    "disk_full": ("disk full", FAILED),
+    "user_error": ("user error", FAILED),
+    "error": ("error", FAILED),
+    "pending": ("pending", None),
+    "running": ("running", None),
+    "unknown": ("unknown", KNOW),
+}
+# Flags are in words; these tell at which level one counts. The first that is found settles it.
+_FLAG_LEVELS = (
+    (KNOW, re.compile(r"\bare null\b|\bis null\b|\bpeaks? known for device|^the profile says device", re.I)),
+    (
+        DOUBT,
+        re.compile(
+            r"cannot exist|impossible|cannot be|contradict|faster than the peak|is wrong|are wrong|no number|\bnan\b"
+            r"|every step .{0,40}skipped|disagree|does not fit|instead of|but the program counted",
+            re.I,
+        ),
+    ),
+)
+_SLOWER = 1.1  # than the median of its like, from this ratio on
+_LIKE = 3  # runs that are needed to say so
+_WIDE = 1.5  # p90 over p10
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """What is wrong, the words of it, and the runs it is wrong with, by their place in the report. `cost`: GPU hours,
+    else GPUs."""
+
+    level: int
+    words: str
+    runs: tuple[int, ...]
+    where: str = ""
+    cost: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The level in words."""
+        return LEVELS[self.level]
+
+
+@dataclass
+class _Gathered:
+    runs: list[int] = field(default_factory=list)
+    where: str = ""
+    cost: float = 0.0
+
+
+def ended_words(ended: str | None) -> str:
+    """How a run ended, in words; a class that has none here goes by its own name."""
+    return ENDED_WORDS[ended][0] if ended in ENDED_WORDS else safe(ended or "unknown", 60)
+
+
+def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
+    """All anomalies of the runs, the worst first."""
+    found: dict[tuple[int, str], _Gathered] = defaultdict(_Gathered)
+    medians = _usual_steps(runs)
+    for place, run in enumerate(runs):
+        for level, words, where in _of_run(run, medians):
+            entry = found[level, words]
+            entry.cost += _cost(run.record) if not entry.runs or entry.runs[-1] != place else 0.0
+            entry.where = entry.where or where
+            if not entry.runs or entry.runs[-1] != place:
+                entry.runs.append(place)
+    anomalies = [
+        Anomaly(level, words, tuple(entry.runs), entry.where, entry.cost) for (level, words), entry in found.items()
+    ]
+    return sorted(anomalies, key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0]))
+
+
+def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[int]:
+    """The places of all runs: those of the worst anomalies first, those that have none as they come."""
+    order = dict.fromkeys(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
+    return [*order, *(place for place in range(len(runs)) if place not in order)]
+
+
+def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
+    """(level, words, where) of each thing that is wrong with a run."""
+    record = run.record
+    words, level = ENDED_WORDS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
+    first = run.failures[0] if run.failures else None
+    if level is not None:
+        cause = safe(record.cause or (first.words if first else ""), 300)
+        yield level, f"{words}: {cause}" if cause else words, str(first.place) if first else ""
+    elif first is not None:
+        yield (
+            LOOK,
+            f"{words}, but its log tells of {ended_words(first.ended)}: {safe(first.words, 300)}",
+            str(first.place),
+        )
+    if record.failed_node:
+        yield FAILED, f"node {safe(record.failed_node, 100)} failed", ""
+    flags = [safe(flag, 300) for flag in record.flags[:40]]
+    for flag in flags:
+        yield _flag_level(flag), flag, ""
+    told = " ".join(flags).lower()
+    if (nan := number(record.nan_steps)) and "no number" not in told and "nan" not in told:
+        yield DOUBT, f"{nan:,.0f} steps with a NaN loss", ""
+    if (skipped := number(record.skipped_steps)) and "skipped" not in told:
+        yield LOOK, f"{skipped:,.0f} steps skipped", ""
+    if again := trained_again(run.curve):
+        yield LOOK, f"{again:,} steps trained again after {len(record.attempts or ()) - 1 or 1} restarts", ""
+    yield from _speed(record, medians)
+
+
+def _speed(record: Record, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
+    step, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
+    usual = medians.get(_like(record))
+    if step and usual and step >= _SLOWER * usual:
+        words = f"{step / usual:.2f} x the step time that runs of its kind have at the median"
+        yield LOOK, f"{words} ({show_digits(step)} s for {show_digits(usual)} s)", ""
+    if low and high and high / low >= _WIDE:
+        words = f"step time varies: 90th percentile {show_digits(high)} s is {high / low:.1f} x the 10th"
+        yield LOOK, f"{words} ({show_digits(low)} s)", ""
+
+
+def _flag_level(flag: str) -> int:
+    return next((level for level, words in _FLAG_LEVELS if words.search(flag)), LOOK)
+
+
+def _cost(record: Record) -> float:
+    return number(record.gpu_hours) or (number(record.gpus) or 0.0) / 1e6
+
+
+def _like(record: Record) -> tuple[object, ...]:
+    """What two runs must share for their step times to be compared."""
+    shape = (record.params, record.seq, record.global_batch, record.micro_batch, record.recompute, record.dtype)
+    return (record.engine or record.dialect, record.gpus, record.tp, record.pp, record.dp, record.zero_stage,
+            record.device, *shape)  # fmt: skip
+
+
+def _usual_steps(runs: Sequence[RunRead]) -> dict[tuple[object, ...], float]:
+    """The median step time of each kind of run that there are enough of."""
+    steps: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for run in runs:
+        if (step := number(run.record.step_s)) and run.record.gpus and run.record.global_batch:
+            steps[_like(run.record)].append(step)
+    return {kind: median(seconds) for kind, seconds in steps.items() if len(seconds) >= _LIKE}

@@ -1,0 +1,52 @@
+"""A curve of any length as a few hundred points that look the same: spikes stay, gaps stay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Points = NDArray[np.float64]
+
+BUCKETS = 300
+
+
+def thinned(x: Points, y: Points, low: float, high: float, buckets: int = BUCKETS) -> tuple[Points, Points]:
+    """At most two points for each of the `buckets` that part low..high: the least and the greatest y, in their order.
+
+    A bucket with no finite y gives one NaN, so that a gap stays a gap. x, y: (n,), x finite and in order of training;
+    where it goes back into a bucket, that one starts anew. Short curves come back as they are.
+    """
+    if len(x) <= 2 * buckets or high <= low:
+        return x, y
+    # Halved before they are taken apart, so that the span of absurd figures is finite.
+    span = high / 2 - low / 2
+    bucket = np.clip((x / 2 - low / 2) / span * buckets, 0, buckets - 1).astype(np.int64)
+    run = np.concatenate(([0], np.cumsum(np.diff(bucket) != 0)))
+    finite = np.isfinite(y)
+    order = np.lexsort((np.where(finite, y, np.inf), run))
+    starts = np.flatnonzero(np.diff(run[order], prepend=-1))
+    counts = np.bincount(run[finite], minlength=int(run[-1]) + 1)
+    least = order[starts]
+    greatest = order[starts + np.maximum(counts, 1) - 1]
+    kept = np.unique(np.concatenate((least, greatest)))
+    return x[kept], np.where(np.isfinite(y[kept]), y[kept], np.nan)
+
+
+def pieces(*changes: NDArray[np.generic]) -> list[slice]:
+    """The stretches over which none of the arrays, all of one length, changes."""
+    length = len(changes[0])
+    if not length:
+        return []
+    turned = np.zeros(length, np.bool_)
+    for values in changes:
+        turned[1:] |= values[1:] != values[:-1]
+    edges = [0, *np.flatnonzero(turned).tolist(), length]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def unbroken(y: Points) -> list[slice]:
+    """The stretches of finite values."""
+    finite = np.isfinite(y)
+    return [piece for piece in pieces(finite) if finite[piece.start]]

@@ -1,0 +1,185 @@
+"""The charts of runs: step time and loss of one run, and of several over one another, each with words and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.report.columns import show_digits
+from hpc_gpt.report.page.charts import SERIES, Marks, Series, line_chart, swatch
+from hpc_gpt.report.page.curves import Points
+from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.report.page.svg import Svg
+
+SAMPLES = 10  # rows of the table that stands in for a chart
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Some points of the curves as a table: headings and lines of text."""
+
+    headings: tuple[str, ...]
+    lines: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, its caption and the legend: (sign, words)."""
+
+    chart: Svg
+    caption: str
+    legend: Sequence[tuple[Svg, str]]
+
+
+def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
+    """Loss and step time of one run; only those that its log has."""
+    curve = _drawable(run.curve)
+    figures = []
+    if np.isfinite(curve.loss).any() or np.isfinite(curve.loss_eval).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-loss", "Loss", "loss", curve.loss))
+    if np.isfinite(curve.step_s).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-time", "Step time", "seconds a step", curve.step_s))
+    return figures
+
+
+def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> list[Figure]:
+    """Loss and step time of up to eight runs over one another; nothing where fewer than two have a curve."""
+    figures = []
+    for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
+        drawn: list[tuple[Series, Curve, str]] = []
+        for run, label in zip(runs, labels, strict=True):
+            curve = _drawable(run.curve)
+            values = getattr(curve, key)
+            if np.isfinite(values).any():
+                drawn.append((_series(curve, values, len(drawn)), curve, label))
+        if len(drawn) < 2 or len(drawn) > SERIES:
+            continue
+        restarts = sum(len(_restarts(curve)) for _, curve, _ in drawn)
+        words = "; ".join(f"{label}: {_course(one.x, one.y)}" for one, _, label in drawn)
+        title = f"{name} over steps of {len(drawn)} runs"
+        chart = line_chart(title, words, unit, [one for one, _, _ in drawn], f"{anchor}-{key}")
+        legend = [(swatch(f"s{index}"), label) for index, (_, _, label) in enumerate(drawn)]
+        caption = title + ("; a line ends where its run was started again" if restarts else "")
+        figures.append(Figure(chart, caption, legend))
+    return figures
+
+
+def samples(curve: Curve) -> Sampled:
+    """At most ten steps, evenly spread over the curve in order of training, the last one among them."""
+    curve = _drawable(curve)
+    if not len(curve.step):
+        return Sampled((), ())
+    several = len(set(curve.attempt.tolist())) > 1
+    places = np.unique(np.linspace(0, len(curve.step) - 1, SAMPLES).astype(int)).tolist()
+    columns = [("Step", [f"{curve.step[at]:,.0f}" for at in places])]
+    if several:
+        columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
+    for heading, values in (("Loss", curve.loss), ("Step s", curve.step_s), ("Gradient norm", curve.grad_norm)):
+        if np.isfinite(values).any():
+            columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
+    if curve.skipped.any():
+        columns.append(("Skipped", ["yes" if curve.skipped[at] else "no" for at in places]))
+    return Sampled(tuple(heading for heading, _ in columns), list(zip(*(cells for _, cells in columns), strict=True)))
+
+
+def trained_again(curve: Curve) -> int:
+    """Steps of the curve that a later attempt trained again."""
+    return int((~curve.counts).sum()) if len(curve.counts) == len(curve.step) else 0
+
+
+def _figure(run: RunRead, curve: Curve, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:
+    record = run.record
+    is_loss = unit == "loss"
+    restarts = _restarts(curve)
+    skipped = curve.step[curve.skipped]
+    # A missing figure is a gap; only where the record tells of NaN steps is it known to be one.
+    bad = ~np.isfinite(curve.loss) & ~curve.skipped
+    nan = curve.step[bad] if is_loss and number(record.nan_steps) else np.zeros(0)
+    middle, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
+    level = None if is_loss or middle is None else (middle if low is None else low, middle, high or middle)
+    evaluated = np.isfinite(curve.loss_eval) & np.isfinite(curve.eval_step)
+    points = (curve.eval_step[evaluated], curve.loss_eval[evaluated]) if is_loss and evaluated.any() else None
+    one = _series(curve, values, 0)
+    title = f"{name} over steps, {label}"
+    words = [f"{name} {_course(one.x, one.y)}."]
+    legend = [(swatch("s0"), unit)]
+    if one.again.any():
+        legend.append((swatch("s0 again"), f"{int(one.again.sum()):,} steps that a later attempt trained again"))
+    if level is not None:
+        band = f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s" if low is not None else ""
+        legend.append((swatch("median"), f"median of the steady steps {show_digits(middle)} s{band}"))
+    if points is not None:
+        legend.append((swatch("point"), "evaluation"))
+        words.append(f"Evaluation {_course(*points)}.")
+    if restarts:
+        legend.append((swatch("restart"), "restart"))
+        words.append(_told_restarts(restarts))
+    if len(skipped):
+        legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
+        words.append(f"{len(skipped):,} steps skipped, the first at step {skipped[0]:,.0f}.")
+    if len(nan):
+        legend.append((swatch("nan"), f"steps with no finite loss ({len(nan):,})"))
+        words.append(f"{len(nan):,} steps with no finite loss, the first at step {nan[0]:,.0f}.")
+    if curve.stride > 1:
+        words.append(f"One of {curve.stride} steps is drawn.")
+        legend.append((swatch("s0"), f"one of {curve.stride} steps"))
+    marks = Marks(restarts, skipped, nan, level, points)
+    return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
+
+
+def _told_restarts(restarts: Sequence[tuple[float, str]]) -> str:
+    told = [f"{words} starts at step {step:,.0f}" for step, words in restarts[:5]]
+    more = f" and {len(restarts) - 5} more" if len(restarts) > 5 else ""
+    return "; ".join(told).capitalize() + more + "."
+
+
+def _course(x: Points, y: Points) -> str:
+    """How a curve goes, in words."""
+    finite = np.flatnonzero(np.isfinite(y))
+    if not len(finite):
+        return "has no figure"
+    first, last = finite[0], finite[-1]
+    least, most = finite[np.argmin(y[finite])], finite[np.argmax(y[finite])]
+
+    def told(at: int) -> str:
+        return f"{safe(show_digits(number(float(y[at])), 4), 40)} at step {x[at]:,.0f}"
+
+    return f"goes from {told(first)} to {told(last)}, lowest {told(least)}, highest {told(most)}"
+
+
+def _restarts(curve: Curve) -> list[tuple[float, str]]:
+    """(first step, "attempt n") of every attempt after the first."""
+    changes = np.flatnonzero(curve.attempt[1:] != curve.attempt[:-1]) + 1
+    return [(float(curve.step[at]), f"attempt {curve.attempt[at]}") for at in changes]
+
+
+def _series(curve: Curve, values: Points, style: int) -> Series:
+    return Series(curve.step, values, curve.attempt, ~curve.counts, style)
+
+
+def _drawable(curve: Curve) -> Curve:
+    """The curve with every array as long as `step`, and only lines whose step is a number."""
+    length = len(curve.step)
+    known = np.isfinite(curve.step)
+    missing = np.full(length, np.nan)
+
+    def floats(values: Points) -> Points:
+        return (values if len(values) == length else missing)[known]
+
+    pairs = min(len(curve.eval_step), len(curve.loss_eval))
+    true, false = np.ones(length, np.bool_), np.zeros(length, np.bool_)
+    return Curve(
+        step=curve.step[known],
+        step_s=floats(curve.step_s),
+        loss=floats(curve.loss),
+        grad_norm=floats(curve.grad_norm),
+        attempt=(curve.attempt if len(curve.attempt) == length else np.ones(length, np.int64))[known],
+        counts=(curve.counts if len(curve.counts) == length else true)[known],
+        skipped=(curve.skipped if len(curve.skipped) == length else false).astype(np.bool_)[known],
+        eval_step=curve.eval_step[:pairs],
+        loss_eval=curve.loss_eval[:pairs],
+        stride=curve.stride,
+    )

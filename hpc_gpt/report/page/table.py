@@ -1,0 +1,204 @@
+"""The page's table of runs: its columns, what each cell says, what it sorts by and where its figure is from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.record import Record
+from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_whole
+from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
+from hpc_gpt.report.page.safe_text import number, safe
+
+# What is larger than this is no figure of a training; it is shown in powers of ten.
+_LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column's heading; `means` tells what it holds."""
+
+    text: str
+    means: str
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, what it sorts by where that is a number, and where the figure is from."""
+
+    text: str
+    sort: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run's line: `sign` and `ended` as it ended, whether it failed, and the cells of the columns after it."""
+
+    label: str
+    sign: str
+    ended: str
+    bad: bool
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: Heading
+    keys: tuple[str, ...]
+    value: Callable[[Record], float | str | None]
+    show: Callable[[float], str] = show_digits
+
+
+def layout_words(record: Record) -> str:
+    """tp4-pp16-dp1, with the ZeRO stage where there is one above 0; `-` where the layout is not known."""
+    known = [f"{axis}{value}" for axis in ("tp", "pp", "dp") if (value := getattr(record, axis)) is not None]
+    words = safe("-".join(known), 40)
+    zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
+    return (words + zero).strip() or NOTHING
+
+
+def peak_memory_gib(record: Record) -> tuple[float | None, str]:
+    """(GiB of the stage that holds most, which of the two figures it is)."""
+    for figures, words in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
+        known = [figure for value in figures or () if (figure := number(value)) is not None]
+        if known:
+            return max(known), words
+    return None, ""
+
+
+def tokens_per_s_gpu(record: Record) -> float | None:
+    """Tokens a second of one GPU."""
+    tokens, gpus = number(record.tokens_per_s), number(record.gpus)
+    return tokens / gpus if tokens is not None and gpus else None
+
+
+def figure_words(show: Callable[[float], str], figure: float | None) -> str:
+    """The figure as `show` gives it, absurd ones in powers of ten."""
+    if figure is None:
+        return NOTHING
+    return show(figure) if abs(figure) < _LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
+
+
+def run_label(run: RunRead, place: int) -> str:
+    """What a run goes by on the page: name/run, as in the terminal's table, else its file."""
+    parts = [safe(part, 160) for part in (run.record.name, run.record.run) if part]
+    if parts:
+        return "/".join(parts)
+    return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
+
+
+def _params(figure: float) -> str:
+    return show_params(int(figure))
+
+
+def _plain(figure: float) -> str:
+    return f"{figure:.0f}" if figure == int(figure) else show_digits(figure)
+
+
+def _percent(figure: float) -> str:
+    return f"{figure:.1%}"
+
+
+def _time(record: Record) -> str | None:
+    return record.started.replace("T", " ")[:16] if record.started else None
+
+
+def _spread(record: Record) -> str | None:
+    low, high = number(record.step_s_p10), number(record.step_s_p90)
+    if low is None or high is None:
+        return None
+    return f"{figure_words(show_digits, low)}..{figure_words(show_digits, high)}"
+
+
+def _key(text: str, key: str, means: str, show: Callable[[float], str] = show_digits) -> _Column:
+    return _Column(Heading(text, means), (key,), lambda record: number(getattr(record, key)), show)
+
+
+def _words(text: str, keys: tuple[str, ...], means: str, value: Callable[[Record], str | None]) -> _Column:
+    return _Column(Heading(text, means, False), keys, value)
+
+
+_COLUMNS = (
+    _key("GPUs", "gpus", "GPUs of the whole run", _plain),
+    _key("Size", "params", "parameters, a tied embedding counted once; 1 B = 10^9", _params),
+    _words("Layout", ("tp", "pp", "dp", "zero_stage"), "tensor, pipeline and data parallel sizes; ZeRO stage",
+           lambda record: words if (words := layout_words(record)) != NOTHING else None),
+    _key("Glob-BS", "global_batch", "samples of one optimizer step over all GPUs", _plain),
+    _key("Mic-BS", "micro_batch", "samples of one forward pass of a GPU", _plain),
+    _key("Seq", "seq", "tokens of a sample", _plain),
+    _key("Step s", "step_s", "median seconds of the steady steps"),
+    _Column(Heading("p10..p90 s", "10th and 90th percentile of the same steps; sorted by the 10th"),
+            ("step_s_p10", "step_s_p90"), _spread),
+    _key("Tokens/s", "tokens_per_s", "global batch x sequence / step time", show_whole),
+    _Column(Heading("Tokens/s per GPU", "tokens/s / GPUs"), ("tokens_per_s", "gpus"), tokens_per_s_gpu),
+    _key("TFLOP/s seed", "tflops_seed", "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without; seed 001"),
+    _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
+    _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
+    _key("TFLOP/s printed", "tflops_printed", "what the program itself prints, by a formula of its own"),
+    _key("MFU", "mfu", "TFLOP/s model over the device's dense peak", _percent),
+    _Column(Heading("Memory GiB", "GPU memory of the stage that holds most: allocated, else reserved; 1 GiB = 2^30"),
+            ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0]),
+    _key("Loss first", "loss_first", "loss at the first step"),
+    _key("Loss last", "loss_last", "loss at the last step"),
+    _key("Loss eval", "loss_eval", "loss of the last evaluation"),
+    _key("Skipped steps", "skipped_steps", "steps without an update, as after an overflow", _plain),
+    _key("NaN steps", "nan_steps", "steps whose loss is no number", _plain),
+    _Column(Heading("Attempts", "starts of the run"), ("attempts",),
+            lambda record: float(len(record.attempts)) if record.attempts else None, _plain),
+    _key("GPU hours", "gpu_hours", "GPUs x hours over all attempts"),
+    _words("Program", ("engine", "dialect"), "the engine, else the program whose log it is",
+           lambda record: record.engine or record.dialect),
+    _words("Device", ("device",), "the GPU", lambda record: record.device),
+    _words("Started", ("started",), "UTC", _time),
+)  # fmt: skip
+SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
+# Of these 0 says no more than nothing does.
+_ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
+
+
+def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Heading], list[Line]]:
+    """Headings and lines; a column that no run fills is left out. `sources`: each cell tells where it is from."""
+    grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
+    filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
+    lines = [
+        _line(run.record, label, [cells[at] for at in filled])
+        for run, label, cells in zip(runs, labels, grid, strict=True)
+    ]
+    return [_COLUMNS[at].heading for at in filled], lines
+
+
+def ended_sign(ended: str | None) -> str:
+    """A shape for how a run ended, beside the words."""
+    if ended in ("done", "running", "pending"):
+        return {"done": "✓", "running": "▶", "pending": "○"}[ended]
+    level = ENDED_WORDS.get(ended or "", ("", None))[1]
+    return "✗" if level == FAILED else "?" if ended in (None, "unknown") else "■"
+
+
+def _line(record: Record, label: str, cells: list[Cell]) -> Line:
+    bad = ENDED_WORDS.get(record.ended or "", ("", None))[1] == FAILED
+    return Line(label, ended_sign(record.ended), ended_words(record.ended), bad, cells)
+
+
+def _says(column: _Column, cell: Cell) -> bool:
+    return cell.text != NOTHING and not (column.keys[0] in _ZERO_IS_NOTHING and cell.text == "0")
+
+
+def _cell(column: _Column, record: Record, sources: bool) -> Cell:
+    value = column.value(record)
+    if value is None:
+        cell = Cell(NOTHING)
+    elif isinstance(value, str):
+        cell = Cell(safe(value, 80), f"{number(record.step_s_p10):.6g}" if column.keys[0] == "step_s_p10" else "")
+    else:
+        text = figure_words(column.show, value)
+        cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
+    return replace(cell, source=source_of(record, column.keys)) if sources and value is not None else cell
+
+
+def source_of(record: Record, keys: Sequence[str]) -> str:
+    """Where the figures of the keys are from, each place once."""
+    return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
