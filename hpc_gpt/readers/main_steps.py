@@ -1,0 +1,51 @@
+"""Which lines of steps of a part tell the run's story, where several programs print their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpc_gpt.readers.part import Part, Steps
+
+# What a line of steps tells its time by, the best first.
+TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
+
+
+def main_steps(part: Part) -> tuple[str, Steps] | None:
+    """(dialect, its lines of steps) of those that time a step most directly, then of the most lines, then of the most
+    fields; None without any."""
+    found = [(name, steps) for name, steps in part.steps.items() if len(steps)]
+    return min(found, key=lambda pair: _worth(*pair), default=None)
+
+
+def _worth(name: str, steps: Steps) -> tuple[int, int, int, str]:
+    timed = next((place for place, key in enumerate(TIMES) if key in steps), len(TIMES))
+    return timed, -steps.count, -len(steps.columns), name
+
+
+def step_span(part: Part) -> tuple[float, float] | None:
+    """(first, last) step of a part: of its lines of steps, else of its bars; None without any."""
+    found = main_steps(part)
+    if found is not None:
+        steps = found[1]["step"]
+        known = steps[steps == steps]
+        if len(known):
+            return float(known[0]), float(known.max())
+    if part.progress:
+        return part.progress[0][0], max(step for step, _, _ in part.progress)
+    return None
+
+
+def has_steps(part: Part) -> bool:
+    """Whether a part tells of training: steps, a bar or a total."""
+    return bool(part.progress or part.totals or any(len(steps) for steps in part.steps.values()))
+
+
+def log_interval(steps: Steps) -> int:
+    """Steps that one line stands for: the commonest distance between the numbers of neighbouring lines."""
+    numbers = steps["step"]
+    apart = np.diff(numbers[np.isfinite(numbers)])
+    apart = apart[(apart >= 1) & (apart < 1e9)]
+    if not len(apart):
+        return 1
+    values, counts = np.unique(apart, return_counts=True)
+    return max(1, int(values[counts.argmax()]) // max(1, steps.stride))
