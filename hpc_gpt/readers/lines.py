@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from typing import Any
 
-from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.armed import Armed, Found, find
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, scaled
-from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place, Steps
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place
+from hpc_gpt.readers.pattern import Pattern
 from hpc_gpt.readers.prefix import rank_of, time_of, without_colours
+from hpc_gpt.readers.sound import sound_gib, sound_step, whole_rank
+from hpc_gpt.readers.step_rows import MOST_ROWS, StepRows
 
 _MOST_VALUES = 8  # distinct values kept of one fact
-_MOST_FAILURES = 1000
-_MOST_ARGUMENTS = 4000
-_MOST_ROWS = 100_000  # of evaluations, saves, bars
+_MOST_PARTS = 2000
+# Of a part, and of a file: what comes after is counted.
+_MOST = {
+    "failures": (1000, 10_000),
+    "ends": (1000, 10_000),
+    "arguments": (4000, 40_000),
+    "bars": (100_000, 100_000),
+    "evaluations": (100_000, 100_000),
+    "saves": (100_000, 100_000),
+    "ranks' memory": (20_000, 100_000),
+    "ranks' parameters": (20_000, 100_000),
+    "timers": (1000, 20_000),
+}
+_LONGEST_TEXT = 1000  # characters of a value
 LONGEST_LINE = 64_000  # characters of a line that are looked at
-
-
-@dataclass(frozen=True)
-class Armed:
-    """A pattern of a dialect, ready to search with."""
-
-    dialect: Dialect
-    pattern: Pattern
-    regex: re.Pattern[str]
-
-
-@cache
-def armed() -> tuple[Armed, ...]:
-    """Every pattern of every dialect."""
-    return tuple(Armed(dialect, each, re.compile(each.regex)) for dialect in dialects() for each in dialect.patterns)
-
-
-@dataclass
-class _Rows:
-    """The lines of steps of one dialect in one part, before they are columns."""
-
-    rows: list[dict[str, float]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
+ALL_TIMERS = 1024  # lines of timers of a part that are all added up
+SOME_TIMERS = 256  # of those after them, each so many-th
+FULL = f"lines of steps after {_MOST_PARTS} restarts"
+OTHER_RANKS = "lines of steps that other ranks print too"
+PRINTED_BEFORE = "lines of a step that was printed before"
 
 
 class LineReader:
@@ -49,41 +44,47 @@ class LineReader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.parts = [Part(file)]
-        self._rows: dict[str, _Rows] = {}
+        self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
+        self.full = False  # so many parts that no more lines of steps are taken
+        self._most_rows = MOST_ROWS  # of one dialect in one part
+        self._taken: dict[str, int] = {}
+        self._kept = 0
+        self.timer_lines: dict[str, int] = {}  # of this part, by the timer's name where a line is of one
 
     def take(self, number: int, line: str) -> None:
         """One line, without its end. A carriage return in it parts two states of a bar."""
-        if len(line) > LONGEST_LINE:
-            self._leave_out("lines over 64,000 characters, cut")
-            line = line[:LONGEST_LINE]
         for piece in without_colours(line).split("\r"):
-            self._take(number, piece)
+            self.apply(number, *self.look(piece))
 
-    def finish(self) -> list[Part]:
-        """The parts, those without anything in them left out, but for the first."""
-        self._close()
-        return [part for part in self.parts if part.dialects or part is self.parts[0]]
+    def look(self, piece: str) -> tuple[str, list[Found]]:
+        """A line or a piece of one, cut to what is looked at, and what is found in it."""
+        if len(piece) > LONGEST_LINE:
+            self._leave_out("lines over 64,000 characters, cut")
+            piece = piece[:LONGEST_LINE]
+        return piece, find(piece)
 
-    def _take(self, number: int, line: str) -> None:
-        part = self.parts[-1]
-        part.last_line = number
-        found = [
-            (match, each) for each in armed() if each.pattern.literal in line for match in each.regex.finditer(line)
-        ]
+    def apply(self, number: int, line: str, found: list[Found]) -> None:
+        """What was found in a line, into the part that it is of."""
         if not found:
             return
-        at = time_of(line)
+        at, rank = time_of(line), rank_of(line)
+        self.saw(at)
+        for match, each in found:
+            self._apply(number, line, match, each, rank, at)
+
+    def saw(self, at: float | None) -> None:
+        """The time of day of a line with something in it."""
+        part = self.parts[-1]
         if at is not None:
             part.first_at = at if part.first_at is None else part.first_at
             part.last_at = at
-        rank = rank_of(line)
-        steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
-        if steps:
-            # A line is of one dialect: that whose match begins first, then the longest.
-            _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
-            found = [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
-        for match, each in found:
-            self._apply(number, line, match, each, rank, at)
+
+    def finish(self, last_line: int) -> list[Part]:
+        """The parts, those without anything in them left out, but for the first. The reader is used up."""
+        self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            part.steps = {dialect: each.steps(part.left_out) for dialect, each in rows.items()}
+        return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
         self, number: int, line: str, match: re.Match[str], each: Armed, rank: int | None, at: float | None
@@ -97,7 +98,6 @@ class LineReader:
         elif pattern.kind == "more":
             self._more(number, values, each, rank)
         part = self.parts[-1]
-        part.last_line = number
         part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
@@ -105,40 +105,33 @@ class LineReader:
                 self._fact(name, value, place, each)
         match pattern.kind:
             case "fact" | "start":
-                rank_params = values.pop("rank_params", None)
-                if isinstance(rank_params, float):
-                    part.rank_params.setdefault(str(values.pop("rank_name", "")), (rank_params, place))
+                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:_LONGEST_TEXT]
+                if isinstance(rank_params, float) and (
+                    name in part.rank_params or self._room("ranks' parameters", len(part.rank_params))
+                ):
+                    part.rank_params.setdefault(name, (rank_params, place))
                 for name, value in values.items():
                     self._fact(name, value, place, each)
             case "argument":
-                key = str(values.get("key", ""))
-                if key and len(part.arguments) < _MOST_ARGUMENTS:
-                    part.arguments.setdefault(key, (str(values.get("value", "")), place))
+                key = str(values.get("key", ""))[:_LONGEST_TEXT]
+                if key and key not in part.arguments and self._room("arguments", len(part.arguments)):
+                    part.arguments[key] = (str(values.get("value", ""))[:_LONGEST_TEXT], place)
             case "total":
                 for name, value in values.items():
-                    part.totals.setdefault(name, Fact(value, place, each.dialect.name))
+                    part.totals.setdefault(name, Fact(_cut(value), place, each.dialect.name))
             case "progress":
-                if isinstance(values.get("step"), float) and len(part.progress) < _MOST_ROWS:
-                    elapsed = values.get("elapsed_s")
-                    part.progress.append(
-                        (float(values["step"]), elapsed if isinstance(elapsed, float) else None, number)
-                    )
+                step = _float(values, "step")
+                if step is not None and self._room("bars", len(part.progress)):
+                    part.progress.append((step, _float(values, "elapsed_s"), number))
                 if "steps_planned" in values:
                     self._fact("steps_planned", values["steps_planned"], place, each)
             case "eval":
-                if isinstance(values.get("loss_eval"), float) and len(part.evals) < _MOST_ROWS:
-                    step = values.get("step")
-                    part.evals.append((step if isinstance(step, float) else None, float(values["loss_eval"]), number))
+                loss = _float(values, "loss_eval")
+                if loss is not None and self._room("evaluations", len(part.evals)):
+                    part.evals.append((_float(values, "step"), loss if math.isfinite(loss) else math.nan, number))
             case "save":
-                if len(part.saves) < _MOST_ROWS:
-                    step, took = values.get("step"), values.get("save_s")
-                    part.saves.append(
-                        (
-                            step if isinstance(step, float) else None,
-                            took if isinstance(took, float) else None,
-                            number,
-                        )
-                    )
+                if self._room("saves", len(part.saves)):
+                    part.saves.append((_float(values, "step"), _float(values, "save_s"), number))
             case "memory":
                 self._memory(values, rank, place)
             case "timers":
@@ -147,7 +140,7 @@ class LineReader:
                 self._failure(line, match, pattern, values, rank, at, place)
             case "end":
                 assert pattern.ended
-                if len(part.ends) < _MOST_FAILURES:
+                if self._room("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
@@ -171,54 +164,83 @@ class LineReader:
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]
-        if self._rows or part.progress or part.totals or part.failures or part.ends:
-            self._close()
-            self.parts.append(Part(self.file, number, number))
+        if self.rows[-1] or part.progress or part.totals or part.failures or part.ends:
+            self._next_part(number)
         self.parts[-1].started = True
 
-    def _close(self) -> None:
-        for dialect, rows in self._rows.items():
-            self.parts[-1].steps[dialect] = Steps.of(rows.rows, rows.lines)
-        self._rows = {}
+    def _next_part(self, number: int) -> None:
+        if len(self.parts) >= _MOST_PARTS:
+            self.full = True
+            return
+        part = self.parts[-1]
+        part.last_line = max(number - 1, part.first_line)
+        self.parts.append(Part(self.file, number, number))
+        self.rows.append({})
+        self.timer_lines = {}
 
     def _step(
         self, number: int, values: Mapping[str, float | str], each: Armed, rank: int | None, at: float | None
     ) -> None:
         row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
         step = row.get("step")
-        part, name = self.parts[-1], each.dialect.name
-        rows = self._rows.get(name)
+        if step is not None and not sound_step(step):
+            return self._leave_out("lines of steps of a number that cannot be")
+        rows = self.rows[-1].get(each.dialect.name)
         if rows is not None:
-            if rank is not None and part.step_rank is not None and rank != part.step_rank:
-                return self._leave_out("lines of steps that other ranks print too")
-            last = rows.rows[-1].get("step")
+            if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
+                return self._leave_out(OTHER_RANKS)
+            last = rows.last_step
             if step is not None and last is not None and step == last:
-                return self._leave_out("lines of a step that was printed before")
-            if step is None and "epoch" in row and all(rows.rows[-1].get(key) == row[key] for key in row):
-                return self._leave_out("lines of a step that was printed before")
-            if step is not None and last is not None and step < last:
-                self._close()
-                self.parts.append(Part(self.file, number, number))
-                part, rows = self.parts[-1], None
-        if rows is None:
-            rows = self._rows.setdefault(name, _Rows())
-            part.step_rank = rank if part.step_rank is None else part.step_rank
+                return self._leave_out(PRINTED_BEFORE)
+            if step is None and "epoch" in row and all(rows.open_row.get(key) == row[key] for key in row):
+                return self._leave_out(PRINTED_BEFORE)
+            if step is not None and last is not None and step < last and not self.full:
+                self._next_part(number)
+        if self.full:
+            return self._leave_out(FULL)
         if at is not None and "at" not in row:
             row["at"] = at
-        rows.rows.append(row)
-        rows.lines.append(number)
+        rows = self.rows_of(each.dialect.name, rank)
+        rows.add(row, number)
+        self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None
 
+    def rows_of(self, dialect: str, rank: int | None) -> StepRows:
+        """The lines of steps of a dialect in this part; a first one's rank is that whose lines are taken."""
+        part = self.parts[-1]
+        if dialect not in self.rows[-1]:
+            self.rows[-1][dialect] = StepRows()
+            part.step_rank = rank if part.step_rank is None else part.step_rank
+        return self.rows[-1][dialect]
+
+    def bound_rows(self, rows: StepRows, before: int) -> None:
+        """Keep the rows of the file within MOST_ROWS, now that some have more than `before`.
+
+        The longest parts are thinned first. How many a part keeps follows from the numbers of lines in the end, not
+        from when this was called.
+        """
+        most = self._most_rows
+        self._kept += min(rows.count, most) - min(before, most)
+        if self._kept > MOST_ROWS:
+            every = [each for part in self.rows for each in part.values()]
+            while (kept := sum(min(each.count, most) for each in every)) > MOST_ROWS:
+                most //= 2
+            self._most_rows, self._kept = most, kept
+            for each in every:
+                each.keep_at_most(most)
+        elif rows.count > most:
+            rows.keep_at_most(most)
+
     def _more(self, number: int, values: Mapping[str, float | str], each: Armed, rank: int | None) -> None:
-        rows = self._rows.get(each.dialect.name)
+        rows = self.rows[-1].get(each.dialect.name)
         if rows is None:
             return self._leave_out("figures of a step that no line before them names")
         if rank is not None and rank != self.parts[-1].step_rank:
-            return self._leave_out("lines of steps that other ranks print too")
+            return self._leave_out(OTHER_RANKS)
         for name, value in values.items():
             if name in STEP_FIELDS and isinstance(value, float):
-                rows.rows[-1].setdefault(name, value)
+                rows.open_row.setdefault(name, value)
         self._facts_of_step(values, rank, Place(self.file, number), each)
         return None
 
@@ -231,16 +253,27 @@ class LineReader:
 
     def _fact(self, name: str, value: str | int | float, place: Place, each: Armed) -> None:
         part = self.parts[-1]
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return self._leave_out(f"figures of {name} that cannot be")
+            value = int(value) if value.is_integer() else value
+        value = _cut(value)
         known = part.facts.setdefault(name, [])
         if len(known) < _MOST_VALUES and all(fact.value != value for fact in known):
             known.append(Fact(value, place, each.dialect.name))
+        return None
 
     def _memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
-        named = values.get("rank")
-        rank = int(named) if isinstance(named, float) else rank
+        named = whole_rank(values.get("rank"))
+        rank = rank if named is None else named
         part = self.parts[-1]
+        for name in ("memory_allocated_gib", "memory_reserved_gib"):
+            gib = values.get(name)
+            if isinstance(gib, float) and not sound_gib(gib):
+                self._leave_out(f"figures of {name} that cannot be")
+                values = {key: value for key, value in values.items() if key != name}
+        if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
+            return
         old = part.memory.get(rank, Memory(None, None, place))
         peaks = [
             max((each for each in (before, values.get(name)) if isinstance(each, float)), default=None)
@@ -250,15 +283,25 @@ class LineReader:
             part.memory[rank] = Memory(peaks[0], peaks[1], place)
 
     def _timers(self, values: Mapping[str, float | str]) -> None:
-        pieces = str(values.get("value", "")).split("|")
-        if "key" in values:
-            pieces = [f"{values['key']}:{values['value']}"]
+        """Of very many lines of timers some are added up: their count tells of how many."""
+        key = str(values.get("key", ""))[:64]
+        pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
+        timers = self.parts[-1].timers_s
+        if key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
+            return
+        nth = self.timer_lines.get(key, 0)
+        self.timer_lines[key] = nth + 1
+        if nth >= ALL_TIMERS and nth % SOME_TIMERS:
+            return
         for piece in pieces:
             name, colon, text = piece.rpartition(":")
+            name = name.strip()
             found = scaled("step_ms", text) if colon else None
-            if found is not None and isinstance(found[1], float) and len(name) < 64:
-                total, count = self.parts[-1].timers_s.get(name.strip(), (0.0, 0))
-                self.parts[-1].timers_s[name.strip()] = (total + found[1], count + 1)
+            if found is None or not isinstance(found[1], float) or not math.isfinite(found[1]) or len(name) >= 64:
+                continue
+            if name in timers or self._room("timers", len(timers)):
+                total, count = timers.get(name, (0.0, 0))
+                timers[name] = (total + found[1], count + 1)
 
     def _failure(
         self,
@@ -271,23 +314,41 @@ class LineReader:
         place: Place,
     ) -> None:
         part = self.parts[-1]
-        if len(part.failures) >= _MOST_FAILURES:
-            return self._leave_out("failures after the first 1,000")
+        if not self._room("failures", len(part.failures)):
+            return
         assert pattern.ended
         words = str(values.get("words") or line.strip())[:400]
-        named, node = values.get("rank"), values.get("node")
-        rank = int(named) if isinstance(named, float) else rank
+        named, node = whole_rank(values.get("rank")), values.get("node")
+        rank = rank if named is None else named
         part.failures.append(Failure(pattern.ended, words, place, rank, str(node) if node else None, at, pattern.echo))
-        return None
 
-    def _leave_out(self, words: str) -> None:
+    def _room(self, what: str, count: int) -> bool:
+        """Whether one more is taken where a part has `count`; one that is not is counted."""
+        of_part, of_file = _MOST[what]
+        if count >= of_part or self._taken.get(what, 0) >= of_file:
+            self._leave_out(f"{what} after so many")
+            return False
+        self._taken[what] = self._taken.get(what, 0) + 1
+        return True
+
+    def _leave_out(self, words: str, count: int = 1) -> None:
         part = self.parts[-1]
-        part.left_out[words] = part.left_out.get(words, 0) + 1
+        part.left_out[words] = part.left_out.get(words, 0) + count
+
+
+def _float(values: Mapping[str, float | str], name: str) -> float | None:
+    value = values.get(name)
+    return value if isinstance(value, float) else None
+
+
+def _cut(value: Any) -> Any:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else value
 
 
 def read_lines(file: str, lines: Iterable[str]) -> list[Part]:
     """The parts of a log, given its lines without their ends."""
     reader = LineReader(file)
+    number = 0
     for number, line in enumerate(lines, 1):
         reader.take(number, line)
-    return reader.finish()
+    return reader.finish(number)

@@ -38,4 +38,5 @@ def read_log(path: Path) -> LogRead:
                 if line:
                     reader.take(number, line.decode("utf-8", "replace"))
             begun = not chunk.endswith(b"\n")
-        return LogRead(reader.finish(), number if begun else number - 1, source.bytes_read, source.left_out)
+        number -= 0 if begun else 1
+        return LogRead(reader.finish(number), number, source.bytes_read, source.left_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +63,9 @@ class Steps:
     """The lines of steps in order: one array a field of STEP_FIELDS, NaN where a line has none; `line` numbers.
 
     A field that no line has is missing. Of very many lines every second one is dropped, then every second of those:
-    `stride` says how many lines each stands for, `count` how many there were; `skipped` and `nan` are summed over all
-    in `totals`.
+    `stride` says how many lines each stands for, but for the last, which is always there; `count` how many there were.
+    With a stride above 1 a median or a percentile rests on a sample. `totals` are of all lines: the sums of `skipped`
+    and `nan`, and in `nan_loss` how many had a loss of NaN or infinity (which is NaN in the column).
     """
 
     columns: dict[str, Column] = field(default_factory=dict)
@@ -85,17 +85,6 @@ class Steps:
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
-    @staticmethod
-    def of(rows: Sequence[Mapping[str, float]], lines: Sequence[int]) -> Steps:
-        """Steps from one mapping of fields a line."""
-        names = [name for name in STEP_FIELDS if any(name in row for row in rows)]
-        columns = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
-        totals: dict[str, float] = {}
-        for name in ("skipped", "nan"):
-            if name in columns:
-                totals[name] = float(np.nansum(columns[name]))
-        return Steps(columns, np.array(lines, np.int64), 1, len(rows), totals)
-
 
 @dataclass
 class Part:
@@ -103,7 +92,8 @@ class Part:
 
     `started`: a line that a program starts with was met; without one, what ran is what the part before it says.
     `facts`: every distinct value of a field in the order met, the first eight. `arguments`: the program's own dump.
-    `rank_params`: parameters of a rank by what the log calls it, as "2, 1" or "3". `timers_s`: (sum, count) by name.
+    `rank_params`: parameters of a rank by what the log calls it, as "2, 1" or "3". `timers_s`: (sum, count) by name,
+    where a part's first 1,024 lines of timers are all added up, then every 256th.
     `progress`: (step, elapsed_s, line) of the bars. `evals`: (step, loss_eval, line). `saves`: (step, seconds, line).
     `first_at`, `last_at`: epoch seconds of the first and the last time of day, taken as UTC.
     """

@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from hpc_gpt.readers.file_kinds import compression, not_a_log
 
@@ -22,6 +22,7 @@ CHUNK = 1 << 22  # bytes
 HEAD = 1 << 16  # bytes looked at to tell what a file is
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are held
 STDIN = "-"
+_ZSTANDARD_PIECE = 1 << 10
 
 
 class Source:
@@ -217,26 +218,24 @@ def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
     """What zstandard frames hold; returns whether the last one was whole."""
     import zstandard
 
-    class Blocks:
-        ended = False
-
-        def __init__(self) -> None:
-            self.left = b""
-
-        def read(self, size: int = -1) -> bytes:
-            if not self.left:
-                self.left = next(blocks, b"")
-            found, self.left = (self.left, b"") if size < 0 else (self.left[:size], self.left[size:])
-            return found
-
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    try:
-        reader = unpacker.stream_reader(cast(BinaryIO, Blocks()), read_across_frames=True)
-        while found := reader.read(CHUNK):
-            yield found
-    except zstandard.ZstdError:
-        return False
-    return True
+    frame, begun = unpacker.decompressobj(), False
+    for block in blocks:
+        # A block of a frame is four bytes at least and 128 KiB at most: so many bytes at a time bound what comes out.
+        for start in range(0, len(block), _ZSTANDARD_PIECE):
+            data = block[start : start + _ZSTANDARD_PIECE]
+            while data:
+                if frame.eof:
+                    frame, begun = unpacker.decompressobj(), False
+                begun = True
+                try:
+                    found = frame.decompress(data)
+                except zstandard.ZstdError:
+                    return False
+                if found:
+                    yield found
+                data = frame.unused_data if frame.eof else b""
+    return frame.eof or not begun
 
 
 def _first_end(block: bytes) -> int:
