@@ -1,0 +1,164 @@
+"""Collectives that time out or lose a peer: PyTorch's watchdog, NCCL, gloo, and the store in which ranks meet."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
+
+DIALECT = Dialect(
+    name="collectives",
+    patterns=(
+        Pattern(
+            "failure",
+            "NCCL",
+            rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})",
+            ended="collective_timeout",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?:\[Rank (?P<rank>\d{1,7})\]: )?(?P<words>Ranks? [\d, ]{1,300} failed to pass monitoredBarrier.{0,200})",
+            ended="collective_timeout",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>Timed out initializing process group in store based barrier "
+            r"on rank:? (?P<rank>\d{1,7}).{0,300})",
+            ended="collective_timeout",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"[Ss]ocket [Tt]imeout|client socket has timed out|waiting for clients|wait timeout after \d"
+                r"|Timed out waiting \d{1,12} ?ms for|Application timeout caused pair closure|Rendezvous(?:Timeout)?"
+                r"|timed out after \d{1,9} ?(?:ms|s|seconds)|operation timed out",
+            ),
+            ended="collective_timeout",
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            r"(?P<words>(?:Heartbeat monitor timed out|[Ff]irst PG on this rank that detected "
+            r"no heartbeat|ProcessGroupNCCL's watchdog got stuck).{0,300})",
+            ended="hang",
+        ),
+        Pattern("failure", "NCCL", r"(?P<words>\S{0,80} ?watchdog got stuck.{0,300})", ended="hang"),
+        # consequences
+        Pattern(
+            "failure",
+            "NCCL",
+            rf"{_RANK}(?P<words>Received a dump signal due to a collective timeout"
+            r".{0,300})",
+            ended="collective_timeout",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            rf"{_RANK}(?P<words>Timeout at NCCL work.{{0,300}})",
+            ended="collective_timeout",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            rf"{_RANK}(?P<words>Some NCCL operations have failed.{{0,200}})",
+            ended="collective_timeout",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            r"(?P<words>(?:Finished writing|ProcessGroupNCCL preparing to dump)"
+            r".{0,80}(?:FlightRecorder|debug info).{0,200})",
+            ended="collective_timeout",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread "
+            r"terminated with exception.{0,300})",
+            ended="error",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL WARN NET/IB ?:? ?Got "
+            r"(?:completion|async|fatal).{0,300})",
+            ended="node_failure",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "NCCL",
+            r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL "
+            r"WARN (?!NET/IB ?:? ?Got|Cuda failure.{0,8}out of memory).{0,300})",
+            ended="error",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "remote peer",
+            r"(?P<words>\w{0,40}:? ?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
+            r"<\d{1,5}>)?.{0,100})",
+            ended="error",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"[Cc]onnection (?:was |was likely )?(?:closed|reset)|[Bb]roken pipe|remote process exited"
+                r"|ncclRemoteError|[Ff]ailed to recv|recvValue failed|NCCL communicator was aborted"
+                r"|unhandled system error|[Cc]onnection refused",
+            ),
+            ended="error",
+            echo=True,
+        ),
+        Pattern("failure", "rror", START + r"(?P<words>ncclRemoteError: .{0,300})", ended="error", echo=True),
+        Pattern(
+            "failure",
+            "c10d",
+            r"(?P<words>The client socket has (?:failed to connect|timed out).{0,200})",
+            ended="error",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "MPI_ABORT",
+            r"(?P<words>MPI_ABORT was invoked on rank (?P<rank>\d{1,7}).{0,200})",
+            ended="error",
+            echo=True,
+        ),
+    ),
+    specimen="""\
+[E ProcessGroupNCCL.cpp:566] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806986 milliseconds before timing out.
+[rank1]:[E1021 10:01:02.123456789 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600410 milliseconds before timing out.
+RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10000 ms
+RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)
+torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
+[rank0]:[F1021 10:09:02.1 ProcessGroupNCCL.cpp:1250] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.
+[rank0]:[E1021 10:08:02.1 ProcessGroupNCCL.cpp:1240] [PG 0 Rank 0] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=1
+[rank2]:[E1021 10:01:02.2 ProcessGroupNCCL.cpp:1537] [PG 0 Rank 2] Received a dump signal due to a collective timeout from rank 1 and we will try our best to dump the debug info.
+[rank1]:[E1021 10:01:02.3 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Timeout at NCCL work: 12, last enqueued NCCL work: 12, last completed NCCL work: 11.
+[E ProcessGroupNCCL.cpp:325] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.
+[rank1]:[I1021 10:01:03.1 ProcessGroupNCCL.cpp:1400] Finished writing FlightRecorder debug info to /tmp/nccl_trace_rank_1
+  what():  [Rank 3] NCCL watchdog thread terminated with exception: CUDA error: unspecified launch failure
+r6i4n5:4711:4800 [3] NCCL WARN NET/IB : Got completion from peer 10.148.3.4<40123> with error 12, opcode 0, len 32631, vendor err 129
+r6i4n5:4711:4800 [3] NCCL WARN Call to connect to 10.148.3.4<40123> failed : Connection refused
+Last error: socketProgress: Connection closed by remote peer r6i4n6.ib0<37283>
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.1.1]:12345
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+[W socket.cpp:601] [c10d] The client socket has failed to connect to [r6i4n5]:29500 (errno: 111 - Connection refused).
+MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
+""",
+    seen="torch/csrc/distributed/c10d of PyTorch 1.8 to 2.9, NCCL, gloo, Open MPI",
+)

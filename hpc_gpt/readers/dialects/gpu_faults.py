@@ -1,0 +1,72 @@
+"""A GPU, its driver or its links at fault; and kernels that were given what they cannot work on."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+# The driver's numbers: what only hardware, or its firmware, brings about.
+_HARDWARE_XID = r"(?:48|6[1-4]|7[49]|9[2-5]|11[09]|12[0-5]|13[67]|14[0-9]|15[0-9])"
+
+DIALECT = Dialect(
+    name="gpu_faults",
+    patterns=(
+        Pattern(
+            "failure",
+            "NVRM",
+            rf"(?:(?P<node>[a-z][\w.-]{{0,60}}) kernel: .{{0,40}})?(?P<words>NVRM: Xid "
+            rf"\([^)]{{1,80}}\): {_HARDWARE_XID}\b.{{0,300}})",
+            ended="node_failure",
+        ),
+        Pattern("failure", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})", ended="error"),
+        Pattern("failure", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})", ended="error", echo=True),
+        Pattern(
+            "failure",
+            "NVRM",
+            r"(?P<words>GPU \S{0,80} ?has fallen off the bus.{0,100})",
+            ended="node_failure",
+        ),
+        Pattern("failure", "GPU is lost", r"(?P<words>.{0,120}GPU is lost.{0,120})", ended="node_failure"),
+        Pattern(
+            "failure",
+            "NVML",
+            r"(?P<words>Failed to initialize NVML: (?:Driver/library version mismatch"
+            r"|Unknown Error|GPU).{0,100})",
+            ended="node_failure",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>(?:CUDA|HIP|Cuda) error: (?:uncorrectable (?:ECC|NVLink) error|unspecified launch failure"
+            r"|hardware stack error|unknown error|system not yet initialized|device not ready|driver shutting down"
+            r"|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no CUDA-capable device"
+            r"|invalid device context|.{0,60}contained memory|initialization error).{0,300})",
+            ended="node_failure",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>(?:CUDA|HIP) error: (?:an )?(?:illegal memory access|illegal instruction"
+            r"|misaligned address|invalid program counter|the launch timed out|invalid configuration"
+            r"|CUBLAS_STATUS_(?!ALLOC)|CUDNN_STATUS_(?!ALLOC)|invalid argument).{0,300})",
+            ended="error",
+        ),
+        Pattern(
+            "failure", "rror", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})", ended="data"
+        ),
+        Pattern("failure", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})", ended="data"),
+    ),
+    specimen="""\
+[1234567.8] NVRM: Xid (PCI:0000:b3:00): 79, pid=4711, name=python3, GPU has fallen off the bus.
+May 27 21:52:36 r6i4n5 kernel: NVRM: Xid (PCI:0000:1a:00): 48, pid=4711, An uncorrectable double bit error (DBE) has been detected on GPU
+[1234567.8] NVRM: Xid (PCI:0000:b3:00): 31, pid=4711, name=python3, Ch 00000008, intr 00000000. MMU Fault
+[1234567.8] NVRM: Xid (PCI:0000:b3:00): 45, pid=4711, name=python3, Ch 00000008
+[1234567.8] NVRM: GPU 0000:b3:00.0 has fallen off the bus.
+Unable to determine the device handle for GPU 0000:B3:00.0: GPU is lost.  Reboot the system to recover this GPU
+Failed to initialize NVML: Driver/library version mismatch
+RuntimeError: CUDA error: uncorrectable ECC error encountered
+RuntimeError: CUDA error: an illegal memory access was encountered
+RuntimeError: CUDA error: device-side assert triggered
+/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1236: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
+""",
+    seen="NVIDIA's driver and nvidia-smi, PyTorch",
+)

@@ -1,0 +1,68 @@
+"""Out of memory: the GPU's by its allocators and libraries, the host's by Python, PyTorch and the kernel."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="memory_exhausted",
+    patterns=(
+        Pattern("failure", "rror", raised(r"OutOfMemoryError"), ended="gpu_memory"),
+        Pattern(
+            "failure",
+            "out of memory",
+            r"(?P<words>(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
+            r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,300})",
+            ended="gpu_memory",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
+                r"|RESOURCE_EXHAUSTED: ",
+            ),
+            ended="gpu_memory",
+        ),
+        Pattern("failure", "rror", raised(r"\w{0,20}MemoryError"), ended="host_memory"),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)"
+                r"|unable to (?:write to file|open shared memory object) </torch_",
+            ),
+            ended="host_memory",
+        ),
+        Pattern(
+            "failure",
+            "bad_alloc",
+            r"(?P<words>terminate called after throwing an instance of .std::bad_alloc.)",
+            ended="host_memory",
+        ),
+        Pattern(
+            "failure",
+            "Kill",
+            r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed "
+            r"process \d{1,10}.{0,200})",
+            ended="host_memory",
+        ),
+        Pattern("failure", "Kill", START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})", ended="host_memory"),
+    ),
+    specimen="""\
+torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 31.75 GiB total capacity; 29.04 GiB already allocated)
+[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total capacity of 79.10 GiB
+RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 31.75 GiB total capacity)
+RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)
+RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000 bytes.
+RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.
+terminate called after throwing an instance of 'std::bad_alloc'
+[1234567.8] Out of memory: Killed process 4711 (python3) total-vm:81234567kB, anon-rss:65432100kB
+  reason: OOMKilled, exit code 137
+""",
+    seen="PyTorch 1.8 to 2.9, numpy, libstdc++, Linux, Kubernetes",
+)

@@ -1,0 +1,155 @@
+"""Python's exceptions by the last line of their tracebacks: the user's mistakes, data, disks, and the rest."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_DATA_FILE = (
+    r"\.(?:bin|idx|jsonl|ndjson|parquet|arrow|npy|npz|gz|zst|xz|tar|h5|hdf5|csv|tsv|tfrecord|mds|txt)\b(?<!merges\.txt)"
+)
+_ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch[ _]size|parallel[ _]size|must be (?:set|specified)"
+
+DIALECT = Dialect(
+    name="python_exceptions",
+    patterns=(
+        Pattern("failure", "rror", raised(ANY_NAME), ended="error"),
+        Pattern("failure", "Exception", raised(r"(?:\w{1,60})?Exception"), ended="error"),
+        # the user's own: no retry mends these
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                "ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
+                "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
+                "|ValidationError|GatedRepoError|RepositoryNotFoundError|HFValidationError|MissingMandatoryValue"
+            ),
+            ended="user_error",
+        ),
+        Pattern("failure", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS), ended="user_error"),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"in loading state_dict for|is not a local folder and is not a valid model|environment variable "
+                r"\w{1,40} expected|invalid device ordinal|no kernel image is available|Torch not compiled with CUDA"
+                r"|No CUDA GPUs are available|401 Client Error|403 Client Error|Address already in use|EADDRINUSE"
+                r"|Duplicate GPU detected|unrecognized configuration",
+            ),
+            ended="user_error",
+        ),
+        # of two that match, the first counts
+        Pattern("failure", "rror", raised("FileNotFoundError", _DATA_FILE), ended="data"),
+        Pattern("failure", "rror", raised("FileNotFoundError"), ended="user_error"),
+        Pattern(
+            "failure",
+            "rror",
+            r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
+            r"|the following arguments|invalid choice|ambiguous option).{0,300})",
+            ended="user_error",
+        ),
+        Pattern(
+            "failure",
+            "can't open file",
+            START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
+            ended="user_error",
+        ),
+        # data
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
+                r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt",
+            ),
+            ended="data",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                "UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
+                "|DataFilesNotFoundError|DatasetGenerationError|ReadError"
+            ),
+            ended="data",
+        ),
+        Pattern("failure", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})", ended="data"),
+        Pattern("failure", "zlib.error", START + r"(?P<words>zlib\.error: .{0,200})", ended="data"),
+        # disks
+        Pattern(
+            "failure",
+            "No space left on device",
+            r"(?P<words>(?:\S{1,80} ){0,12}No space left on device.{0,200})",
+            ended="disk_full",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})",
+            ended="disk_full",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                ANY_NAME,
+                r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded"
+                r"|PytorchStreamWriter failed writing",
+            ),
+            ended="disk_full",
+        ),
+        # what another failure, or a signal, brings about
+        Pattern(
+            "failure",
+            "rror",
+            raised(
+                "BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
+                "|CancelledError|ProcessExitedException|ProcessRaisedException"
+            ),
+            ended="error",
+            echo=True,
+        ),
+        Pattern(
+            "failure", "Exception", raised("ProcessExitedException|ProcessRaisedException"), ended="error", echo=True
+        ),
+        Pattern(
+            "failure",
+            "KeyboardInterrupt",
+            START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$",
+            ended="cancelled",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)"),
+            ended="cancelled",
+            echo=True,
+        ),
+    ),
+    specimen="""\
+[rank3]: KeyError: 'attention_mask'
+Exception: something that no name tells
+ModuleNotFoundError: No module named 'apex'
+AssertionError: 17 is not divisible by 4
+RuntimeError: Error(s) in loading state_dict for GPTModel:
+FileNotFoundError: [Errno 2] No such file or directory: 'config/gpt.yaml'
+pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
+python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
+FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
+IndexError: index out of range in self
+json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
+Dataset does not exist: /data/pile_text_document
+zlib.error: Error -3 while decompressing data: invalid code lengths set
+OSError: [Errno 28] No space left on device: '/scratch/checkpoints/iter_0000100/mp_rank_00'
+OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt.pt'
+RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
+KeyboardInterrupt
+RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
+""",
+    seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",
+)

@@ -1,0 +1,162 @@
+"""Slurm's words on how a job, a step or a task ended: srun, slurmstepd, sbatch, sacct and scontrol."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_TASK = r"srun: error: (?P<node>[\w.-]{1,80}): tasks? (?P<rank>\d{1,7})[\d,-]{0,400}: "
+# A row of sacct: with bars as of `-P`, or in columns.
+_ROW = r"^(?P<words>\d{1,12}(?:_\d{1,7})?(?:\||\s).{0,300}?\b"
+_ROW_END = r"\b(?: by \d{1,10})?(?:\||\s|$).{0,200})"
+
+
+def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
+    words = (
+        rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON (?P<node>[\w.-]{{1,80}}) CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
+    )
+    return Pattern("failure", "CANCELLED", f"(?P<words>{words})", ended=ended, echo=echo)
+
+
+def _task(how: str, ended: str, echo: bool = False) -> Pattern:
+    return Pattern("failure", "srun: ", rf"(?P<words>{_TASK}(?:{how}).{{0,120}})", ended=ended, echo=echo)
+
+
+def _row(literal: str, state: str, ended: str) -> Pattern:
+    return Pattern("failure", literal, _ROW + state + _ROW_END, ended=ended)
+
+
+def _state(state: str, ended: str) -> Pattern:
+    return Pattern("failure", "Job", rf"(?P<words>JobState=(?:{state})\b.{{0,200}})", ended=ended)
+
+
+DIALECT = Dialect(
+    name="slurm_words",
+    patterns=(
+        Pattern("fact", "CANCELLED", r"\*\*\* (?:JOB|STEP) (?P<job_id>\d{1,12})\S{0,20} ON "),
+        _cancelled("JOB|STEP", "DUE TO TIME LIMIT", "walltime"),
+        _cancelled("JOB|STEP", "DUE TO PREEMPTION", "preempted"),
+        _cancelled("JOB|STEP", "DUE TO NODE FAILURE", "node_failure"),
+        _cancelled("JOB|STEP", "DUE TO JOB REQUEUE", "requeued"),
+        _cancelled("JOB", "(?!DUE TO)", "cancelled"),
+        # srun ends a step, too, when one of its tasks has failed.
+        _cancelled("STEP", "(?!DUE TO)", "cancelled", echo=True),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>[Dd]etected \d{1,9} oom[-_]kill event(?:s|\(s\))? in \S{1,60}.{0,120})",
+            ended="host_memory",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"slurmstepd: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?"
+            r"memory limit.{0,200})",
+            ended="host_memory",
+        ),
+        Pattern(
+            "failure",
+            "rror",
+            r"(?P<words>\*\*\* (?:JOB|STEP) \S{1,40} STEPD TERMINATED ON "
+            r"(?P<node>[\w.-]{1,80}).{0,200})",
+            ended="node_failure",
+        ),
+        _task("Out Of Memory", "host_memory"),
+        _task("Segmentation fault|Illegal instruction|Floating point exception|Bus error", "error"),
+        _task("Exited with exit code|Killed|Aborted|Hangup|Unknown", "error", echo=True),
+        _task("Terminated|Interrupt|User defined signal|Trace", "cancelled", echo=True),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: error: Node failure on (?P<node>[\w.-]{1,80}).{0,100})",
+            ended="node_failure",
+        ),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: error: (?:Timed out waiting for job step to complete|\S{0,60} ?"
+            r"step_launch_notify_io_failure|Aborting, .{0,60}io error|\S{1,60}: Zero Bytes were transmitted"
+            r"|.{0,60}Communication connection failure|.{0,60}error on node (?P<node>[\w.-]{1,80})).{0,200})",
+            ended="node_failure",
+        ),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: error: (?:Unable to (?:create step|allocate resources"
+            r"|confirm allocation)|Invalid |[Nn]o partition|Requested node|\S{1,200}: execve|Job request"
+            r"|.{0,80}execve\(\)|.{0,40}[Mm]emory specification|Batch job).{0,200})",
+            ended="user_error",
+        ),
+        Pattern("failure", "rror", r"(?P<words>sbatch: error: .{0,300})", ended="user_error"),
+        Pattern("failure", "rror", r"(?P<words>slurmstepd: error: execve\(\): .{0,300})", ended="user_error"),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: Job step aborted.{0,100})",
+            ended="cancelled",
+            echo=True,
+        ),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: (?:forcing job termination|Force Terminated|launch/slurm: "
+            r"_step_signal|Terminating|interrupt|got SIGCONT).{0,100})",
+            ended="cancelled",
+            echo=True,
+        ),
+        _row("TIMEOUT", "(?:TIMEOUT|DEADLINE)", "walltime"),
+        _row("FAIL", "NODE_FAIL", "node_failure"),
+        _row("FAIL", "BOOT_FAIL", "node_failure"),
+        _row("PREEMPTED", "PREEMPTED", "preempted"),
+        _row("OUT_OF_ME", r"OUT_OF_ME(?:MORY|\+)?", "host_memory"),
+        _row("CANCELLED", r"CANCELLED\+?", "cancelled"),
+        Pattern("failure", "FAIL", _ROW + "FAILED" + _ROW_END, ended="error", echo=True),
+        Pattern("end", "COMPLETED", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, ended="done"),
+        _state("TIMEOUT|DEADLINE", "walltime"),
+        _state("NODE_FAIL|BOOT_FAIL", "node_failure"),
+        _state("PREEMPTED", "preempted"),
+        _state("OUT_OF_MEMORY", "host_memory"),
+        _state("CANCELLED", "cancelled"),
+        Pattern("failure", "Job", r"(?P<words>JobState=FAILED\b.{0,200})", ended="error", echo=True),
+        Pattern("end", "Job", r"JobState=COMPLETED\b", ended="done"),
+        Pattern("fact", "Job", r"^JobId=(?P<job_id>\d{1,12}) "),
+    ),
+    specimen="""\
+slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
+slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO PREEMPTION ***
+slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+slurmstepd: error: *** STEP 1999618.0 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO JOB REQUEUE ***
+slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 ***
+slurmstepd: error: *** STEP 1999618.0 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 ***
+slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1999618.batch. Some of your processes may have been killed by the cgroup out-of-memory handler.
+slurmstepd: error: Job 1999618 exceeded memory limit (68157440 > 67108864), being killed
+slurmstepd: error: *** JOB 1999618 STEPD TERMINATED ON r6i4n5 AT 2021-05-27T22:02:36 DUE TO JOB NOT ENDING WITH SIGNALS ***
+srun: error: r6i4n5: task 12: Out Of Memory
+srun: error: r6i4n5: task 12: Segmentation fault (core dumped)
+srun: error: r6i4n5: task 12: Exited with exit code 1
+srun: error: r6i4n5: tasks 0-3: Terminated
+srun: error: Node failure on r6i4n5
+srun: error: Timed out waiting for job step to complete
+srun: error: Unable to create step for job 1999618: More processors requested than permitted
+sbatch: error: Batch job submission failed: Invalid partition name specified
+slurmstepd: error: execve(): /home/me/train.sh: Permission denied
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: launch/slurm: _step_signal: Terminating StepId=1999618.0
+1999618|gpt2-meg|gpu_p13|abc|640|TIMEOUT|0:0
+1999618|gpt2-meg|gpu_p13|abc|640|NODE_FAIL|1:0
+1999618|gpt2-meg|gpu_p13|abc|640|BOOT_FAIL|1:0
+1999618|gpt2-meg|gpu_p13|abc|640|PREEMPTED|0:0
+1999618|gpt2-meg|gpu_p13|abc|640|OUT_OF_MEMORY|0:125
+1999618|gpt2-meg|gpu_p13|abc|640|CANCELLED by 1000|0:0
+1999618        gpt2-meg    gpu_p13        abc        640     FAILED      1:0
+1999618|gpt2-meg|gpu_p13|abc|640|COMPLETED|0:0
+JobId=1999618 JobName=gpt2-meg
+   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)
+   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)
+   JobState=PREEMPTED Reason=None Dependency=(null)
+   JobState=OUT_OF_MEMORY Reason=OutOfMemory Dependency=(null)
+   JobState=CANCELLED Reason=None Dependency=(null)
+   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)
+   JobState=COMPLETED Reason=None Dependency=(null)
+""",
+    seen="Slurm 20.11 to 24.05",
+)
