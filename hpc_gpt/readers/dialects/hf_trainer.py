@@ -1,0 +1,211 @@
+"""Hugging Face's Trainer, and what is built on it: TRL, axolotl, LLaMA-Factory.
+
+Its lines of metrics carry an epoch but no step number: which step a line tells of follows from `logging_steps`, which
+becomes `log_interval`. Every rank or every node prints the final summary: totals are taken once. The model's shape is
+printed as it was loaded, before `--config_overrides` changes it: the overrides win. `Total size=0.00M params` is what
+the scripts print under ZeRO-3, and is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s a step),
+so it is not read either: the runtime over the steps is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpc_gpt.readers.numerals import END, INT, NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_SHAPE = {
+    "hidden": ("n_embd", "hidden_size"),
+    "layers": ("n_layer", "num_hidden_layers"),
+    "heads": ("n_head", "num_attention_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "ffn": ("n_inner", "intermediate_size"),
+    "vocab": ("vocab_size",),
+}
+_KEYS = "|".join(name for names in _SHAPE.values() for name in names) + "|n_positions|gradient_checkpointing"
+_LONGEST_BLOCK = 1024  # what the example scripts cut a block of text to when none is asked for
+
+
+def _quoted(group: str) -> str:
+    """A value of a dict, whole; transformers 5 puts it in quotes."""
+    return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
+
+
+def _entry(key: str, group: str) -> str:
+    """A lookahead that takes one entry of the dict that follows, where it has it."""
+    return rf"(?=(?:[^{{}}\n]{{0,1500}}?'{key}': {_quoted(group)})?)"
+
+
+def _settings(literal: str, keys: str) -> Pattern:
+    """Entries of the TrainingArguments, which stand on one line or on a line each."""
+    return Pattern("argument", literal, rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))")
+
+
+def _option(name: str) -> Pattern:
+    return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\]|$)")
+
+
+def _shape(literal: str) -> Pattern:
+    """A line of the model's configuration as JSON. The quotes stay with the key: other dumps use the bare word."""
+    return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,|\s*$)")
+
+
+def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
+    facts: dict[str, str | int | float] = {}
+
+    def value(*names: str) -> str | None:
+        """Of the overrides (`n_embd=`) before the configuration (`"n_embd"`)."""
+        found = [arguments.get(form) for form in (*(f"{n}=" for n in names), *(f'"{n}"' for n in names))]
+        return next((each for each in found if each is not None), None)
+
+    for fact, names in _SHAPE.items():
+        text = value(*names)
+        if text is not None and text.isdecimal():
+            facts[fact] = int(text)
+    blocks = [arguments.get(f"--{name}") for name in ("block_size", "max_seq_length", "cutoff_len")]
+    block = next((each for each in blocks if each is not None), None)
+    if block is not None:
+        facts["seq"] = int(block)
+    elif (positions := value("n_positions")) is not None and positions.isdecimal():
+        facts["seq"] = min(int(positions), _LONGEST_BLOCK)
+    for dtype in ("bf16", "fp16"):
+        if arguments.get(dtype) == "True":
+            facts["dtype"] = dtype
+    recompute = value("gradient_checkpointing") or arguments.get("gradient_checkpointing")
+    if recompute is not None:
+        facts["recompute"] = "full" if recompute.lower() == "true" else "none"
+    for name, fact in (
+        ("per_device_train_batch_size", "micro_batch"),
+        ("gradient_accumulation_steps", "micro_batches"),
+        ("logging_steps", "log_interval"),
+    ):
+        text = arguments.get(f"--{name}", arguments.get(name))
+        if text is not None and text.isdecimal():
+            facts[fact] = int(text)
+    return facts
+
+
+DIALECT = Dialect(
+    name="hf_trainer",
+    engine="hf",
+    settle=_settle,
+    flags=("the program counts trainable parameters only",),
+    patterns=(
+        Pattern(
+            "step",
+            "'loss': ",
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
+            + _entry("grad_norm", "grad_norm")
+            + _entry("learning_rate", "lr")
+            + _entry("epoch", "epoch")
+            + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
+            + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
+            + _entry(r"memory/device_(?:mem_)?reserved ?\([gG]i[bB]\)", "memory_reserved_gib"),
+        ),
+        Pattern(
+            "eval",
+            "'eval_loss': ",
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}",
+        ),
+        Pattern(
+            "total",
+            "'train_runtime': ",
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"
+            + _entry("train_samples_per_second", "samples_per_s")
+            + _entry("train_tokens_per_second", "tokens_per_s")
+            + _entry("train_loss", "loss_mean"),
+        ),
+        # The block of metrics at the end: always two decimals of a second, so a cut one is seen.
+        Pattern(
+            "total",
+            "train_runtime",
+            r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END,
+        ),
+        Pattern(
+            "total",
+            "train_samples_per_second",
+            rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END,
+        ),
+        Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
+        Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
+        # The header.
+        Pattern("fact", "Num examples = ", rf"\bNum examples = (?P<samples_per_epoch>{INT})" + END),
+        Pattern("fact", "Num Epochs = ", rf"\bNum Epochs = (?P<epochs>{INT})" + END),
+        Pattern(
+            "fact",
+            "Instantaneous batch size per device = ",
+            rf"\bInstantaneous batch size per device = (?P<micro_batch>{INT})" + END,
+        ),
+        Pattern(
+            "fact",
+            "Total train batch size (w. parallel",
+            rf"\bTotal train batch size \(w\. parallel, distributed & accumulation\) = (?P<global_batch>{INT})" + END,
+        ),
+        Pattern(
+            "fact",
+            "Gradient Accumulation steps = ",
+            rf"\bGradient Accumulation steps = (?P<micro_batches>{INT})" + END,
+        ),
+        Pattern("fact", "Total optimization steps = ", rf"\bTotal optimization steps = (?P<steps_planned>{INT})" + END),
+        Pattern(
+            "fact",
+            "Number of trainable parameters = ",
+            rf"\bNumber of trainable parameters = (?P<params>{INT})" + END,
+        ),
+        Pattern(
+            "fact",
+            "|| all params: ",
+            rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
+        ),
+        Pattern("fact", "Using ", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
+        Pattern(
+            "fact",
+            "Detected DeepSpeed ZeRO-",
+            r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):",
+            facts={"engine": "hf-deepspeed"},
+        ),
+        *(
+            Pattern(
+                "argument",
+                literal,
+                rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])",
+            )
+            for literal in ("--config_overrides", "Overriding config: ")
+        ),
+        _shape('"n_'),
+        _shape('"num_'),
+        _shape('_size": '),
+        _shape('"gradient_checkpointing'),
+        _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
+        _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
+        _settings("gradient_checkpointing=", "gradient_checkpointing"),
+        _settings("16=", "fp16|bf16"),
+        _option("block_size"),
+        _option("max_seq_length"),
+        _option("cutoff_len"),
+        _option("logging_steps"),
+    ),
+    specimen="""\
+[INFO|trainer.py:1144] 2021-05-25 06:38:26,360 >>   Num examples = 1000
+[INFO|trainer.py:1145] 2021-05-25 06:38:26,360 >>   Num Epochs = 1
+[INFO|trainer.py:1146] 2021-05-25 06:38:26,360 >>   Instantaneous batch size per device = 4
+[INFO|trainer.py:1147] 2021-05-25 06:30:55,249 >>   Total train batch size (w. parallel, distributed & accumulation) = 256
+[INFO|trainer.py:1148] 2021-05-25 06:38:26,360 >>   Gradient Accumulation steps = 1
+[INFO|trainer.py:1149] 2021-05-25 06:38:26,360 >>   Total optimization steps = 16
+  Number of trainable parameters = 124,439,808
+[INFO|trainer.py:415] 2021-05-25 06:37:57,838 >> Using amp fp16 backend
+[INFO|auto_factory.py:373] 2021-05-25 06:37:53,829 >> Detected DeepSpeed ZeRO-3: activating zero.init() for this model
+INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=1024,gradient_checkpointing=true,use_cache=False
+  "n_embd": 768,
+  "vocab_size": 50257
+INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=500, fp16=True, mp_parameters=)
+trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
+{'loss': 1.1431, 'grad_norm': 0.8125, 'learning_rate': 1.0526315789473684e-05, 'epoch': 0.04}
+{'eval_loss': 2.8139, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.329, 'epoch': 1.0}
+{'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, 'epoch': 1.0}
+[INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_runtime            = 0:14:31.66
+[INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_samples_per_second =      1.147
+  train_samples            =       1000
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608",
+)

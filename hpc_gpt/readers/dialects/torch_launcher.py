@@ -1,0 +1,32 @@
+"""torchrun, torch.distributed.launch, deepspeed and accelerate: the command line a script echoes, and their start."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+
+def _option(literal: str, names: str, field: str) -> Pattern:
+    """`--name N` or `--name=N`, whole: not `--nnodes 1:4`, not a shell's variable."""
+    return Pattern("fact", literal, rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\]|$)")
+
+
+DIALECT = Dialect(
+    name="torch_launcher",
+    patterns=(
+        # Printed once a node when it starts several processes, before any of them says a word.
+        Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
+        _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
+        _option("--nnodes", "nnodes", "nodes"),
+        _option("--num_gpus", "num_gpus", "gpus_per_node"),
+        _option("--num_nodes", "num_nodes", "nodes"),
+        _option("--num_processes", "num_processes", "gpus"),
+        _option("--num_machines", "num_machines", "nodes"),
+    ),
+    specimen="""\
++ LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr r14i7n0     --master_port 6000     '
++ accelerate launch --num_processes 16 --num_machines 2 train.py
++ deepspeed --num_gpus 8 --num_nodes 2 train.py
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",
+)
