@@ -1,0 +1,192 @@
+"""What the headings, formulas and sentences of a published table call the quantities of a training run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+# Written as `plain_name` leaves a name. A name stands for one quantity only.
+_NAMES: dict[str, str] = {
+    "gpus": "gpus|gpu|n gpus|n gpu|ngpus|ngpu|num gpus|num gpu|number of gpus|total gpus|total number of gpus|"
+    "gpu count|world size|worldsize|devices|num devices|number of devices|accelerators",
+    "nodes": "nodes|num nodes|n nodes|nnodes|number of nodes|node count",
+    "size": "size|model size|params|param|parameters|n params|num params|num parameters|number of parameters|"
+    "model params|model parameters|total params|total parameters|parameter count|param count",
+    "tp": "tp|tp size|tp degree|tensor parallel|tensor parallelism|tensor parallel size|tensor model parallel size|"
+    "tensor parallel degree|tensor mp size|mp|model parallel size",
+    "pp": "pp|pp size|pp degree|pipeline parallel|pipeline parallelism|pipeline parallel size|pipeline stages|"
+    "pipeline model parallel size|number of pp stages|pp stages|pipeline parallel degree",
+    "dp": "dp|dp size|dp degree|data parallel|data parallelism|data parallel size|data parallel degree",
+    "cp": "cp|cp size|context parallel|context parallelism|context parallel size",
+    "sp": "sp size|ulysses|ulysses degree|sequence parallel degree|sequence parallel size",
+    "micro_batch": "mic bs|micro bs|mbs|micro batch|micro batch size|microbatch size|microbatch|micro batchsize|"
+    "batch size per gpu|per gpu batch size|per device batch size|per device train batch size|"
+    "train micro batch size per gpu|device batch size|bs per gpu|local batch size",
+    "micro_batches": "pp chunks|chunks|gas|ga steps|gradient accumulation|gradient accumulation steps|"
+    "gradient accumulation size|grad accum|grad acc|grad acc steps|grad accum steps|acc steps|accumulation steps|"
+    "micro batches|microbatches|num micro batches|num microbatches|number of micro batches|number of microbatches",
+    "global_batch": "glob bs|gbs|global bs|global batch|global batch size|global batchsize|global train batch size|"
+    "total batch size|train batch size",
+    "seq": "seq|seq len|seqlen|seq length|sequence length|sequence len|seq size|context length|context size|ctx len|"
+    "block size|n ctx|max seq len|max sequence length",
+    "hidden": "hidden|hidden size|hidden dim|d model|n embd|embed dim|embedding dim|embedding size",
+    "layers": "layers|n layers|n layer|num layers|number of layers|nlayers",
+    "heads": "heads|n heads|n head|num heads|number of heads|attention heads|num attention heads",
+    "vocab": "vocab|vocab size|vocabulary size|vocabulary|padded vocab size|n vocab",
+    "throughput": "throughput|speed|performance",
+    "step_s": "step time|time per step|step duration|iteration time|iter time|time per iteration|time per iter|"
+    "time iteration|time iter|time step|elapsed time per iteration|s it|sec it|sec step|s step|s iter|sec iter|"
+    "seconds per step|seconds per iteration|time in sec per iteration|time in sec per interation|ms per step|"
+    "train step timing|train step time",
+    "tokens_per_s": "tokens s|tok s|toks s|tokens sec|tok sec|tokens per second|tokens per sec|token s|tps|"
+    "total tokens s",
+    "tokens_per_s_per_gpu": "tokens s gpu|tok s gpu|tokens sec gpu|tokens per second per gpu|tps gpu|"
+    "tokens s device|tokens gpu s|tokens per sec per gpu",
+    "samples_per_s": "samples s|samples sec|samples per second|samples per sec|sequences s|seq s|sequences per second|"
+    "sequences sec|train samples per second",
+    "tflops": "tflops|tflop s|tflop|tflops s|teraflops|tflops gpu|tflop s gpu|tflops per gpu|tflops device|"
+    "achieved tflops|achieved tflop s|tflop s device|tflops s gpu|effective tflops|approx tflops|"
+    "achieved tflops gpu|model tflops|hardware tflops|model tflops gpu|hardware tflops gpu",
+    "mfu": "mfu|model flops utilization|model flops utilisation",
+    "hfu": "hfu|hardware flops utilization|hardware flops utilisation",
+    "memory": "memory|mem|gpu memory|peak memory|max memory|gpu memory peak|memory usage|max mem",
+    "notes": "notes|note|comment|comments|date|remarks|remark|log|status",
+}
+# What is a name in a formula or a one-liner, but may head a column of something else.
+_IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
+QUANTITY = {name: quantity for quantity, names in _NAMES.items() for name in names.split("|")}
+
+# What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12.
+_TIMES: dict[str, int | Fraction] = {
+    "s": 1,
+    "sec": 1,
+    "secs": 1,
+    "second": 1,
+    "seconds": 1,
+    "ms": Fraction(1, 1000),
+    "msec": Fraction(1, 1000),
+}
+_TIMES |= {"milliseconds": Fraction(1, 1000), "us": Fraction(1, 10**6), "min": 60, "mins": 60, "minutes": 60}
+_TIMES |= {"s/it": 1, "sec/it": 1, "s/step": 1, "sec/step": 1, "s/iter": 1, "sec/iter": 1, "ms/step": Fraction(1, 1000)}
+_TIMES |= {"ms/it": Fraction(1, 1000), "ms/iter": Fraction(1, 1000)}
+_COUNTED = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12, "g": 10**9, "bn": 10**9, "mn": 10**6}
+_COUNTED |= {"million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TFLOPS = dict.fromkeys(("tflops", "tflop/s", "tflop", "tf", "t", "tflops/s", "tflop/s/gpu", "tflops/gpu"), 1)
+_TOKENS = dict.fromkeys(("tokens/s", "tok/s", "tokens/sec", "tok/sec", "tps", "token/s"), 1)
+_PER_GPU = dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/sec/gpu", "tps/gpu", "tokens/gpu/s"), 1)
+_SAMPLES = dict.fromkeys(("samples/s", "samples/sec", "seq/s", "sequences/s", "samples/second"), 1)
+_RATES = {"k": 10**3, "m": 10**6}
+UNITS: dict[str, dict[str, int | Fraction]] = {
+    "step_s": dict(_TIMES),
+    "size": _COUNTED | {name + " params": size for name, size in _COUNTED.items()},
+    "tflops": dict(_TFLOPS),
+    "tokens_per_s": dict(_TOKENS) | _RATES,
+    "tokens_per_s_per_gpu": dict(_PER_GPU) | _RATES,
+    "samples_per_s": dict(_SAMPLES),
+    "mfu": {"%": Fraction(1, 100)},
+    "hfu": {"%": Fraction(1, 100)},
+    "gpus": {"gpus": 1, "gpu": 1},
+    "nodes": {"nodes": 1, "node": 1},
+    "seq": {"tokens": 1},
+    "layers": {"layers": 1},
+    "heads": {"heads": 1},
+}
+# What a Throughput is, by the unit that stands beside it.
+THROUGHPUT = dict.fromkeys(_TIMES, "step_s") | dict.fromkeys(_SAMPLES, "samples_per_s")
+THROUGHPUT |= dict.fromkeys(_TOKENS, "tokens_per_s") | dict.fromkeys(_PER_GPU, "tokens_per_s_per_gpu")
+THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
+# Whole numbers, of which a row has one or more.
+WHOLE: tuple[str, ...] = (
+    "gpus",
+    "nodes",
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "sp",
+    "micro_batch",
+    "micro_batches",
+    "global_batch",
+    "seq",
+)
+WHOLE += ("hidden", "layers", "heads", "vocab")
+SAID = {
+    "gpus": "GPUs",
+    "size": "parameters",
+    "tp": "TP",
+    "pp": "PP",
+    "dp": "DP",
+    "cp": "CP",
+    "sp": "SP",
+    "micro_batch": "micro-batch",
+    "micro_batches": "micro-batches",
+    "global_batch": "global batch",
+    "seq": "sequence length",
+    "step_s": "step time",
+    "samples_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tflops": "TFLOPs",
+}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name stands for; `unit` is a key of UNITS[quantity] where the name says one."""
+
+    quantity: str
+    unit: str | None = None
+
+
+def plain_name(text: str) -> str:
+    """A name in lower case, its words apart by one blank.
+
+    >>> plain_name(" Micro-batch_size ")
+    'micro batch size'
+    """
+    return " ".join(re.findall(r"[a-z0-9]+", text[:200].lower().replace("µ", "u")))
+
+
+def named(text: str, in_formula: bool = False) -> Named | None:
+    """The quantity that a heading means, or a name `in_formula`; None where that is not known.
+
+    >>> named("Iteration Time (ms)")
+    Named(quantity='step_s', unit='ms')
+    >>> named("model_size_in_B")
+    Named(quantity='size', unit='b')
+    """
+    text = text.strip().strip("$#*`").strip()[:200]
+    beside = re.fullmatch(r"(?P<name>[^()\[\]]{1,80}?)[,\s]*[(\[](?P<unit>[^()\[\]]{1,30})[)\]]", text)
+    name, unit = (beside["name"], plain_unit(beside["unit"])) if beside else (text, None)
+    found = QUANTITY.get(plain_name(name)) or (_IN_FORMULAS.get(plain_name(name)) if in_formula else None)
+    if found is None and plain_name(name) in ("step", "iteration", "iter") and unit in _TIMES:
+        found = "step_s"
+    if found is None:
+        worded = re.fullmatch(r"(?P<name>.{1,80}?)[ _-](?:in[ _-])?(?P<unit>[A-Za-z]{1,12})", name)
+        found = QUANTITY.get(plain_name(worded["name"])) if worded else None
+        if worded is None or found is None or plain_unit(worded["unit"]) not in UNITS.get(found, {}):
+            return None
+        unit = plain_unit(worded["unit"])
+    if found == "throughput" and unit in THROUGHPUT:
+        found = THROUGHPUT[unit]
+    if unit is None and "%" in text and found in ("mfu", "hfu"):
+        unit = "%"
+    if unit is None and found == "step_s":
+        words = plain_name(name).split()
+        unit = "ms" if words[0] == "ms" else "s" if {"s", "sec", "seconds"} & set(words) else None
+    if unit is not None and unit not in UNITS.get(found, {}):
+        # A heading as "TP (tensor)" has a word beside it that is no unit.
+        return Named(found) if found in WHOLE or found == "notes" else None
+    return Named(found, unit)
+
+
+def plain_unit(text: str) -> str:
+    """A unit as UNITS spells it.
+
+    >>> plain_unit(" Tokens / sec / GPU ")
+    'tokens/sec/gpu'
+    """
+    text = re.sub(r"\s+", " ", text[:40].strip().lower().replace("µ", "u").replace("μ", "u"))
+    text = re.sub(r" ?/ ?", "/", text)
+    return re.sub(r"^in ", "", text)

@@ -1,0 +1,258 @@
+"""What the sentences and the code around a table state: constants ("TP=4 in all of entries") and formulas.
+
+A statement is about a table where it stands in the table's own section, nearest first, or in a section around it.
+Only what is the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+from hpc_gpt.report.audit.document import Document, Passage, Section, Table
+from hpc_gpt.report.audit.formula import Formula, FormulaError, parse
+from hpc_gpt.report.audit.quantities import QUANTITY, named, plain_name
+
+# Quantities that a sentence may fix, those that hold for the whole document, and those that a formula may be of.
+_CONSTANTS: tuple[str, ...] = (
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "seq",
+    "micro_batch",
+    "micro_batches",
+    "global_batch",
+    "gpus",
+    "vocab",
+)
+_CONSTANTS += ("hidden", "layers")
+_EVERYWHERE = ("seq", "vocab")
+_MOST_STATEMENTS = 2000
+_TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
+_TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
+
+
+def _spelled(quantities: Sequence[str]) -> str:
+    """A pattern of all names of the quantities, longest first; a blank, a hyphen or an underscore between words."""
+    names = sorted((name for name, quantity in QUANTITY.items() if quantity in quantities), key=len, reverse=True)
+    return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in names)
+
+
+_IS = r"(?:==?|:|is|are|of|was|set to)"
+_CONSTANT = re.compile(
+    rf"(?<![\w$-])(?P<name>{_spelled(_CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
+    r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?P<rest>.{0,12})",
+    re.IGNORECASE,
+)
+# "at most TP=4" fixes nothing; "with TP=4" does only where the sentence is about every row.
+_LIMITED = re.compile(
+    r"(?:\bmax(?:imum|imal)?|\bat most|\bup to|\bmin(?:imum)?|\bat least|\be\.g\.|\bif|\bwhen|\bsay|\bexample|\bthan|"
+    r"\bunless|\btr(?:y|ied)|\bnot|\binstead of|\bor)\W{0,4}$",
+    re.IGNORECASE,
+)
+_OF_SOME = re.compile(r"\b(?:with|for|at|using|where)\W{0,4}$", re.IGNORECASE)
+_OF_ALL = re.compile(r"\b(?:all|every|each|throughout|everywhere|always)\b", re.IGNORECASE)
+_OTHERS = re.compile(r"[`*]{0,3}\s{0,3}(?:-|–|to|or|and|/|,)\s{0,3}[`*]{0,3}\d", re.IGNORECASE)
+_WITHOUT = re.compile(rf"\b(?:no|without)\s{{1,3}}(?P<name>{_spelled(('tp', 'pp', 'dp', 'cp'))})(?!\w)", re.IGNORECASE)
+_CODE_SPAN = re.compile(r"(?<!`)`([^`]{3,400})`(?!`)")
+_TARGET = re.compile(rf"(?<![\w$])(?P<name>{_spelled(_TARGETS)})(?!\w)[^.`;]{{0,30}}$", re.IGNORECASE)
+_COPULA = re.compile(r"(?:=|:|\bis|\bare|\bas)\s{0,3}[*]{0,2}\s{0,3}$")
+_PLAIN = re.compile(r"(?P<name>[\w #/`*-]{1,40}?)\s{0,3}(?:=|:|\bis\b)\s{0,3}(?P<formula>[^=]{3,300})")
+_ASSIGNED = re.compile(r"\$?(?P<name>[A-Za-z_]\w{0,40})\s{0,3}=\s{0,3}(?P<formula>[^=;'\"]{1,300})")
+_PRINTED = re.compile(r"\bprint\b\s{0,3}(?P<formula>[^;'\"]{3,300})")
+_THROUGHPUT = re.compile(
+    r"\bthroughput\W{1,5}(?:is|=|means|in)\W{1,5}(?:the )?(?:average |mean )?"
+    r"(?P<what>(?:time|seconds|sec|samples|sequences|tokens)\W{1,3}(?:per|/)\W{0,3}\w{1,10})",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A sentence that fixes a quantity. `table`: the line of the one table that it introduces, if it does."""
+
+    quantity: str
+    value: Fraction
+    line: int
+    section: Section
+    table: int | None = None
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A formula that the document states for `target`."""
+
+    target: str
+    formula: Formula
+    line: int
+    section: Section
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the document says its column Throughput holds."""
+
+    quantity: str
+    line: int
+    section: Section
+
+
+Said = TypeVar("Said", Constant, Equation, Meaning)
+
+
+class Statements:
+    """All that a document states, and which of it is about a table."""
+
+    def __init__(self, document: Document) -> None:
+        self._tables = [table.line for table in document.tables]
+        self.constants: list[Constant] = []
+        self.equations: list[Equation] = []
+        self.meanings: list[Meaning] = []
+        for at, passage in enumerate(document.passages):
+            if passage.is_code:
+                self.equations += _of_code(passage)
+                continue
+            introduced = self._introduced(passage, document.passages[at + 1 : at + 2])
+            self.constants += _constants(passage, introduced)
+            self.equations += _of_prose(passage)
+            self.meanings += _meanings(passage)
+        self.left_out = [
+            f"what is stated after line {said[_MOST_STATEMENTS].line}"
+            for said in (self.constants, self.equations, self.meanings)
+            if len(said) > _MOST_STATEMENTS
+        ]
+        for said in (self.constants, self.equations, self.meanings):
+            del said[_MOST_STATEMENTS:]
+
+    def constant(self, quantity: str, table: Table) -> Constant | str | None:
+        """What fixes the quantity for a table; in words where statements contradict each other; None for nothing."""
+        said = [constant for constant in self.constants if constant.quantity == quantity]
+        own = [constant for constant in said if constant.table == table.line]
+        rest = [constant for constant in said if constant.table is None]
+        for group in [own, *self._near(rest, table), *([rest] if quantity in _EVERYWHERE else [])]:
+            if len({constant.value for constant in group}) > 1:
+                words = " and ".join(f"{constant.value} (line {constant.line})" for constant in group[:3])
+                return f"the document says {words}"
+            if group:
+                return group[0]
+        return None
+
+    def formulas(self, target: str, table: Table) -> list[list[Equation]]:
+        """The formulas stated for the target, in groups, those nearest to the table first."""
+        return [
+            group for group in self._near([each for each in self.equations if each.target == target], table) if group
+        ]
+
+    def throughput(self, table: Table) -> Meaning | None:
+        """What Throughput means in a table."""
+        groups = [*self._near(self.meanings, table), self.meanings]
+        group = next((group for group in groups if group), [])
+        return group[0] if len({meaning.quantity for meaning in group}) == 1 else None
+
+    def _near(self, said: Sequence[Said], table: Table) -> Iterator[list[Said]]:
+        """What is said beside the table, in its section, and in each section around it."""
+        own = [each for each in said if each.section.ids == table.section.ids]
+        place = self._place(table.line)
+        yield [each for each in own if self._place(each.line) in (place, place + 1)]
+        yield own
+        for depth in range(len(table.section.ids) - 1, 0, -1):
+            yield [each for each in said if each.section.ids == table.section.ids[:depth]]
+
+    def _place(self, line: int) -> int:
+        """How many tables come before a line."""
+        return sum(table < line for table in self._tables)
+
+    def _introduced(self, passage: Passage, following: Sequence[Passage]) -> int | None:
+        """The table right after a line that ends with a colon."""
+        if not passage.text.rstrip().rstrip("*_").endswith(":"):
+            return None
+        after = next((table for table in self._tables if table > passage.line), None)
+        return None if after is None or any(other.line < after for other in following) else after
+
+
+def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:
+    text = passage.text
+    for match in _CONSTANT.finditer(text):
+        before = text[max(0, match.start() - 24) : match.start()]
+        some = _OF_SOME.search(before) and not _OF_ALL.search(text)
+        if _LIMITED.search(before) or some or _OTHERS.match(match["rest"]):
+            continue
+        value = Fraction(match["number"].replace(",", ""))
+        if value > 0:
+            yield Constant(QUANTITY[plain_name(match["name"])], value, passage.line, passage.section, table)
+    for match in _WITHOUT.finditer(text):
+        yield Constant(QUANTITY[plain_name(match["name"])], Fraction(1), passage.line, passage.section, table)
+
+
+def _of_prose(passage: Passage) -> Iterator[Equation]:
+    """Formulas in code spans after "NAME is" or "NAME:", or a line "NAME = FORMULA"."""
+    text = passage.text
+    found = False
+    for span in _CODE_SPAN.finditer(text):
+        before = text[max(0, span.start() - 90) : span.start()]
+        target = _TARGET.search(_COPULA.sub("", before)) if _COPULA.search(before) else None
+        inside = _ASSIGNED.fullmatch(span[1].strip())
+        name, words = (
+            (target["name"], span[1]) if target else (inside["name"], inside["formula"]) if inside else ("", "")
+        )
+        for equation in _equation(name, words, passage):
+            found = True
+            yield equation
+    line = re.sub(r"^\s*(?:[-*+]|\d{1,3}[.)])\s+", "", text).strip()
+    plain = _PLAIN.fullmatch(line.rstrip("."))
+    if plain and not found:
+        words = plain["formula"].strip(" `*")
+        same = named(words, in_formula=True)
+        for equation in _equation(plain["name"].strip(" `*"), words, passage):
+            # "DP=GPUs" fixes one quantity by another; "TP: tensor parallelism" spells a name out.
+            if equation.formula.has_arithmetic or (same and same.quantity != equation.target):
+                yield equation
+
+
+def _of_code(passage: Passage) -> Iterator[Equation]:
+    """`name = formula`, or what a one-liner prints: a figure of size and time is TFLOPs."""
+    whole = _ASSIGNED.fullmatch(passage.text.strip())
+    if whole:
+        yield from _equation(whole["name"], whole["formula"], passage)
+    printed = _PRINTED.search(passage.text)
+    if printed is None:
+        return
+    try:
+        formula = parse(printed["formula"])
+    except FormulaError:
+        return
+    quantities = {meant.quantity for meant in formula.names.values()}
+    target = None
+    if {"size", "step_s"} <= quantities:
+        target = "tflops"
+    elif {"global_batch", "seq", "step_s"} <= quantities:
+        target = "tokens_per_s_per_gpu" if "gpus" in quantities else "tokens_per_s"
+    if target:
+        yield Equation(target, formula, passage.line, passage.section)
+
+
+def _equation(name: str, words: str, passage: Passage) -> Iterator[Equation]:
+    meant = named(name, in_formula=True) if name else None
+    if meant is None or meant.quantity not in _TARGETS:
+        return
+    try:
+        formula = parse(words)
+    except FormulaError:
+        return
+    if formula.names and all(name.quantity != meant.quantity for name in formula.names.values()):
+        yield Equation(meant.quantity, formula, passage.line, passage.section)
+
+
+def _meanings(passage: Passage) -> Iterator[Meaning]:
+    for match in _THROUGHPUT.finditer(passage.text):
+        words = plain_name(match["what"]).split()
+        if words[0] in ("time", "seconds", "sec") and words[-1] in ("iteration", "step", "iter", "it", "batch"):
+            yield Meaning("step_s", passage.line, passage.section)
+        elif words[-1] in ("second", "sec", "s"):
+            quantity = {"tokens": "tokens_per_s"}.get(words[0], "samples_per_s" if words[0][0] == "s" else "")
+            if quantity and words[0] in ("samples", "sequences", "tokens"):
+                yield Meaning(quantity, passage.line, passage.section)
