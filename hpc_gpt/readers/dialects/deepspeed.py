@@ -1,0 +1,65 @@
+"""DeepSpeed's own lines: memory, timers, progress, checkpoints, its report of versions, its profile of FLOPs."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_GB = r"\d{1,6}(?:\.\d{1,6})?"
+
+DIALECT = Dialect(
+    name="deepspeed",
+    patterns=(
+        Pattern(
+            "memory",
+            "Max_MA",
+            rf"\bMA {_GB} GB {{1,20}}Max_MA (?P<memory_allocated_gib>{_GB}) GB {{1,20}}CA {_GB} GB {{1,20}}"
+            rf"Max_CA (?P<memory_reserved_gib>{_GB}) GB",
+        ),
+        Pattern(
+            "timers",
+            "time (ms) |",
+            r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})",
+        ),
+        # step=0 is said before training begins.
+        Pattern(
+            "step",
+            ", skipped=",
+            r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})",
+        ),
+        Pattern(
+            "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,4000}global_step(?P<step>\d{1,12})/"
+        ),
+        Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
+        Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
+        Pattern("fact", "torch version ..", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
+        # Said where no model parallelism is: the two are one.
+        Pattern(
+            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<gpus>\d{1,9}), parameter_parallel_size: "
+        ),
+        Pattern(
+            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<dp>\d{1,9}), parameter_parallel_size: "
+        ),
+        Pattern("fact", "world size: ", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
+        Pattern("fact", "data parallel size: ", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
+        Pattern("fact", "batch size per GPU: ", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
+        Pattern(
+            "fact",
+            "params of model = ",
+            r"^params of model = params per GPU \* mp_size: {2,70}(?P<params>\d{1,6}(?:\.\d{1,4})? ?[kKMGB])\s*$",
+        ),
+        Pattern(
+            "end", "exits successfully", r"\[launch\.py:\d{1,5}:main\] Process \d{1,9} exits successfully", ended="done"
+        ),
+    ),
+    specimen="""\
+[2021-05-25 22:29:53,720] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
+[2021-06-10 20:47:51,721] [INFO] [utils.py:628:see_memory_usage] MA 1.73 GB         Max_MA 1.73 GB         CA 1.75 GB         Max_CA 2 GB\x20
+[2021-05-27 04:02:02,141] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.7500000000000003e-05, 3.7500000000000003e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
+[2023-07-25 21:03:17,269] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.28 | bwd_microstep: 90.11 | step_microstep: 12.20
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; the last two lines made from deepspeed/runtime/"
+    "engine.py and utils/timer.py",
+    flags=(
+        "memory by DeepSpeed's see_memory_usage is the peak up to where it was printed, that reserved in whole GiB",
+    ),
+)

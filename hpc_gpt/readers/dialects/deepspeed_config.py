@@ -1,0 +1,46 @@
+"""The configuration that DeepSpeed's engine dumps at its start. Its `world_size` is the data-parallel size."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_DUMP = "config.py:"
+_BEFORE = r"\[config\.py:\d{1,5}:print\] {1,8}"
+
+
+def _whole(key: str, field: str) -> Pattern:
+    return Pattern("fact", key, rf"{_BEFORE}{key} [. ]{{1,40}}(?P<{field}>\d{{1,12}})\s*$")
+
+
+DIALECT = Dialect(
+    name="deepspeed_config",
+    patterns=(
+        _whole("train_batch_size", "global_batch"),
+        _whole("train_micro_batch_size_per_gpu", "micro_batch"),
+        _whole("gradient_accumulation_steps", "micro_batches"),
+        _whole("world_size", "dp"),
+        _whole("zero_optimization_stage", "zero_stage"),
+        Pattern("fact", _DUMP, rf"{_BEFORE}fp16_enabled \.{{1,40}} True", facts={"dtype": "fp16"}),
+        Pattern("fact", _DUMP, rf"{_BEFORE}bfloat16_enabled \.{{1,40}} True", facts={"dtype": "bf16"}),
+        Pattern("fact", _DUMP, rf"{_BEFORE}float16_config \.{{1,40}} enabled=True", facts={"dtype": "fp16"}),
+        Pattern("fact", _DUMP, rf"{_BEFORE}bfloat16_config \.{{1,40}} enabled=True", facts={"dtype": "bf16"}),
+        Pattern(
+            "fact",
+            "offload_optimizer=",
+            rf"{_BEFORE}zero_config \.{{1,40}} .{{0,4000}}\boffload_optimizer=(?!None)\w",
+            facts={"optimizer_offload": True},
+        ),
+        Pattern(
+            "fact", '"offload_optimizer": {', r'^ {4,16}"offload_optimizer": \{', facts={"optimizer_offload": True}
+        ),
+        Pattern("fact", '"cpu_offload": true', r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
+    ),
+    specimen="""\
+[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   train_batch_size ............. 768
+[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   train_micro_batch_size_per_gpu  48
+[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   world_size ................... 16
+[2021-05-25 22:30:04,195] [INFO] [config.py:752:print]   fp16_enabled ................. True
+[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   zero_optimization_stage ...... 3
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; deepspeed/runtime/config.py",
+)

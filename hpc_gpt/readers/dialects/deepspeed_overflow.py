@@ -1,0 +1,18 @@
+"""DeepSpeed's word that fp16 gradients overflowed and the step was skipped. It comes before the step's own line."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="deepspeed_overflow",
+    patterns=(
+        # Where every rank says it, rank 0 counts.
+        Pattern("step", "OVERFLOW! ", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
+        Pattern("step", "Overflow detected. ", r"\bOverflow detected\. Skipping step\.", facts={"skipped": 1}),
+    ),
+    specimen="""\
+[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
+""",
+    seen="deepspeed/runtime/fp16/loss_scaler.py",
+)

@@ -1,0 +1,25 @@
+"""DeepSpeed's throughput timer since 2022: samples a second of the whole job, at the last step."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="deepspeed_throughput",
+    patterns=(
+        Pattern(
+            "step",
+            "CurrSamplesPerSec=",
+            r"\bglobal_step=(?P<step>\d{1,12}), RunningAvgSamplesPerSec=[^,\s]{1,32}, "
+            r"CurrSamplesPerSec=(?P<samples_per_s>[^,\s]{1,32}),"
+            r"(?: MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<memory_allocated_gib>[\d.]{1,12})GB)?",
+        ),
+    ),
+    specimen="""\
+[2023-07-25 21:03:17,269] [INFO] [timer.py:215:stop] epoch=0/micro_step=34/global_step=34, RunningAvgSamplesPerSec=7.864669709950182, CurrSamplesPerSec=8.00912418308922, MemAllocated=59.65GB, MaxMemAllocated=63.31GB
+""",
+    seen="DeepSpeed/issues/3742",
+    flags=(
+        "DeepSpeed's throughput timer runs from forward to step: what lies between steps, as loading data, is not in it",
+    ),
+)

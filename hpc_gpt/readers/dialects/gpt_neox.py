@@ -1,0 +1,101 @@
+"""EleutherAI's GPT-NeoX: its iteration line, its dump of arguments with `updated` or `default`, its counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hpc_gpt.readers.arguments import Arguments, Settled, quotient, without_unknown
+from hpc_gpt.readers.dialects.megatron import DIALECT as MEGATRON
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"
+_STAGE = re.compile(r"['\"]stage['\"]: (\d)")
+
+
+def settle(texts: Mapping[str, str]) -> Settled:
+    """The fields that a dump settles. `model_parallel_size` is the tensor-parallel one; a pipeline of 0 is none."""
+    given = Arguments(texts)
+    gpus, tp = given.whole("world_size"), given.whole("model_parallel_size")
+    stages = given.whole("pipe_parallel_size")
+    pp = max(stages, 1) if stages is not None else None
+    stage = _STAGE.search(given.text("zero_optimization") or "")
+    checkpointed = given.true("checkpoint_activations")
+    return without_unknown(
+        {
+            "engine": "deepspeed-3d" if stages else "deepspeed-zero",
+            "gpus": gpus,
+            "tp": tp,
+            "pp": pp,
+            "dp": quotient(gpus, tp, pp),
+            "zero_stage": int(stage[1]) if stage else given.whole("zero_stage"),
+            "micro_batch": given.whole("train_micro_batch_size_per_gpu", "batch_size"),
+            "micro_batches": given.whole("gradient_accumulation_steps", "gas"),
+            "global_batch": given.whole("train_batch_size"),
+            "seq": given.whole("seq_length"),
+            "hidden": given.whole("hidden_size"),
+            "layers": given.whole("num_layers"),
+            "heads": given.whole("num_attention_heads"),
+            "kv_heads": given.whole("num_kv_heads"),
+            "ffn": given.whole("intermediate_size"),
+            "vocab": given.whole("padded_vocab_size"),
+            "untied_embeddings": given.true("no_weight_tying"),
+            "position_embedding": given.text("pos_emb"),
+            "dtype": given.dtype("precision"),
+            "recompute": None if checkpointed is None else "full" if checkpointed else "none",
+            "flash_attention": "flash" in (given.text("attention_config") or "") or None,
+            "steps_planned": given.whole("train_iters"),
+            "log_interval": given.whole("log_interval"),
+            "eval_interval": given.whole("eval_interval"),
+            "save_interval": given.whole("save_interval", "checkpoint_factor"),
+        }
+    )
+
+
+DIALECT = Dialect(
+    name="gpt_neox",
+    engine="deepspeed-3d",
+    patterns=(
+        Pattern(
+            "step",
+            "samples/sec: ",
+            r"\bsamples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6}) \| iteration {1,20}(?P<step>\d{1,12})/ {0,20}"
+            r"(?P<steps_planned>\d{1,12}) {0,4}\| elapsed time per iteration \(ms\): (?P<step_ms>\d{1,12}\.\d{1,6}) \|"
+            r" learning rate: (?P<lr>[^| ]{1,24}) \|"
+            r"(?: approx flops per GPU: (?:(?P<tflops>\d{1,6}\.\d)TFLOPS|(?P<gflops>\d{1,6}\.\d)GFLOPS|[\w.]{1,16}) \|)?",
+            keys=MEGATRON.patterns[0].keys,
+            closed=True,
+        ),
+        Pattern("argument", "updated", _ARGUMENT + r"updated {0,8}$"),
+        Pattern("argument", "default", _ARGUMENT + r"default {0,8}$"),
+        # The launcher says it too, of itself: a world of one.
+        Pattern("start", "using world size: ", r"\.configure_distributed_args\(\) using world size: "),
+        Pattern(
+            "fact",
+            "using world size: ",
+            r"\.configure_distributed_args\(\) using world size: (?!1 )(?P<gpus>\d{1,9}) and model-parallel size: "
+            r"(?P<tp>\d{1,9})\b",
+        ),
+        Pattern("fact", "> total params: ", r"> total params: (?P<params>\d[\d,]{0,30})"),
+        Pattern(
+            "eval",
+            "results at iteration",
+            r"\bvalidation results at iteration {1,20}(?P<step>\d{1,12}) \| [^\n]{0,400}?\blm_loss value: "
+            r"(?P<loss_eval>[^| ]{1,24}) {0,4}\|",
+        ),
+        Pattern("end", "exiting the program at", r"\| exiting the program at iteration \d", ended="done"),
+    ),
+    settle=settle,
+    specimen="""\
+NeoXArgs.configure_distributed_args() using world size: 96 and model-parallel size: 2
+  hidden_size ..................... 6144........................updated
+  pipe_parallel_size .............. 4...........................updated
+  zero_optimization ............... {'stage': 1, 'allgather_partitions': True, 'overlap_comm': True}updated
+  seq_length ...................... 2048........................updated
+ > total params: 20,556,201,984
+ samples/sec: 7.799 | iteration       34/   10000 | elapsed time per iteration (ms): 4103.1 | learning rate: 2.111E-06 | approx flops per GPU: 112.9TFLOPS | lm_loss: 1.118665E+01 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ validation results at iteration 1000 | lm_loss value: 2.716132E+00 | lm_loss_ppl value: 1.512164E+01 |
+""",
+    seen="DeepSpeed/issues/3742 (the iteration line); the others made from EleutherAI/gpt-neox logging.py, training.py "
+    "and arguments.py",
+)

@@ -1,0 +1,146 @@
+"""Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpc_gpt.readers.arguments import Arguments, Settled, quotient, without_unknown
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+# What a launcher puts before the two spaces of a line; DeepSpeed dumps a config that looks the same and means other
+# things: its `world_size` is the data-parallel size.
+_BEFORE = r"^(?!.{0,120}\[config\.py:)(?:[^|]{0,80}[\]:] ?)? {1,8}"
+_NOT_NEOX = r"(?!.{0,4000}(?:updated|default) {0,8}$)"
+
+
+def settle(texts: Mapping[str, str]) -> Settled:
+    """The fields that a dump settles.
+
+    v1.1.5 knows no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of them, and a pipeline
+    is only in the fork that has `pipe_parallel_size`.
+    """
+    given = Arguments(texts)
+    gpus = given.whole("world_size")
+    micro_batch = given.whole("micro_batch_size", "batch_size")
+    old = "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts
+    tp = given.whole("tensor_model_parallel_size", "model_parallel_size")
+    pp = given.whole("pipeline_model_parallel_size", "pipe_parallel_size")
+    pp = 1 if pp == 0 or (pp is None and old) else pp
+    cp = given.whole("context_parallel_size", "ds_sequence_parallel_size")
+    dp = given.whole("data_parallel_size") or quotient(gpus, tp, pp, cp or 1)
+    micro_batches = (given.whole("gas", "gradient_accumulation_steps") or 1) if old else None
+    global_batch = given.whole("global_batch_size")
+    if global_batch is None and micro_batch and micro_batches and dp:
+        global_batch = micro_batch * micro_batches * dp
+    return without_unknown(
+        {
+            "gpus": gpus,
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "cp": cp,
+            "ep": given.whole("expert_model_parallel_size"),
+            "vp": given.whole("virtual_pipeline_model_parallel_size"),
+            "micro_batch": micro_batch,
+            "micro_batches": micro_batches,
+            "global_batch": global_batch,
+            "seq": given.whole("seq_length", "encoder_seq_length"),
+            "hidden": given.whole("hidden_size"),
+            "layers": given.whole("num_layers", "encoder_num_layers"),
+            "heads": given.whole("num_attention_heads"),
+            "kv_heads": _kv_heads(given),
+            "ffn": given.whole("ffn_hidden_size"),
+            "vocab": given.whole("padded_vocab_size"),
+            "vocab_unpadded": given.whole("vocab_size"),
+            "swiglu": given.true("swiglu"),
+            "untied_embeddings": given.true("untie_embeddings_and_output_weights"),
+            "position_embedding": given.text("position_embedding_type"),
+            "experts": _experts(given),
+            "experts_per_token": given.whole("moe_router_topk", "topk") if _experts(given) else None,
+            "dtype": _dtype(given),
+            "recompute": _recompute(given),
+            "sequence_parallel": given.true("sequence_parallel"),
+            "flash_attention": _flash_attention(given),
+            "distributed_optimizer": given.true("use_distributed_optimizer"),
+            "optimizer_offload": given.true("cpu_optimizer", "optimizer_cpu_offload", "offload_optimizer_states"),
+            "loss_scale": given.whole("loss_scale"),
+            "steps_planned": given.whole("train_iters"),
+            "samples_total": given.whole("train_samples"),
+            "log_interval": given.whole("log_interval"),
+            "eval_interval": given.whole("eval_interval"),
+            "save_interval": given.whole("save_interval"),
+            **_engine(given, pp),
+        }
+    )
+
+
+def _engine(given: Arguments, pp: int | None) -> Mapping[str, str | int | None]:
+    if not given.true("deepspeed"):
+        return {"engine": "megatron-lm" if given.whole("hidden_size") else None}
+    zero_stage = given.whole("zero_stage")
+    return {"engine": "deepspeed-3d" if (pp or 1) > 1 else "deepspeed-zero", "zero_stage": zero_stage}
+
+
+def _dtype(given: Arguments) -> str | None:
+    if given.true("bf16"):
+        return "bf16"
+    if given.true("fp16"):
+        return "fp16"
+    return given.dtype("params_dtype")
+
+
+def _recompute(given: Arguments) -> str | None:
+    """Until 2022 all of a layer was recomputed (`checkpoint_activations`) or nothing; since then a part can be."""
+    granularity = given.text("recompute_granularity", "activations_checkpoint_granularity")
+    if granularity in ("full", "selective"):
+        return granularity
+    whole = given.true("checkpoint_activations", "deepspeed_activation_checkpointing")
+    if given.true("checkpoint_activations") or given.text("activations_checkpoint_method", "recompute_method"):
+        return "full"
+    known = whole is not None or given.true("recompute_granularity", "activations_checkpoint_method") is not None
+    return "none" if known else None
+
+
+def _kv_heads(given: Arguments) -> int | None:
+    if given.true("group_query_attention"):
+        return given.whole("num_query_groups")
+    return given.whole("num_key_value_heads")
+
+
+def _experts(given: Arguments) -> int | None:
+    """None for a dense model. One fork writes a list, `[1]`."""
+    experts = given.whole("num_experts")
+    return experts if experts and experts > 1 else None
+
+
+def _flash_attention(given: Arguments) -> bool | None:
+    if "flash" in (given.text("attention_backend") or ""):
+        return True
+    return given.true("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton")
+
+
+DIALECT = Dialect(
+    name="megatron_arguments",
+    patterns=(
+        Pattern(
+            "argument",
+            " ..",
+            rf"{_NOT_NEOX}{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})",
+        ),
+        # A name as long as the column gets no dots, or one.
+        Pattern(
+            "argument",
+            "_",
+            rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})(?<!updated)(?<!default)$",
+        ),
+    ),
+    settle=settle,
+    specimen="""\
+  hidden_size ..................................... 9216
+  world_size ...................................... 64
+  model_parallel_size ............. 4
+  batch_size ...................... 48
+  apply_residual_connection_post_layernorm  False
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-meg and gpt2-meg-ds-zero",
+)

@@ -1,0 +1,95 @@
+"""What Megatron-LM and its kin say of a run before it trains: the world, the parallel sizes, the batch, the counts."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_WORLD = "using world size: "
+_MODEL_PARALLEL = "number of parameters on "
+
+
+def _size(words: str, field: str) -> Pattern:
+    """A size of the line of the world. Versions differ in hyphens, in commas, and in what stands between."""
+    return Pattern(
+        "fact", _WORLD, rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){words}[ -]size: (?P<{field}>\d{{1,9}})"
+    )
+
+
+DIALECT = Dialect(
+    name="megatron_run",
+    engine="megatron-lm",
+    patterns=(
+        Pattern("start", _WORLD, r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}),"),
+        Pattern(
+            "start",
+            _WORLD,
+            r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}) and model-parallel size: (?P<tp>\d{1,9})\b",
+        ),
+        _size("data-parallel", "dp"),
+        _size("context-parallel", "cp"),
+        _size("sequence-parallel", "cp"),
+        _size("tensor-model-parallel", "tp"),
+        _size("pipeline-model-parallel", "pp"),
+        Pattern(
+            "fact",
+            "model parallel with size",
+            r"> initializ(?:ing|ed) (?:tensor )?model parallel with size (?P<tp>\d{1,9})",
+        ),
+        Pattern(
+            "fact",
+            "model parallel with size",
+            r"> initializ(?:ing|ed) pipeline model parallel with size (?P<pp>\d{1,9})",
+        ),
+        Pattern("fact", "using torch.", r"\busing torch\.(?:float16|half) for parameters", facts={"dtype": "fp16"}),
+        Pattern("fact", "using torch.", r"\busing torch\.bfloat16 for parameters", facts={"dtype": "bf16"}),
+        Pattern("fact", "using torch.", r"\busing torch\.float(?:32)? for parameters", facts={"dtype": "fp32"}),
+        Pattern(
+            "fact",
+            "setting number of micro",
+            r"\bsetting number of micro-?batches to constant (?P<micro_batches>\d{1,9})\b",
+        ),
+        Pattern("fact", "setting global batch", r"\bsetting global batch size to (?P<global_batch>\d{1,9})\b"),
+        Pattern("fact", "setting training iter", r"\bsetting training iterations to (?P<steps_planned>\d{1,12})\b"),
+        Pattern(
+            "fact",
+            "padded vocab",
+            r"> padded vocab \(size: (?P<vocab_unpadded>\d{1,12})\) with \d{1,12} dummy tokens "
+            r"\(new size: (?P<vocab>\d{1,12})\)",
+        ),
+        Pattern(
+            "fact",
+            _MODEL_PARALLEL,
+            r"> number of parameters on \([a-z_, ]{1,60}\) model parallel rank "
+            r"\((?P<rank_name>\d{1,6}(?:, \d{1,6}){1,3})\): (?P<rank_params>\d{1,15})\b",
+        ),
+        Pattern(
+            "fact",
+            _MODEL_PARALLEL,
+            r"> number of parameters on model parallel rank (?P<rank_name>\d{1,6}): (?P<rank_params>\d{1,15})\b",
+        ),
+        # Under ZeRO every rank gives the whole model's count, rounded.
+        Pattern(
+            "fact",
+            _MODEL_PARALLEL,
+            r"> number of parameters on model parallel rank \d{1,6} {1,40}(?P<params_billions>\d{1,6}\.\d{1,9}) Billion",
+        ),
+        Pattern("fact", "estimated model", r"\bestimated model parameters: (?P<params_billions>\d{1,6}\.\d{1,16})"),
+        Pattern(
+            "fact",
+            "Total number of parameters in billions",
+            r"\bTotal number of parameters in billions: {1,4}(?P<params_billions>\d{1,6}\.\d{1,9})",
+        ),
+    ),
+    specimen="""\
+using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 16\x20
+using torch.float16 for parameters ...
+setting number of micro-batches to constant 256
+ > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)
+> initializing tensor model parallel with size 4
+> initializing pipeline model parallel with size 16
+ > number of parameters on (tensor, pipeline) model parallel rank (2, 1): 805560320
+using world size: 64 and model-parallel size: 4
+ > number of parameters on model parallel rank 3            52.005 Billion
+""",
+    seen="bigscience-workshop/bigscience experiments/gpt2-meg; NVIDIA/Megatron-LM arguments.py of 2020 to 2026",
+)
