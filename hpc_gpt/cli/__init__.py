@@ -18,6 +18,7 @@ VERBS = {
     "logs": "logs",
     "cancel": "cancel",
     "report": "report",
+    "compare": "compare",
     "export": "export",
     "data": "data",
     "profile": "profile",

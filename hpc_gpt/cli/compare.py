@@ -1,0 +1,53 @@
+"""hpc-gpt compare"""
+
+from __future__ import annotations
+
+import json
+import string
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.errors import ConfigError
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=complete.runs)
+@click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
+def compare(names: tuple[str, ...], as_json: bool) -> None:
+    """Say whether a run is faster than another, and what they do not share.
+
+    The steady steps of both, the ratio of their medians and its 95 % interval (blocks of steps are drawn anew, since
+    neighbours are alike): "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percent are of speed: twice as fast
+    is 100 % faster. Where a step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory,
+    how each ended, and the settings that differ, those that decide speed first.
+
+    A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, or a record.json.
+    Of more than two each is compared with the first.
+    """
+    from hpc_gpt.report.compare import compare_runs
+    from hpc_gpt.report.compare_words import as_tables, as_text, title
+    from hpc_gpt.report.compared import read_compared
+
+    if len(names) < 2:
+        raise ConfigError(f"compare needs two runs or more, but {len(names)} is given", "hpc-gpt compare RUN_A RUN_B")
+    logs = logs_folder()
+    runs = [read_compared(name, logs) for name in names]
+    comparisons = [compare_runs(runs[0], run) for run in runs[1:]]
+    if as_json:
+        click.echo(json.dumps(as_tables(comparisons, names), indent=1, allow_nan=False, default=str))
+        return
+    letters = [_letter(place) for place in range(len(runs))]
+    margin = max(map(len, letters))
+    for letter, run in zip(letters, runs, strict=True):
+        click.echo(f"{letter:<{margin}}  {title(run)}")
+    for letter, comparison in zip(letters[1:], comparisons, strict=True):
+        click.echo("\n" + as_text(comparison, letters[0], letter), nl=False)
+    if len(comparisons) > 1:
+        click.echo(f"\nnote: each of the {len(comparisons)} intervals holds for itself, at 95 %", err=True)
+
+
+def _letter(place: int) -> str:
+    """A, B, … Z, A1, B1, …"""
+    return string.ascii_uppercase[place % 26] + (str(place // 26) if place >= 26 else "")
