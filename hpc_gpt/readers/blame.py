@@ -11,7 +11,9 @@ _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
 _OF = re.compile(r"OpType=([A-Z_a-z]{1,40})")
 _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
+_LEFT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
+_RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 # More ranks than this share that did not report are no one's fault.
 _FEW = 0.25
 
@@ -23,6 +25,16 @@ def nodes_of_ranks(failures: Sequence[Failure]) -> dict[int, str]:
         if failure.rank is not None and failure.node:
             found.setdefault(failure.rank, failure.node)
     return found
+
+
+def rank_of_file(file: str) -> int | None:
+    """The rank whose log a file is by its name.
+
+    >>> [rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
+    [3, 12, None, None]
+    """
+    found = _RANK_IN_FILE.findall(file)
+    return int(found[-1]) if found else None
 
 
 def world_size(parts: Sequence[Part]) -> int | None:
@@ -66,6 +78,13 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
         ranks = ", ".join(map(str, silent[:8])) + (", …" if len(silent) > 8 else "")
         return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
     return None, ""
+
+
+def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
+    """What a launcher says of the one rank that ended of itself with an error; None where it names several or none."""
+    left = [failure for failure in echoes if failure.rank is not None and _LEFT.search(failure.words)]
+    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
+    return left[0] if alone else None
 
 
 def node_of(

@@ -16,10 +16,11 @@ The rules, in this order:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.readers.blame import node_of, nodes_of_ranks, rank_to_blame
+from hpc_gpt.readers.blame import node_of, nodes_of_ranks, only_one_that_left, rank_of_file, rank_to_blame
 from hpc_gpt.readers.part import Failure, Part
 from hpc_gpt.readers.secrets import hide_secrets
 from hpc_gpt.readers.torchelastic_block import join_blocks
@@ -27,6 +28,7 @@ from hpc_gpt.readers.torchelastic_block import join_blocks
 SKEW_S = 2.0
 NEAR_LINES = 200
 SURVIVED_STEPS = 2
+_KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
 _NO_WORD = "nothing says why the log ends"
 # How telling a class is: what explains other failures goes before what other failures explain.
 _TELLING = (
@@ -54,10 +56,10 @@ class Cause:
     """How an attempt ended, and why.
 
     `ended`: a class of record.ENDED, `unknown` where nothing says. `words`: the cause in one line, in the log's words
-    behind the rank's number; fit to be shown, without secrets. `failure`: where it stands, None without one. `node`:
-    whose it is, where that can be told. `ordered`: every failure, one a line: the cause first, then what else went
-    wrong in the order of the time, then what was survived, then the echoes. `sure`: empty where the log says it, else
-    what it rests on.
+    behind the rank's number; fit to be shown, without secrets. `failure`: where it stands, None without one. `node`,
+    `rank`: whose it is, where that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
+    failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
+    then the echoes. `sure`: empty where the log says it, else what it rests on.
     """
 
     ended: str
@@ -68,6 +70,13 @@ class Cause:
     rank: int | None = None
     survived: list[Failure] = field(default_factory=list)
     sure: str = ""
+    blames_rank: bool = False
+
+    @property
+    def failed_node(self) -> str | None:
+        """The node, where it is the node's fault: to be left out next time."""
+        blamed = self.ended == "node_failure" or (self.ended in ("hang", "collective_timeout") and self.blames_rank)
+        return self.node if blamed else None
 
     @property
     def echoes(self) -> list[Failure]:
@@ -84,7 +93,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     survived: list[Failure] = []
     open_: list[Failure] = []
     for part in parts:
+        rank = rank_of_file(part.file)
         for failure in join_blocks(one_a_line([*part.failures, *_said_ends(part)])):
+            failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             failures.append(failure)
             (survived if _was_survived(failure, part, reached_end) else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
@@ -94,24 +105,32 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        chosen = min(echoes, key=lambda failure: _AFTERMATH.get(failure.ended, 0))
-        chosen = next(failure for failure in echoes if failure.ended == chosen.ended)
+        # The sort is stable: of equals the first.
+        chosen = sorted(echoes, key=lambda failure: (_AFTERMATH.get(failure.ended, 0), failure.node is None))[0]
         sure = "only its consequences are in the logs"
     if chosen is None:
         return Cause("unknown", _NO_WORD, None, None, survived, survived=survived)
     nodes = nodes_of_ranks(failures)
-    rank, why = chosen.rank, ""
+    rank, why, node = chosen.rank, "", None
     if chosen.ended in ("collective_timeout", "hang"):
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    node = node_of(chosen, rank, nodes, parts, why != "")
+    if chosen.ended not in _SCHEDULERS:
+        left = only_one_that_left(echoes) if rank is None else None
+        if left is not None and left is not chosen:
+            rank = left.rank
+            sure = "; ".join(filter(None, (sure, "the rank is the one that the launcher says ended first")))
+        node = node_of(chosen, rank, nodes, parts, why != "")
+    if chosen.ended == "error" and _KILLED.search(chosen.words):
+        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, for want of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
     words = one_line(chosen.words)
-    if chosen.rank is not None and f"ank {chosen.rank}" not in words and f"task {chosen.rank}" not in words:
-        words = f"rank {chosen.rank}: {words}"
+    number = rank if chosen.rank is None else chosen.rank
+    if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
+        words = f"rank {number}: {words}"
     if why:
         words = f"{words}; {why}"
-    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure)
+    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
 
 
 # Of echoes alone, the ones that tell of a process' own end are taken before those that tell of its peers'.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,12 +27,24 @@ def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
             rank = failure
         elif _EXIT.match(failure.words) and rank is not None and _near(failure, rank):
             node = host.node if host is not None and _near(failure, host) else None
-            words = f"rank {rank.rank} ended with {failure.words}"
-            joined.append(replace(failure, words=words, rank=rank.rank, node=node))
+            joined.append(replace(failure, words=f"rank {rank.rank} {_how(failure)}", rank=rank.rank, node=node))
             host = rank = None
         else:
             joined.append(failure)
     return joined
+
+
+def _how(failure: Failure) -> str:
+    found = _EXIT.match(failure.words)
+    code = int(found[1]) if found else 0
+    try:
+        return (
+            f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 def _near(failure: Failure, other: Failure) -> bool:
