@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from hpc_gpt.report.audit.document import Row
 from hpc_gpt.report.audit.ledger import Ledger
-from hpc_gpt.report.audit.quantities import SAID
+from hpc_gpt.report.audit.quantities import AXES, SAID
 from hpc_gpt.report.audit.values import Values
-
-_AXES = ("tp", "pp", "dp", "cp", "sp")
 
 
 def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
     """Refuses tp x pp x dp that is not the row's GPUs; with an axis unknown, one that does not divide them."""
     gpus = values.whole("gpus")
-    axes = {axis: size for axis in _AXES if (size := values.whole(axis)) is not None}
+    axes = {axis: size for axis in AXES if (size := values.whole(axis)) is not None}
     printed = [axis for axis in axes if ledger.column(axis) is not None]
     if gpus is None or not printed or ledger.column("gpus") is None:
         return

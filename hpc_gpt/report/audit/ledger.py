@@ -7,10 +7,18 @@ from dataclasses import dataclass, field
 
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.findings import Cell, Finding, Kind, Outcome
+from hpc_gpt.report.audit.quantities import AXES
 from hpc_gpt.report.audit.values import Column, Values, read_cell
 
 _RANK = {"breaks": 3, "holds": 2, "not checked": 1}
-INPUT = "an input: no log stands behind the row"
+_INPUT = "an input: no log stands behind the row"
+_LEFT = {
+    "notes": "words",
+    "layout": "no layout that is complete and none in a log",
+    "memory": "no formula gives it",
+    **dict.fromkeys(("tflops", "mfu", "hfu"), "no formula of it in the document"),
+    **dict.fromkeys(("tflops_seed", "tflops_hardware", "tflops_model"), "no log stands behind the row"),
+}
 
 
 @dataclass
@@ -30,7 +38,11 @@ class Ledger:
 
     def column(self, quantity: str) -> Column | None:
         """The column of a quantity."""
-        return next((column for column in self.columns if column.quantity == quantity), None)
+        of_layout = quantity in AXES
+        for column in self.columns:
+            if column.quantity == quantity or (of_layout and column.quantity == "layout"):
+                return column
+        return None
 
     def holds(self, row: Row, *quantities: str) -> None:
         """The cells agree with what was worked out."""
@@ -62,19 +74,17 @@ class Ledger:
         text = row.cells[column.at]
         outcome, why = self._ended.get((row.line, column.at), ("not checked", ""))
         if outcome == "not checked":
-            found = read_cell(row, column) if column.quantity not in (None, "notes") else ""
+            found = read_cell(row, column) if column.quantity not in (None, "notes", "layout") else ""
             if found == "blank" or not text.strip():
                 outcome, why = "blank", ""
             elif row.problem:
                 why = row.problem
             elif column.problem:
                 why = column.problem
-            elif column.quantity == "notes":
-                why = "words"
-            elif isinstance(found, str):
+            elif column.quantity != "notes" and isinstance(found, str) and found:
                 why = f"the cell {found}"
             elif not why:
-                why = INPUT
+                why = _LEFT.get(column.quantity or "", _INPUT)
         return Cell(row.line, self.table.line, column.heading.strip(), text, outcome, why)
 
     def _end(self, row: Row, column: Column | None, outcome: Outcome, why: str) -> None:

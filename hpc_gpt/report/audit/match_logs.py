@@ -80,7 +80,7 @@ def _choose(run: RunRead, scored: Sequence[tuple[int, Pair]]) -> tuple[Pair | No
     if len(first) > 1:
         return None, Match(name, None, f"lines {', '.join(map(str, lines))} fit it equally well: compared with none")
     others = sorted(pair.row.line for score, pair in scored if score < best)
-    fewer = f"; lines {', '.join(map(str, others))} fit less well" if others else ""
+    fewer = f"; {', '.join(map(str, others))} would fit less well" if others else ""
     return first[0], Match(name, lines[0], f"the same {', '.join(first[0].same)}{fewer}")
 
 

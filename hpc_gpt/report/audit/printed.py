@@ -30,8 +30,11 @@ class Printed:
     text: str
 
     def says(self, figure: Fraction) -> bool:
-        """Whether `figure`, in the same unit, is this number when rounded or cut off to as many digits."""
-        return self.rounds(figure) or self.cuts(figure)
+        """Whether `figure`, in the same unit, is this number when rounded or cut off to as many digits.
+
+        A number printed in full was worked out by a machine that keeps 16 digits: twelve are asked for.
+        """
+        return self.rounds(figure) or self.cuts(figure) or abs(figure - self.value) * 10**12 <= abs(figure)
 
     def rounds(self, figure: Fraction) -> bool:
         """Whether `figure` rounded to as many digits is this number; half way it may go either way."""

@@ -37,7 +37,7 @@ _NAMES: dict[str, str] = {
     "throughput": "throughput|speed|performance",
     "step_s": "step time|time per step|step duration|iteration time|iter time|time per iteration|time per iter|"
     "time iteration|time iter|time step|elapsed time per iteration|s it|sec it|sec step|s step|s iter|sec iter|"
-    "seconds per step|seconds per iteration|time in sec per iteration|time in sec per interation|ms per step|"
+    "seconds per step|seconds per iteration|time in sec per iteration|time in sec per interation|ms per step|step s|"
     "train step timing|train step time",
     "tokens_per_s": "tokens s|tok s|toks s|tokens sec|tok sec|tokens per second|tokens per sec|token s|tps|"
     "total tokens s",
@@ -47,45 +47,50 @@ _NAMES: dict[str, str] = {
     "sequences sec|train samples per second",
     "tflops": "tflops|tflop s|tflop|tflops s|teraflops|tflops gpu|tflop s gpu|tflops per gpu|tflops device|"
     "achieved tflops|achieved tflop s|tflop s device|tflops s gpu|effective tflops|approx tflops|"
-    "achieved tflops gpu|model tflops|hardware tflops|model tflops gpu|hardware tflops gpu",
+    "achieved tflops gpu",
+    "tflops_seed": "tflops seed|seed tflops",
+    "tflops_hardware": "tflops hardware|hardware tflops|hardware tflops gpu|hardware tflop s",
+    "tflops_model": "tflops model|model tflops|model tflops gpu|model tflop s",
     "mfu": "mfu|model flops utilization|model flops utilisation",
     "hfu": "hfu|hardware flops utilization|hardware flops utilisation",
     "memory": "memory|mem|gpu memory|peak memory|max memory|gpu memory peak|memory usage|max mem",
+    "layout": "layout|parallelism|parallel layout|parallel strategy|parallelization",
     "notes": "notes|note|comment|comments|date|remarks|remark|log|status",
 }
 # What is a name in a formula or a one-liner, but may head a column of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
 QUANTITY = {name: quantity for quantity, names in _NAMES.items() for name in names.split("|")}
 
-# What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12.
-_TIMES: dict[str, int | Fraction] = {
-    "s": 1,
-    "sec": 1,
-    "secs": 1,
-    "second": 1,
-    "seconds": 1,
-    "ms": Fraction(1, 1000),
-    "msec": Fraction(1, 1000),
-}
-_TIMES |= {"milliseconds": Fraction(1, 1000), "us": Fraction(1, 10**6), "min": 60, "mins": 60, "minutes": 60}
-_TIMES |= {"s/it": 1, "sec/it": 1, "s/step": 1, "sec/step": 1, "s/iter": 1, "sec/iter": 1, "ms/step": Fraction(1, 1000)}
-_TIMES |= {"ms/it": Fraction(1, 1000), "ms/iter": Fraction(1, 1000)}
-_COUNTED = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12, "g": 10**9, "bn": 10**9, "mn": 10**6}
-_COUNTED |= {"million": 10**6, "billion": 10**9, "trillion": 10**12}
-_TFLOPS = dict.fromkeys(("tflops", "tflop/s", "tflop", "tf", "t", "tflops/s", "tflop/s/gpu", "tflops/gpu"), 1)
-_TOKENS = dict.fromkeys(("tokens/s", "tok/s", "tokens/sec", "tok/sec", "tps", "token/s"), 1)
-_PER_GPU = dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/sec/gpu", "tps/gpu", "tokens/gpu/s"), 1)
-_SAMPLES = dict.fromkeys(("samples/s", "samples/sec", "seq/s", "sequences/s", "samples/second"), 1)
-_RATES = {"k": 10**3, "m": 10**6}
-UNITS: dict[str, dict[str, int | Fraction]] = {
-    "step_s": dict(_TIMES),
-    "size": _COUNTED | {name + " params": size for name, size in _COUNTED.items()},
-    "tflops": dict(_TFLOPS),
-    "tokens_per_s": dict(_TOKENS) | _RATES,
-    "tokens_per_s_per_gpu": dict(_PER_GPU) | _RATES,
-    "samples_per_s": dict(_SAMPLES),
-    "mfu": {"%": Fraction(1, 100)},
-    "hfu": {"%": Fraction(1, 100)},
+# What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12, memory in bytes, shares in 1.
+Units = dict[str, int | Fraction]
+
+
+def _worth(worth: int | Fraction, units: str) -> Units:
+    return dict.fromkeys(units.split("|"), worth)
+
+
+_TIMES: Units = _worth(1, "s|sec|secs|second|seconds|s/it|sec/it|s/step|sec/step|s/iter|sec/iter")
+_TIMES |= _worth(Fraction(1, 1000), "ms|msec|milliseconds|ms/step|ms/it|ms/iter") | _worth(60, "min|mins|minutes")
+_TIMES |= {"us": Fraction(1, 10**6)}
+_SIZES: Units = _worth(10**9, "b|g|bn|billion") | _worth(10**6, "m|mn|million") | {"k": 10**3}
+_SIZES |= _worth(10**12, "t|trillion")
+_TFLOPS: Units = _worth(1, "tflops|tflop/s|tflop|tf|t|tflops/s|tflop/s/gpu|tflops/gpu")
+_TOKENS: Units = _worth(1, "tokens/s|tok/s|tokens/sec|tok/sec|tps|token/s")
+_PER_GPU: Units = _worth(1, "tokens/s/gpu|tok/s/gpu|tokens/sec/gpu|tps/gpu|tokens/gpu/s")
+_SAMPLES: Units = _worth(1, "samples/s|samples/sec|seq/s|sequences/s|samples/second")
+_RATES: Units = {"k": 10**3, "m": 10**6}
+_BYTES: Units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SHARES: Units = {"%": Fraction(1, 100)}
+UNITS: dict[str, Units] = {
+    "step_s": _TIMES,
+    "size": _SIZES | {f"{unit} {word}": size for unit, size in _SIZES.items() for word in ("params", "parameters")},
+    **dict.fromkeys(("tflops", "tflops_seed", "tflops_hardware", "tflops_model"), _TFLOPS),
+    "tokens_per_s": _TOKENS | _RATES,
+    "tokens_per_s_per_gpu": _PER_GPU | _RATES,
+    "samples_per_s": _SAMPLES,
+    "mfu": _SHARES,
+    "hfu": _SHARES,
+    "memory": _BYTES,
     "gpus": {"gpus": 1, "gpu": 1},
     "nodes": {"nodes": 1, "node": 1},
     "seq": {"tokens": 1},
@@ -129,6 +134,7 @@ SAID = {
     "tokens_per_s_per_gpu": "tokens/s per GPU",
     "tflops": "TFLOPs",
 }
+AXES = ("tp", "pp", "dp", "cp", "sp")
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,16 @@ class Named:
 
     quantity: str
     unit: str | None = None
+
+
+def axes_of(heading: str) -> tuple[str, ...]:
+    """The axes that a heading as "TP/PP/DP" names, in its order; none where it names fewer than two.
+
+    >>> axes_of("TP x PP")
+    ('tp', 'pp')
+    """
+    axes = tuple(QUANTITY.get(word, "") for word in plain_name(heading).split() if word != "x")
+    return axes if len(axes) > 1 and set(axes) <= set(AXES) and len(set(axes)) == len(axes) else ()
 
 
 def plain_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -9,7 +10,7 @@ from fractions import Fraction
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.formula import FormulaError
 from hpc_gpt.report.audit.printed import Printed, read_printed
-from hpc_gpt.report.audit.quantities import SAID, THROUGHPUT, UNITS, WHOLE, Named, named, plain_unit
+from hpc_gpt.report.audit.quantities import SAID, THROUGHPUT, UNITS, WHOLE, Named, axes_of, named, plain_unit
 from hpc_gpt.report.audit.statements import Statements
 
 # A size without a unit that is smaller than this counts no parameters one by one.
@@ -28,13 +29,14 @@ _CONSTANTS: tuple[str, ...] = (
     "hidden",
 )
 _CONSTANTS += ("layers",)
+_AXIS = re.compile(r"(?<![a-z])(?P<axis>tp|pp|dp|cp)\s?[=:]?\s?(?P<size>\d{1,6})(?!\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of a table. `unit` is a key of UNITS[quantity], None where neither heading nor cells have one.
 
-    `problem`: why its quantity is not known.
+    `problem`: why its quantity is not known. `axes`: those of a layout, in the order of a cell as 4/16/1.
     """
 
     at: int
@@ -42,6 +44,7 @@ class Column:
     quantity: str | None = None
     unit: str | None = None
     problem: str = ""
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def read_columns(table: Table, statements: Statements) -> list[Column]:
 
 def _column(at: int, table: Table, name: Named | None, statements: Statements) -> Column:
     heading = table.headings[at]
+    if axes := axes_of(heading):
+        return Column(at, heading, "layout", axes=axes)
     if name is None:
         return Column(at, heading, problem="what the column holds is not known")
     quantity, unit = name.quantity, name.unit
@@ -128,12 +133,15 @@ def read_values(row: Row, table: Table, columns: Sequence[Column], statements: S
     for column in columns:
         if column.quantity is None:
             continue
+        if column.quantity == "layout":
+            known |= _read_layout(row, column)
+            continue
         found = read_cell(row, column)
         if isinstance(found, Known):
             known[column.quantity] = found
         else:
             unknown[column.quantity] = f"{column.heading.strip()} {'is blank' if found == 'blank' else found}"
-    there = {column.quantity for column in columns}
+    there = {column.quantity for column in columns} | set(known)
     for quantity in _CONSTANTS:
         if quantity in there:
             continue
@@ -145,6 +153,19 @@ def read_values(row: Row, table: Table, columns: Sequence[Column], statements: S
     if "dp" not in there and "dp" not in known:
         _derive_dp(known, table, statements)
     return Values(known, unknown)
+
+
+def _read_layout(row: Row, column: Column) -> dict[str, Known]:
+    """The axes of a cell as tp4-pp16-dp1, or as 4/16/1 under a heading that names them; none where it is neither."""
+    cell = row.cells[column.at].strip().strip("()[]`*") if not row.problem else ""
+    named_sizes = [(match["axis"].lower(), match["size"]) for match in _AXIS.finditer(cell[:200])]
+    plain = re.fullmatch(r"\d{1,6}(?:\s?[/x×,-]\s?\d{1,6}){1,4}", cell) if column.axes else None
+    if plain:
+        sizes = re.findall(r"\d+", cell)
+        named_sizes = list(zip(column.axes, sizes, strict=True)) if len(sizes) == len(column.axes) else []
+    if len({axis for axis, _ in named_sizes}) < len(named_sizes):
+        return {}
+    return {axis: replace(_fixed(Fraction(size), ""), column=column) for axis, size in named_sizes if int(size) > 0}
 
 
 def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) -> None:
