@@ -44,6 +44,8 @@ def find(line: str) -> list[Found]:
     tried = [each for literal, group in by_literal() if literal in line for each in group]
     tried.sort(key=lambda each: each.number)
     found = [(match, each) for each in tried for match in each.regex.finditer(line)]
+    if len({each.dialect.last_resort for _, each in found}) > 1:
+        found = [pair for pair in found if not pair[1].dialect.last_resort]
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
     if not steps:
         return found

@@ -67,6 +67,7 @@ class Dialect:
 
     `settle` makes facts of the arguments that the program dumped: {argument: text} to {field: value}.
     `flags`: what a reader must know of this program's figures, in words; they go with every record from it.
+    `last_resort`: a line is its only where no other dialect says anything of it.
     """
 
     name: str
@@ -76,3 +77,4 @@ class Dialect:
     engine: str | None = None
     settle: Callable[[Mapping[str, str]], Mapping[str, str | int | float]] | None = None
     flags: tuple[str, ...] = ()
+    last_resort: bool = False
