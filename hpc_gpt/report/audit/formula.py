@@ -30,6 +30,7 @@ _TOKEN = re.compile(
 )
 _SAME_SIGN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "∗": "*"})
 _WORDS_OF_A_NAME = 5
+_NO_SYMBOLS: Mapping[str, Named] = {}
 
 
 class FormulaError(ValueError):
@@ -78,8 +79,11 @@ class Formula:
         return re.sub(r"\s+", " ", text).strip()
 
 
-def parse(text: str) -> Formula:
-    """The formula of a text; FormulaError where it is none, or names what is not known."""
+def parse(text: str, symbols: Mapping[str, Named] = _NO_SYMBOLS) -> Formula:
+    """The formula of a text; FormulaError where it is none, or names what is not known.
+
+    `symbols` are names that the document explains itself, as "P parameters".
+    """
     if len(text) > _LONGEST_TEXT:
         raise FormulaError("the formula is too long")
     text = text.translate(_SAME_SIGN)
@@ -94,12 +98,12 @@ def parse(text: str) -> Formula:
         word = match[kind]
         value = Fraction(Decimal(word.replace("_", ""))) if kind == "number" else Fraction(0)
         tokens.append(_Token(kind, word, value))
-    formula = Formula(" ".join(text.split()), tuple(_join_names(tokens)))
+    formula = Formula(" ".join(text.split()), tuple(_join_names(tokens, symbols)))
     _Evaluation(formula.tokens, None).whole()
     return formula
 
 
-def _join_names(tokens: list[_Token]) -> list[_Token]:
+def _join_names(tokens: list[_Token], symbols: Mapping[str, Named]) -> list[_Token]:
     """Words that follow one another become the one name they are, hyphens no name has become minus signs."""
     joined: list[_Token] = []
     while tokens:
@@ -111,13 +115,14 @@ def _join_names(tokens: list[_Token]) -> list[_Token]:
         run = 1
         while run < len(tokens) and tokens[run].kind == "name":
             run += 1
-        if first.text in ("x", "X") and joined and (joined[-1].kind != "sign" or joined[-1].text == ")"):
+        after_a_value = bool(joined) and (joined[-1].kind != "sign" or joined[-1].text == ")")
+        if first.text in ("x", "X") and first.text not in symbols and after_a_value:
             joined.append(_Token("sign", "*"))
             tokens = rest
             continue
         for words in range(min(run, _WORDS_OF_A_NAME), 0, -1):
             text = " ".join(token.text for token in tokens[:words])
-            meant = named(text, in_formula=True)
+            meant = symbols.get(text) or named(text, in_formula=True)
             if meant is not None:
                 joined.append(_Token("name", text, named=meant))
                 tokens = tokens[words:]

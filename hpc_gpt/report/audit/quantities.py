@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -59,7 +60,6 @@ _NAMES: dict[str, str] = {
 }
 # What is a name in a formula or a one-liner, but may head a column of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
-QUANTITY = {name: quantity for quantity, names in _NAMES.items() for name in names.split("|")}
 
 # What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12, memory in bytes, shares in 1.
 Units = dict[str, int | Fraction]
@@ -145,13 +145,36 @@ class Named:
     unit: str | None = None
 
 
+def spellings(quantities: Sequence[str]) -> list[str]:
+    """All names of the quantities, longest first."""
+    return sorted((name for quantity in quantities for name in _NAMES[quantity].split("|")), key=len, reverse=True)
+
+
+def quantity_of(name: str) -> str | None:
+    """The quantity that goes by a name, without its unit.
+
+    >>> quantity_of("Tokens per second per GPU")
+    'tokens_per_s_per_gpu'
+    """
+    return _QUANTITY.get(_short(plain_name(name)))
+
+
+def _short(name: str) -> str:
+    words = (_SHORT.get(word, word) for word in name.split())
+    return " ".join(word for word in words if word)
+
+
+_SHORT = {"per": "", "second": "s", "seconds": "s", "sec": "s", "secs": "s", "iterations": "iteration"}
+_QUANTITY = {_short(name): quantity for quantity, names in _NAMES.items() for name in names.split("|")}
+
+
 def axes_of(heading: str) -> tuple[str, ...]:
     """The axes that a heading as "TP/PP/DP" names, in its order; none where it names fewer than two.
 
     >>> axes_of("TP x PP")
     ('tp', 'pp')
     """
-    axes = tuple(QUANTITY.get(word, "") for word in plain_name(heading).split() if word != "x")
+    axes = tuple(quantity_of(word) or "" for word in plain_name(heading).split() if word != "x")
     return axes if len(axes) > 1 and set(axes) <= set(AXES) and len(set(axes)) == len(axes) else ()
 
 
@@ -175,12 +198,12 @@ def named(text: str, in_formula: bool = False) -> Named | None:
     text = text.strip().strip("$#*`").strip()[:200]
     beside = re.fullmatch(r"(?P<name>[^()\[\]]{1,80}?)[,\s]*[(\[](?P<unit>[^()\[\]]{1,30})[)\]]", text)
     name, unit = (beside["name"], plain_unit(beside["unit"])) if beside else (text, None)
-    found = QUANTITY.get(plain_name(name)) or (_IN_FORMULAS.get(plain_name(name)) if in_formula else None)
+    found = quantity_of(name) or (_IN_FORMULAS.get(plain_name(name)) if in_formula else None)
     if found is None and plain_name(name) in ("step", "iteration", "iter") and unit in _TIMES:
         found = "step_s"
     if found is None:
         worded = re.fullmatch(r"(?P<name>.{1,80}?)[ _-](?:in[ _-])?(?P<unit>[A-Za-z]{1,12})", name)
-        found = QUANTITY.get(plain_name(worded["name"])) if worded else None
+        found = quantity_of(worded["name"]) if worded else None
         if worded is None or found is None or plain_unit(worded["unit"]) not in UNITS.get(found, {}):
             return None
         unit = plain_unit(worded["unit"])

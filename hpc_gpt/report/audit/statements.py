@@ -7,14 +7,14 @@ Only what is the same for a whole study, as the sequence length, is also taken f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
 from hpc_gpt.report.audit.document import Document, Passage, Section, Table
 from hpc_gpt.report.audit.formula import Formula, FormulaError, parse
-from hpc_gpt.report.audit.quantities import QUANTITY, named, plain_name
+from hpc_gpt.report.audit.quantities import UNITS, Named, named, plain_name, plain_unit, quantity_of, spellings
 
 # Quantities that a sentence may fix, those that hold for the whole document, and those that a formula may be of.
 _CONSTANTS: tuple[str, ...] = (
@@ -34,12 +34,12 @@ _EVERYWHERE = ("seq", "vocab")
 _MOST_STATEMENTS = 2000
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
 _TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
+_SYMBOLIC = (*_CONSTANTS, "size", "step_s", "heads", "nodes")
 
 
 def _spelled(quantities: Sequence[str]) -> str:
     """A pattern of all names of the quantities, longest first; a blank, a hyphen or an underscore between words."""
-    names = sorted((name for name, quantity in QUANTITY.items() if quantity in quantities), key=len, reverse=True)
-    return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in names)
+    return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in spellings(quantities))
 
 
 _IS = r"(?:==?|:|is|are|of|was|set to)"
@@ -64,6 +64,13 @@ _COPULA = re.compile(r"(?:=|:|\bis|\bare|\bas)\s{0,3}[*]{0,2}\s{0,3}$")
 _PLAIN = re.compile(r"(?P<name>[\w #/`*-]{1,40}?)\s{0,3}(?:=|:|\bis\b)\s{0,3}(?P<formula>[^=]{3,300})")
 _ASSIGNED = re.compile(r"\$?(?P<name>[A-Za-z_]\w{0,40})\s{0,3}=\s{0,3}(?P<formula>[^=;'\"]{1,300})")
 _PRINTED = re.compile(r"\bprint\b\s{0,3}(?P<formula>[^;'\"]{3,300})")
+# "P is the number of parameters in billions", "where B global batch, t seconds": a symbol and what it stands for.
+_SYMBOL = re.compile(
+    rf"(?<![\w$-])[`*$]{{0,2}}(?P<symbol>[A-Za-z]\w{{0,7}})[`*$]{{0,2}}(?P<is>\s{{0,3}}(?:=|:|\bis\b|\bare\b|-|–)\s{{0,3}}|\s)"
+    rf"(?:the |total ){{0,2}}(?:(?P<name>{_spelled(_SYMBOLIC)})(?!\w)(?:\s(?:in|\()\s?(?P<unit>\w{{1,12}}))?"
+    r"|(?P<seconds>(?:seconds|secs?)(?:\s(?:per|a)\s(?:step|iteration|iter))?)(?!\w))",
+    re.IGNORECASE,
+)
 _THROUGHPUT = re.compile(
     r"\bthroughput\W{1,5}(?:is|=|means|in)\W{1,5}(?:the )?(?:average |mean )?"
     r"(?P<what>(?:time|seconds|sec|samples|sequences|tokens)\W{1,3}(?:per|/)\W{0,3}\w{1,10})",
@@ -112,13 +119,14 @@ class Statements:
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.meanings: list[Meaning] = []
+        symbols = _symbols(document.passages)
         for at, passage in enumerate(document.passages):
             if passage.is_code:
-                self.equations += _of_code(passage)
+                self.equations += _of_code(passage, symbols)
                 continue
             introduced = self._introduced(passage, document.passages[at + 1 : at + 2])
             self.constants += _constants(passage, introduced)
-            self.equations += _of_prose(passage)
+            self.equations += _of_prose(passage, symbols)
             self.meanings += _meanings(passage)
         self.left_out = [
             f"what is stated after line {said[_MOST_STATEMENTS].line}"
@@ -183,12 +191,12 @@ def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:
             continue
         value = Fraction(match["number"].replace(",", ""))
         if value > 0:
-            yield Constant(QUANTITY[plain_name(match["name"])], value, passage.line, passage.section, table)
+            yield Constant(_quantity(match["name"]), value, passage.line, passage.section, table)
     for match in _WITHOUT.finditer(text):
-        yield Constant(QUANTITY[plain_name(match["name"])], Fraction(1), passage.line, passage.section, table)
+        yield Constant(_quantity(match["name"]), Fraction(1), passage.line, passage.section, table)
 
 
-def _of_prose(passage: Passage) -> Iterator[Equation]:
+def _of_prose(passage: Passage, symbols: Mapping[str, Named]) -> Iterator[Equation]:
     """Formulas in code spans after "NAME is" or "NAME:", or a line "NAME = FORMULA"."""
     text = passage.text
     found = False
@@ -199,7 +207,7 @@ def _of_prose(passage: Passage) -> Iterator[Equation]:
         name, words = (
             (target["name"], span[1]) if target else (inside["name"], inside["formula"]) if inside else ("", "")
         )
-        for equation in _equation(name, words, passage):
+        for equation in _equation(name, words, passage, symbols):
             found = True
             yield equation
     line = re.sub(r"^\s*(?:[-*+]|\d{1,3}[.)])\s+", "", text).strip()
@@ -207,22 +215,22 @@ def _of_prose(passage: Passage) -> Iterator[Equation]:
     if plain and not found:
         words = plain["formula"].strip(" `*")
         same = named(words, in_formula=True)
-        for equation in _equation(plain["name"].strip(" `*"), words, passage):
+        for equation in _equation(plain["name"].strip(" `*"), words, passage, symbols):
             # "DP=GPUs" fixes one quantity by another; "TP: tensor parallelism" spells a name out.
             if equation.formula.has_arithmetic or (same and same.quantity != equation.target):
                 yield equation
 
 
-def _of_code(passage: Passage) -> Iterator[Equation]:
+def _of_code(passage: Passage, symbols: Mapping[str, Named]) -> Iterator[Equation]:
     """`name = formula`, or what a one-liner prints: a figure of size and time is TFLOPs."""
     whole = _ASSIGNED.fullmatch(passage.text.strip())
     if whole:
-        yield from _equation(whole["name"], whole["formula"], passage)
+        yield from _equation(whole["name"], whole["formula"], passage, symbols)
     printed = _PRINTED.search(passage.text)
     if printed is None:
         return
     try:
-        formula = parse(printed["formula"])
+        formula = parse(printed["formula"], symbols)
     except FormulaError:
         return
     quantities = {meant.quantity for meant in formula.names.values()}
@@ -235,16 +243,44 @@ def _of_code(passage: Passage) -> Iterator[Equation]:
         yield Equation(target, formula, passage.line, passage.section)
 
 
-def _equation(name: str, words: str, passage: Passage) -> Iterator[Equation]:
+def _equation(name: str, words: str, passage: Passage, symbols: Mapping[str, Named]) -> Iterator[Equation]:
     meant = named(name, in_formula=True) if name else None
     if meant is None or meant.quantity not in _TARGETS:
         return
     try:
-        formula = parse(words)
+        formula = parse(words, symbols)
     except FormulaError:
         return
     if formula.names and all(name.quantity != meant.quantity for name in formula.names.values()):
         yield Equation(meant.quantity, formula, passage.line, passage.section)
+
+
+def _symbols(passages: Sequence[Passage]) -> dict[str, Named]:
+    """Names of formulas that the document explains. One that it explains in two ways stands for nothing.
+
+    What is said with "is" or "=" counts before what merely stands side by side.
+    """
+    said: dict[str, dict[bool, set[Named]]] = {}
+    for passage in passages:
+        if passage.is_code:
+            continue
+        for match in _SYMBOL.finditer(passage.text):
+            symbol, firmly = match["symbol"], bool(match["is"].strip())
+            if named(symbol, in_formula=True) or (not firmly and len(symbol) > 1):
+                continue
+            quantity = "step_s" if match["seconds"] else _quantity(match["name"])
+            unit = "s" if match["seconds"] else plain_unit(match["unit"] or "")
+            unit = {"billions": "billion", "millions": "million"}.get(unit, unit)
+            meant = Named(quantity, unit if unit in UNITS.get(quantity, {}) else None)
+            said.setdefault(symbol, {}).setdefault(firmly, set()).add(meant)
+    return {symbol: next(iter(ways)) for symbol, by in said.items() if len(ways := by.get(True) or by[False]) == 1}
+
+
+def _quantity(name: str) -> str:
+    """The quantity of a name that one of the patterns has met."""
+    quantity = quantity_of(name)
+    assert quantity is not None, name
+    return quantity
 
 
 def _meanings(passage: Passage) -> Iterator[Meaning]:

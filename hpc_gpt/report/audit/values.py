@@ -10,11 +10,22 @@ from fractions import Fraction
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.formula import FormulaError
 from hpc_gpt.report.audit.printed import Printed, read_printed
-from hpc_gpt.report.audit.quantities import SAID, THROUGHPUT, UNITS, WHOLE, Named, axes_of, named, plain_unit
+from hpc_gpt.report.audit.quantities import (
+    SAID,
+    THROUGHPUT,
+    UNITS,
+    WHOLE,
+    Named,
+    axes_of,
+    named,
+    plain_name,
+    plain_unit,
+)
 from hpc_gpt.report.audit.statements import Statements
 
 # A size without a unit that is smaller than this counts no parameters one by one.
 _FEWEST_PARAMETERS = 100_000
+_MAY_NAME_SIZES = ("model", "models", "name", "network", "config", "configuration")
 _CONSTANTS: tuple[str, ...] = (
     "tp",
     "pp",
@@ -84,7 +95,7 @@ class Values:
 
     def lack(self, quantity: str) -> str:
         """Why a quantity is not known, for a reader."""
-        return self.unknown.get(quantity) or f"the {SAID.get(quantity, quantity)} is not in the row and not said"
+        return self.unknown.get(quantity) or f"no {SAID.get(quantity, quantity)} in the row or in words around it"
 
 
 def read_columns(table: Table, statements: Statements) -> list[Column]:
@@ -101,6 +112,8 @@ def read_columns(table: Table, statements: Statements) -> list[Column]:
 
 def _column(at: int, table: Table, name: Named | None, statements: Statements) -> Column:
     heading = table.headings[at]
+    if name is None and _names_sizes(table, at):
+        name = Named("size")
     if axes := axes_of(heading):
         return Column(at, heading, "layout", axes=axes)
     if name is None:
@@ -124,6 +137,17 @@ def _column(at: int, table: Table, name: Named | None, statements: Statements) -
         only = units.pop()
         unit = only if only in UNITS.get(quantity, {}) else None
     return Column(at, heading, quantity, unit)
+
+
+def _names_sizes(table: Table, at: int) -> bool:
+    """Whether a column headed Model or so holds sizes, as 13B, and nothing else."""
+    if plain_name(table.headings[at]) not in _MAY_NAME_SIZES:
+        return False
+    cells = [cell for row in table.rows if (cell := read_printed(row.cells[at])) != "blank"]
+    sizes = [cell for cell in cells if isinstance(cell, Printed) and plain_unit(cell.unit or "") in UNITS["size"]]
+    return (
+        bool(sizes) and len(sizes) == sum(isinstance(cell, Printed) for cell in cells) and 2 * len(sizes) >= len(cells)
+    )
 
 
 def read_values(row: Row, table: Table, columns: Sequence[Column], statements: Statements) -> Values:
