@@ -19,6 +19,7 @@ VERBS = {
     "cancel": "cancel",
     "report": "report",
     "compare": "compare",
+    "why": "why",
     "export": "export",
     "data": "data",
     "profile": "profile",

@@ -38,7 +38,7 @@ micro_batch = 1
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys and a record's, the engines, a template's variables; how a sweep is written."""
+    """List an experiment's keys and a record's, the engines, a template's variables; how a sweep is written, how runs end."""
 
 
 @help_command.command("keys")
@@ -89,6 +89,23 @@ def engines(as_json: bool) -> None:
 def sweeps() -> None:
     """How one file holds the rows of a table, and what runs them."""
     click.echo(SWEEPS, nl=False)
+
+
+@help_command.command("causes")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, causes.")
+def causes(as_json: bool) -> None:
+    """How a run or an attempt can end: each class, whether starting again mends it, and what to do."""
+    from dataclasses import asdict
+
+    from hpc_gpt.report.advice import ADVICE, RETRY_WORDS
+
+    if as_json:
+        rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]
+        click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
+        return
+    for name, advice in ADVICE.items():
+        click.echo(f"{name}: {advice.means}")
+        click.echo(f"    retry: {RETRY_WORDS[advice.retry]}; {advice.to_do}")
 
 
 @help_command.command("template")

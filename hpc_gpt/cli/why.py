@@ -1,0 +1,97 @@
+"""hpc-gpt why"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+
+if TYPE_CHECKING:
+    from hpc_gpt.report.why import AttemptWhy, Why
+
+
+@click.command()
+@click.argument("run", shell_complete=complete.runs)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
+def why(run: str, as_json: bool) -> None:
+    """Say why RUN ended: the first cause of all ranks.
+
+    With the rank, the node, the class, the lines around it, what followed, and what to do; a line that leaves the node
+    out where it is the node's fault. RUN is a run id, an unambiguous prefix, a job id, a run folder, or anyone's log or
+    folder of one run's logs. Exit 0 when there is something to say, 1 when nothing says how the run ended. The classes:
+    hpc-gpt help causes.
+    """
+    from hpc_gpt.report.why import explain
+
+    found = explain(run, logs_folder())
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        click.echo("\n".join(_lines(found)))
+    for words in found.cannot:
+        click.echo(f"note: not read: {words}", err=True)
+    if not found.is_told:
+        sys.exit(1)
+
+
+def _lines(found: Why) -> list[str]:
+    from hpc_gpt.readers.causes import one_line
+    from hpc_gpt.report.advice import RETRY_WORDS
+
+    record, last, advice = found.record, found.last, found.advice
+    name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
+    lines = [f"{one_line(record.run or 'the run')}{name}: {found.ended}: {advice.means}"]
+    if last is not None:
+        lines += _cause_lines(last, found)
+    if found.ended not in ("done", "pending", "running"):
+        lines += ["", f"to do    {advice.to_do}", f"retry    {RETRY_WORDS[advice.retry]}"]
+    if found.exclude:
+        lines.append(f"exclude  {found.exclude}")
+    if len(found.attempts) > 1:
+        lines += ["", "attempts"]
+        lines += [f"  {each.attempt}  {each.ended}{f': {each.words}' if each.words else ''}" for each in found.attempts]
+    return lines
+
+
+def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
+    from hpc_gpt.readers.causes import one_line
+    from hpc_gpt.report.why import followed
+
+    lines = []
+    cause, failure = last.cause, last.failure
+    if last.words:
+        lines.append(f"cause    {last.words}")
+    if cause.rank is not None:
+        lines.append(f"rank     {cause.rank}")
+    if cause.node:
+        lines.append(f"node     {cause.node}")
+    if failure is not None:
+        lines.append(f"where    {one_line(str(failure.place))}")
+    if cause.sure:
+        lines.append(f"sure     {cause.sure}")
+    if found.lines and failure is not None:
+        width = len(str(found.lines[-1][0]))
+        lines.append("")
+        for number, text in found.lines:
+            lines.append(f"{'>' if number == failure.place.line else ' '} {number:{width}} | {text}".rstrip())
+    if found.ended == "done":
+        return lines
+    others = [f"{other.ended}: {one_line(other.words)} ({one_line(str(other.place))})" for other in last.others]
+    lines += _listed("also", others)
+    lines += _listed("then", [f"{count} x {words}" for words, count in followed(cause.echoes)])
+    lines += _listed(
+        "outlived", [f"{one_line(other.words)} ({one_line(str(other.place))})" for other in cause.survived]
+    )
+    return lines
+
+
+def _listed(title: str, rows: list[str], most: int = 5) -> list[str]:
+    if not rows:
+        return []
+    more = [f"{' ' * 9}and {len(rows) - most} more"] if len(rows) > most else []
+    return ["", *(f"{title if not index else '':9}{row}" for index, row in enumerate(rows[:most])), *more]

@@ -1,0 +1,280 @@
+"""Why a run ended as it did: of each attempt the first cause over all ranks, with the lines around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.readers.causes import Cause, first_cause, one_line
+from hpc_gpt.readers.logs import read_log
+from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.readers.source import Source
+from hpc_gpt.record import Record
+from hpc_gpt.report.advice import ADVICE, Advice
+from hpc_gpt.report.gather import read_one
+from hpc_gpt.run_folder import RunFolder
+
+SCHEMA = 1
+LIVE = ("pending", "running")
+BEFORE, AFTER = 4, 8  # lines shown around a cause
+_LONGEST_LINE = 200
+_MOST_LISTED = 10
+# The trainer's own word says no more than that something went wrong: the logs may say what.
+_VAGUE = (None, "unknown", "error")
+
+
+@dataclass(frozen=True)
+class AttemptWhy:
+    """How one attempt ended. `ended`, `words`: None words where nothing is told. `cause`: what its logs say."""
+
+    attempt: int
+    ended: str
+    words: str | None
+    cause: Cause
+
+    @property
+    def failure(self) -> Failure | None:
+        """Where the cause stands."""
+        return self.cause.failure
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        failure = self.failure
+        return {
+            "attempt": self.attempt,
+            "ended": self.ended,
+            "cause": self.words,
+            "rank": self.cause.rank,
+            "node": self.cause.node,
+            "failed_node": self.cause.failed_node,
+            "file": failure.place.file if failure else None,
+            "line": failure.place.line if failure else None,
+            "sure": self.cause.sure or None,
+            "others": [_failure_dict(other) for other in self.others[:_MOST_LISTED]],
+            "survived": [_failure_dict(other) for other in self.cause.survived[:_MOST_LISTED]],
+            "followed": {"count": len(self.cause.echoes), "words": dict(followed(self.cause.echoes))},
+        }
+
+    @property
+    def others(self) -> list[Failure]:
+        """What else went wrong, in the order of the time, without echoes and what was survived."""
+        apart = {id(failure) for failure in (*self.cause.survived, *self.cause.echoes)}
+        return [failure for failure in self.cause.ordered if failure != self.failure and id(failure) not in apart]
+
+
+@dataclass(frozen=True)
+class Why:
+    """A run and why it stands where it stands: `attempts` first to last, `lines` around the cause of the last one."""
+
+    record: Record
+    attempts: tuple[AttemptWhy, ...]
+    lines: tuple[tuple[int, str], ...] = ()
+    own: RunFolder | None = None
+    cannot: tuple[str, ...] = field(default=())  # logs that could not be read, and why
+
+    @property
+    def last(self) -> AttemptWhy | None:
+        """The attempt that decides how the run stands."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def ended(self) -> str:
+        """The class the run ended with, or pending, running, unknown."""
+        record = self.record.ended or "unknown"
+        return self.last.ended if self.last and record in _VAGUE else record
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there is something to say: False where a run ended and nothing says how."""
+        return self.ended != "unknown"
+
+    @property
+    def advice(self) -> Advice:
+        return ADVICE.get(self.ended, ADVICE["unknown"])
+
+    @property
+    def failed_nodes(self) -> list[str]:
+        """Nodes that an attempt failed by, each once."""
+        found = [each.cause.failed_node for each in self.attempts] + [self.record.failed_node]
+        return list(dict.fromkeys(node for node in found if node))
+
+    @property
+    def exclude(self) -> str | None:
+        """What leaves the failed nodes out of the next start: a command for a run of ours, else a directive."""
+        if not self.failed_nodes or self.ended in ("done", *LIVE):
+            return None
+        nodes = ",".join(self.failed_nodes)
+        return (
+            f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}" if self.own else f"#SBATCH --exclude={nodes}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the last attempt's cause on top, then every attempt's."""
+        last = self.last.to_dict() if self.last else {}
+        top = {key: last.get(key) for key in ("cause", "rank", "node", "failed_node", "file", "line", "sure")}
+        return {
+            "schema": SCHEMA,
+            "run": self.record.run,
+            "name": self.record.name,
+            "job_id": self.record.job_id,
+            "ended": self.ended,
+            **top,
+            "lines": [{"line": number, "text": text} for number, text in self.lines],
+            "retry": self.advice.retry,
+            "means": self.advice.means,
+            "to_do": self.advice.to_do,
+            "exclude": self.exclude,
+            "attempts": [attempt.to_dict() for attempt in self.attempts],
+            "unread": list(self.cannot),
+        }
+
+
+def explain(name: str, logs: Path) -> Why:
+    """Why the run that RUN means ended; NoSuchRun as read_one. RUN may be anyone's log, or a folder of one run's."""
+    read = read_one(name, logs)
+    why = _explain_own(read, RunFolder(read.folder)) if read.folder is not None else _explain_foreign(read)
+    place = why.last.failure.place if why.last and why.last.failure else None
+    return replace(why, lines=tuple(lines_around(Path(place.file), place.line))) if place else why
+
+
+def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
+    """What followed, in words, most often first: numbers in them do not count apart."""
+    kinds = Counter(one_line(_shape(failure.words)) for failure in echoes)
+    return kinds.most_common(_MOST_LISTED)
+
+
+def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER) -> Iterable[tuple[int, str]]:
+    """(number, text) of the lines around one of a log, fit to be shown: no control characters, no secrets."""
+    found: list[tuple[int, str]] = []
+    with Source(path) as source:
+        if source.refused is not None or source.is_stdin:
+            return found
+        number, rest = 1, b""
+        for chunk in source.chunks():
+            count = chunk.count(b"\n")
+            if number + count >= line - before:
+                *whole, rest = (rest + chunk).split(b"\n")
+                for offset, text in enumerate(whole):
+                    if line - before <= number + offset <= line + after:
+                        found.append((number + offset, _shown(text)))
+            number += count
+            if number > line + after:
+                return found
+    if rest and line - before <= number <= line + after:
+        found.append((number, _shown(rest)))
+    return found
+
+
+def _shown(text: bytes) -> str:
+    # Of a bar that was redrawn the last state.
+    line = text.rstrip(b"\r").rsplit(b"\r", 1)[-1][:4000].decode("utf-8", "replace").expandtabs(4)
+    printable = "".join(letter if letter.isprintable() else " " for letter in line).rstrip()
+    return hide_secrets(printable)[:_LONGEST_LINE]
+
+
+def _shape(words: str) -> str:
+    return "".join("#" if letter.isdigit() else letter for letter in words[:120])
+
+
+def _failure_dict(failure: Failure) -> dict[str, Any]:
+    return {
+        "ended": failure.ended,
+        "cause": one_line(failure.words),
+        "rank": failure.rank,
+        "node": failure.node,
+        "file": failure.place.file,
+        "line": failure.place.line,
+    }
+
+
+def _explain_own(read: RunRead, run: RunFolder) -> Why:
+    """ended.json's word first; the logs where it says no more than `error`, and for the place."""
+    record, cannot = read.record, []
+    tables = record.attempts or []
+    attempts: list[AttemptWhy] = []
+    for attempt, table in zip(run.attempts(), tables, strict=False):
+        later = any(other.get("job_id") == table.get("job_id") for other in tables[attempt.number :])
+        # What Slurm wrote itself is of the job: of its last attempt, as far as it can be told.
+        paths = [attempt.log, *([] if later else _slurm_output(run, table.get("job_id")))]
+        parts: list[Part] = []
+        for path in paths:
+            if path.exists():
+                log = read_log(path)
+                parts += log.parts
+                cannot += [f"{path}: {log.refused}"] if log.refused else []
+        ended = table.get("ended")
+        cause = first_cause(parts, ended == "done")
+        attempts.append(_with_own_word(attempt.number, ended, table.get("cause"), cause))
+    if not attempts and (outputs := _slurm_output(run, record.job_id)):
+        cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
+        if cause.ended != "unknown":
+            attempts.append(AttemptWhy(0, cause.ended, cause.words, cause))
+    return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
+
+
+def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
+    return sorted(run.path.glob(f"slurm-{job_id}.out")) if isinstance(job_id, str) and job_id.isalnum() else []
+
+
+def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+    told = cause.ended not in ("unknown", "done")
+    if ended in _VAGUE and told and (words is None or cause.ended not in _VAGUE or not _only_echoes(cause)):
+        better = cause.words if cause.ended != "error" or words is None else words
+        return AttemptWhy(number, cause.ended, one_line(better), cause)
+    ended = ended or "unknown"
+    place = _place_of(ended, words, cause)
+    if place is not cause.failure:
+        rank = place.rank if place else None
+        rest = [failure for failure in cause.ordered if failure is not place]
+        ordered = [place, *rest] if place else rest
+        cause = Cause(ended, words or "", place, place.node if place else None, ordered, rank, cause.survived)
+    if words is None and told and ended == cause.ended:
+        words = cause.words
+    return AttemptWhy(number, ended, None if words is None else one_line(words), replace(cause, ended=ended))
+
+
+def _only_echoes(cause: Cause) -> bool:
+    return cause.failure is None or cause.failure.echo
+
+
+def _place_of(ended: str, words: str | None, cause: Cause) -> Failure | None:
+    """Where the logs say what ended.json does: the same words, else the first of the same class."""
+    if words:
+        for failure in cause.ordered:
+            if failure.words[:60] in words:
+                return failure
+    same = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
+    return same[0] if same else None
+
+
+def _explain_foreign(read: RunRead) -> Why:
+    """What the reader of anyone's logs concluded."""
+    record = read.record
+    tables = record.attempts or [{"attempt": 1, "ended": record.ended, "cause": record.cause}]
+    attempts = [
+        AttemptWhy(
+            int(table.get("attempt") or number),
+            str(table.get("ended") or "unknown"),
+            table.get("cause"),
+            Cause(str(table.get("ended") or "unknown"), str(table.get("cause") or ""), node=table.get("failed_node")),
+        )
+        for number, table in enumerate(tables, 1)
+    ]
+    failures = list(read.failures)
+    first = failures[0] if failures and failures[0].ended == record.ended else None
+    cause = Cause(
+        record.ended or "unknown",
+        record.cause or "",
+        first,
+        record.failed_node or (first.node if first else None),
+        failures,
+        first.rank if first else None,
+        blames_rank=record.failed_node is not None,
+    )
+    attempts[-1] = AttemptWhy(attempts[-1].attempt, record.ended or "unknown", record.cause, cause)
+    return Why(record, tuple(attempts))
