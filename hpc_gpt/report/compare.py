@@ -112,9 +112,10 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
         return [by_step]
     per_s = speed("tokens_per_s", tokens)
     if per_s is None:
-        notes.append(f"{', '.join(differ)} differ and tokens/s are not known: step_s may be of unequal work")
+        notes.append(f"{_are(differ)} not the same, and tokens/s not known: step_s may be of unequal work")
         return [by_step]
-    notes.append(f"{', '.join(differ)} differ: a step is not the same work, so tokens/s are compared")
+    if differ != ["gpus"]:
+        notes.append(f"{_are(differ)} not the same, so a step is not the same work: tokens/s are compared")
     found = [per_s]
     gpus = [run.record.gpus for run in (a, b)]
     if "gpus" in differ:
@@ -142,6 +143,10 @@ def tokens_per_step(record: Record) -> float | None:
     if record.global_batch and record.seq:
         return float(record.global_batch * record.seq)
     return record.tokens_per_s * record.step_s if record.tokens_per_s and record.step_s else None
+
+
+def _are(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'}"
 
 
 def _flops_per_step(record: Record) -> float | None:

@@ -50,7 +50,7 @@ def percent_words(interval: Interval) -> tuple[str, str]:
     (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))
     """
     width = max(interval.high - interval.low, 1e-9)
-    digits = min(max(0, 1 - math.floor(math.log10(width))), 4)
+    digits = min(max(0, 1 - math.floor(math.log10(width))), 2)
     if not interval.is_shown:
         return (
             f"{interval.change:+.{max(0, digits - 1)}f}",
@@ -75,13 +75,16 @@ def as_text(comparison: Comparison, a: str, b: str) -> str:
             lines.append((name, f"{show_digits(peaks[0])} -> {show_digits(peaks[1])} GiB{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
-    lines += [(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]]
+    text = verdict_words(comparison, a, b) + "\n" + _columns(lines, "  ")
+    if stated:
+        text += "  settings that differ:\n"
+        text += _columns([(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]], "    ")
+    return text + "".join(f"  note: {plain(note)}\n" for note in _notes(comparison, stated, a, b))
+
+
+def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
     margin = max(len(plain(name)) for name, _ in lines)
-    text = verdict_words(comparison, a, b) + "\n"
-    text += "".join(f"  {plain(name):<{margin}}  {plain(line)}\n" for name, line in lines)
-    for note in _notes(comparison, stated, a, b):
-        text += f"  note: {plain(note)}\n"
-    return text
+    return "".join(f"{indent}{plain(name):<{margin}}  {plain(line)}\n" for name, line in lines)
 
 
 def title(run: RunRead) -> str:
@@ -113,13 +116,13 @@ def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
     if losses is None:
         return []
     if losses.alike == losses.common:
-        return [f"the same to the last digit at all {losses.common:,} common steps"]
+        return [f"the same to the last digit at {'all ' if losses.common > 1 else ''}{_steps(losses.common)}"]
     text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.step:,.0f}, the last that both have"
     if losses.alike:
-        text += f"; the same to the last digit at the first {losses.alike:,} common steps"
+        text += f"; the same to the last digit at the first {_steps(losses.alike)}"
     if losses.tail is None:
         return [text]
-    tail, over = losses.tail, f"over the last {losses.tail_steps:,} common steps"
+    tail, over = losses.tail, f"over the last {_steps(losses.tail_steps)}"
     if not tail.is_shown:
         return [text, f"no difference shown {over} ({tail.low:+.2g} to {tail.high:+.2g})"]
     low, high = sorted((abs(tail.low), abs(tail.high)))
@@ -128,6 +131,10 @@ def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
         text,
         f"they diverge: {b}'s is {word} than {a}'s by {abs(tail.change):.2g} ({low:.2g} to {high:.2g}) {over}",
     ]
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} common step{'' if count == 1 else 's'}"
 
 
 def _peak(run: RunRead, key: str) -> float | None:

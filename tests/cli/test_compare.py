@@ -1,0 +1,97 @@
+"""`hpc-gpt compare`, as a user has it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hpc_gpt.paths import logs_dir
+from tests.cli.command import error_of, hpc_gpt
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+
+def finished(seed: int, step_s: float = 0.5, steps: int = 100, **overrides):
+    run = make_run(logs_dir(), **overrides)
+    noise = np.random.default_rng(seed).standard_normal(steps)
+    lines = [metrics_line(step, step_s=step_s * (1 + 0.02 * noise[step - 1])) for step in range(1, steps + 1)]
+    add_attempt(run, lines)
+    return run
+
+
+def test_two_runs_of_ours(own_folders):
+    a, b = finished(1), finished(2, step_s=0.4, engine__recompute="full")
+    done = hpc_gpt("compare", a.run_id, b.path)
+    assert done.code == 0, done.stderr
+    first, second, empty, answer, *rest = done.stdout.splitlines()
+    assert first.startswith(f"A  demo/{a.run_id}, tp2-pp2-dp1")
+    assert second.startswith(f"B  demo/{b.run_id}, ")
+    assert empty == ""
+    assert answer.startswith("B is faster than A by 25 % (")
+    assert any(line.split() == ["recompute", "none", "->", "full"] for line in rest)
+    assert not done.stderr
+
+
+def test_json_is_one_object_and_nothing_else(own_folders):
+    names = [finished(seed, step_s).run_id for seed, step_s in ((1, 0.5), (2, 0.5), (3, 1.0))]
+    done = hpc_gpt("compare", *names, "--json")
+    found = json.loads(done.stdout)
+    assert found["schema"] == 1
+    assert [(each["a"], each["b"], each["verdict"]) for each in found["comparisons"]] == [
+        (names[0], names[1], "no_difference"),
+        (names[0], names[2], "slower"),
+    ]
+    assert not done.stderr
+
+
+def test_of_three_each_is_compared_with_the_first(own_folders):
+    names = [finished(seed).run_id for seed in (1, 2, 3)]
+    done = hpc_gpt("compare", *names)
+    assert "no difference shown between A and B (" in done.stdout
+    assert "no difference shown between A and C (" in done.stdout
+    assert "each of the 2 intervals holds for itself" in done.stderr
+
+
+def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
+    run, other = finished(1), finished(2)
+    kept = tmp_path / "kept.json"
+    kept.write_text(hpc_gpt("report", other.path, "--json").stdout)
+    done = hpc_gpt("compare", run.run_id, kept)
+    assert done.code == 0, done.stderr
+    assert "cannot be said: B gives no times of single steps, only a step_s" in done.stdout
+    # In its run folder a record stands beside the steps.
+    done = hpc_gpt("compare", run.run_id, other.path / "record.json")
+    assert "no difference shown" in done.stdout
+
+
+def test_several_records_in_a_file_are_refused(own_folders, tmp_path):
+    finished(1)
+    run = finished(2)
+    kept = tmp_path / "kept.json"
+    kept.write_text(hpc_gpt("report", "--json").stdout)
+    done = hpc_gpt("compare", run.run_id, kept)
+    assert done.code == 2
+    assert "holds 2 records" in error_of(done)[0]
+
+
+def test_a_damaged_record_is_refused(own_folders, tmp_path):
+    run = finished(1)
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"ended": "done", "gpus": "many"}')
+    done = hpc_gpt("compare", run.run_id, kept)
+    assert done.code == 2
+    assert "gpus" in error_of(done)[0]
+
+
+@pytest.mark.parametrize("names", [[], ["one"]])
+def test_fewer_than_two_is_a_mistake_of_usage(own_folders, names):
+    done = hpc_gpt("compare", *names)
+    assert done.code == 2
+    assert "two runs or more" in error_of(done)[0]
+
+
+def test_a_run_that_is_not_there(own_folders):
+    done = hpc_gpt("compare", finished(1).run_id, "nowhere")
+    assert done.code == 5
+    assert "'nowhere'" in error_of(done)[0]
