@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import isfinite
 
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.audit.findings import Match
@@ -27,6 +28,7 @@ def check_logs(ledgers: Sequence[Ledger], statements: Statements, runs: Sequence
         _check_size(pair)
         _check_time(pair)
         _check_tflops(pair, statements)
+        _check_figures(pair)
     return matches
 
 
@@ -121,6 +123,31 @@ def _check_tflops(pair: Pair, statements: Statements) -> None:
         source = f"line {equation.line}: {equation.formula.text}; {run_name(pair.run)}"
         pair.ledger.breaks(pair.row, "tflops_of_log", "tflops", cell.printed.text, found, arithmetic, source)
         return
+
+
+def _check_figures(pair: Pair) -> None:
+    """Figures that the record has too: rates, and TFLOPs of a named formula."""
+    record = pair.run.record
+    rate, gpus, global_batch, seconds = record.tokens_per_s, record.gpus, record.global_batch, pair.figures.steady
+    of_log = {
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / gpus if rate and gpus else None,
+        "samples_per_s": global_batch / seconds if global_batch and seconds else None,
+        "tflops_seed": record.tflops_seed,
+        "tflops_hardware": record.tflops_hardware,
+        "tflops_model": record.tflops_model,
+    }
+    for quantity, figure in of_log.items():
+        cell = pair.values.known.get(quantity)
+        if cell is None or not figure or not isfinite(figure):
+            continue
+        in_unit = Fraction(figure) / (cell.worth(quantity) or 1)
+        if cell.printed.says(in_unit) or abs(in_unit - cell.value) <= abs(in_unit) * _NEAR:
+            pair.ledger.holds(pair.row, quantity)
+            continue
+        said, found = cell.printed.text, cell.printed.show(in_unit)
+        arithmetic = f"the log gives {found}, the table says {said}: {float(cell.value / in_unit) - 1:+.1%}"
+        pair.ledger.breaks(pair.row, "figure", quantity, said, found, arithmetic, _by(pair.run, quantity))
 
 
 def _of_log(value: Fraction) -> Known:

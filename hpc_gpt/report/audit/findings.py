@@ -19,6 +19,7 @@ Kind = Literal[
     "first_iteration",  # the time is the first step's alone
     "warm_up_in_mean",  # the time is a mean with the first step in it
     "step_time",  # the time is none of the log's
+    "figure",  # a rate or a named formula's TFLOPs are not the log's
     "tflops_of_log",  # the formula on the log's own size and time gives another figure
 ]
 

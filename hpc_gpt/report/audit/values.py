@@ -145,9 +145,8 @@ def _names_sizes(table: Table, at: int) -> bool:
         return False
     cells = [cell for row in table.rows if (cell := read_printed(row.cells[at])) != "blank"]
     sizes = [cell for cell in cells if isinstance(cell, Printed) and plain_unit(cell.unit or "") in UNITS["size"]]
-    return (
-        bool(sizes) and len(sizes) == sum(isinstance(cell, Printed) for cell in cells) and 2 * len(sizes) >= len(cells)
-    )
+    numbers = sum(isinstance(cell, Printed) for cell in cells)
+    return 0 < len(sizes) == numbers and 2 * numbers >= len(cells)
 
 
 def read_values(row: Row, table: Table, columns: Sequence[Column], statements: Statements) -> Values:
