@@ -38,7 +38,8 @@ micro_batch = 1
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys and a record's, the engines, a template's variables; how a sweep is written, how runs end."""
+    """List an experiment's keys and a record's, the engines, a template's variables, how runs end; how a sweep is
+    written."""
 
 
 @help_command.command("keys")
@@ -105,7 +106,8 @@ def causes(as_json: bool) -> None:
         return
     for name, advice in ADVICE.items():
         click.echo(f"{name}: {advice.means}")
-        click.echo(f"    retry: {RETRY_WORDS[advice.retry]}; {advice.to_do}")
+        over = name not in ("done", "pending", "running")
+        click.echo(f"    retry: {RETRY_WORDS[advice.retry]}; {advice.to_do}" if over else f"    {advice.to_do}")
 
 
 @help_command.command("template")

@@ -19,7 +19,7 @@ class Advice:
 
 # In the order of record.ENDED; every class is here.
 ADVICE: dict[str, Advice] = {
-    "done": Advice(None, "trained all its steps", "nothing"),
+    "done": Advice(None, "trained all its steps", "nothing to do"),
     "stopped": Advice(True, "stopped at a step's edge because it was asked to", "submit --resume goes on"),
     "walltime": Advice(
         True, "the time limit came before the last step", "submit --resume goes on; ask for more time, or save oftener"
@@ -76,10 +76,10 @@ ADVICE: dict[str, Advice] = {
         False, "what was asked for cannot run: an option, a path, a module or a size", "mend what the words name"
     ),
     "error": Advice(None, "the program failed in a way that no other class names", "read the lines around the cause"),
-    "pending": Advice(None, "waits in the queue", "nothing yet"),
-    "running": Advice(None, "runs", "nothing yet"),
+    "pending": Advice(None, "waits in the queue", "nothing to do yet"),
+    "running": Advice(None, "runs", "nothing to do yet"),
     "unknown": Advice(
         None, "nothing says how it ended", "ask the scheduler (sacct -j JOB) and look for other ranks' logs"
     ),
 }
-RETRY_WORDS = {True: "yes", False: "no", None: "depends"}
+RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
