@@ -282,7 +282,8 @@ def replace_whole(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError as fault:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
