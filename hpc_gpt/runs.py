@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import NoSuchRun
@@ -19,7 +19,12 @@ def list_runs(logs: Path) -> list[RunFolder]:
         return [RunFolder(logs.resolve())]
     found = {path.parent.resolve() for depth in ("*", "*/*") for path in logs.glob(f"{depth}/resolved.json")}
     found = found or {path.parent.resolve() for path in logs.glob("*/*/*/resolved.json")}
-    return [RunFolder(path) for path in sorted(found, key=_begun)]
+    return oldest_first(RunFolder(path) for path in found)
+
+
+def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
+    """The runs in the order they were made."""
+    return sorted(runs, key=lambda run: _begun(run.path))
 
 
 def _begun(path: Path) -> tuple[float, str]:

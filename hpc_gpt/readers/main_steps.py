@@ -9,6 +9,9 @@ from hpc_gpt.readers.part import Part, Steps
 # What a line of steps tells its time by, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 
+# No run trains as many steps.
+LARGEST = 1e15
+
 
 def main_steps(part: Part) -> tuple[str, Steps] | None:
     """(dialect, its lines of steps) of those that time a step most directly, then of the most lines, then of the most
@@ -27,12 +30,11 @@ def step_span(part: Part) -> tuple[float, float] | None:
     found = main_steps(part)
     if found is not None:
         steps = found[1]["step"]
-        known = steps[steps == steps]
+        known = steps[np.isfinite(steps) & (steps < LARGEST)]
         if len(known):
             return float(known[0]), float(known.max())
-    if part.progress:
-        return part.progress[0][0], max(step for step, _, _ in part.progress)
-    return None
+    bars = [step for step, _, _ in part.progress if step < LARGEST]
+    return (bars[0], max(bars)) if bars else None
 
 
 def has_steps(part: Part) -> bool:

@@ -131,7 +131,7 @@ def read_script(path: Path) -> Script | None:
     return Script(path, directives, variables, flags)
 
 
-def script_beside(log: Path, name: str | None, job_id: str | None, scripts: Sequence[Script]) -> Script | None:
+def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
     """The script a log is of, among those of its folder.
 
     The one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only one.

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
+from hpc_gpt.readers.discover import STDIN, discover, notes
+from hpc_gpt.readers.foreign_runs import read_foreign_runs
 from hpc_gpt.readers.own import read_own
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record, write_record
 from hpc_gpt.report.seed_lines import named_sweep, sweep_of
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import find_run, find_runs, list_runs
+from hpc_gpt.runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 
 
 @dataclass
 class Gathered:
-    """The runs, oldest first; what could not be read, and what could not be written, in words.
+    """The runs, our own first and oldest first; what could not be read, and what could not be written, in words.
 
-    `sweeps` are those that a PATH meant: its own name and the PATH.
+    `notes`: what was skipped as no log, a line for each reason. `sweeps` are those that a PATH meant: its own name and
+    the PATH.
     """
 
     runs: list[RunRead] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     sweeps: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -34,10 +39,14 @@ class Gathered:
 
 
 def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
-    """Reads what the PATHs of `report` mean: runs as find_runs takes them, and for a sweep its runs under `logs`."""
+    """Reads what the PATHs of `report` mean.
+
+    A PATH is a log, `-` for one from standard input, a folder of logs and of our own runs, a run as find_run takes it,
+    or a sweep: then its runs under `logs`. None means `logs`. Raises NoSuchRun for a PATH that is none of these.
+    """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     rest = [path for path in paths if path not in sweeps.values()]
-    gathered = gather_records(find_runs(rest, logs)) if rest or not paths else Gathered()
+    gathered = _gather_found(rest, logs) if rest or not paths else Gathered()
     gathered.sweeps.update(sweeps)
     if sweeps:
         there = {record.run for record in gathered.records}
@@ -46,6 +55,38 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
     return gathered
+
+
+def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
+    own: list[RunFolder] = []
+    places = [str(logs)] if not paths else [path for path in paths if path == STDIN or _is_place(path)]
+    found = discover(places)
+    for path in paths:
+        if path not in places:
+            own += named_runs(path, logs)
+        elif path != STDIN and Path(path).is_dir() and not (found.own or found.logs):
+            own += _named_by_folder(path, logs)
+    runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
+    gathered = gather_records(list(runs.values()))
+    gathered.runs += read_foreign_runs(found)
+    for why, skipped in found.skipped.items():
+        gathered.unread += [f"{path}: {why}" for path in skipped if path in paths]
+    gathered.notes += notes(found)
+    return gathered
+
+
+def _is_place(path: str) -> bool:
+    """Whether a PATH is walked or read, rather than the name of a run."""
+    return Path(path).exists() and not is_sweep_folder(Path(path))
+
+
+def _named_by_folder(path: str, logs: Path) -> list[RunFolder]:
+    """The runs that the name of a folder without any means. Under logs there may well be none yet."""
+    with contextlib.suppress(NoSuchRun):
+        return named_runs(path, logs)
+    if Path(path).resolve().is_relative_to(logs.resolve()):
+        return []
+    raise NoSuchRun(f"no runs under {path}", "give a log, a run folder, or a folder that holds some, as logs/")
 
 
 def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
@@ -79,5 +120,24 @@ def leave_record(run: RunFolder) -> Record:
 
 
 def read_one(name: str, logs: Path) -> RunRead:
-    """The run that RUN means, as find_run takes it."""
-    return read_own(find_run(name, logs))
+    """The run that RUN means: a log or a folder with those of one run, `LOG#2` for the second in it, else as find_run
+    takes it.
+
+    Raises NoSuchRun where there is none, or several.
+    """
+    path, mark, which = name.rpartition("#")
+    numbered = bool(mark) and which.isdecimal() and not Path(name).exists() and Path(path).is_file()
+    place = path if numbered else name
+    if place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
+        return read_own(find_run(name, logs))
+    runs = _gather_found([place], logs).runs
+    if numbered:
+        runs = [run for run in runs if ((run.record.run or "").rpartition("#")[2] if which != "1" else "1") == which][
+            :1
+        ]
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise NoSuchRun(f"no run in {name}", "give a log that holds steps, a run folder, a run id or a job id")
+    some = ", ".join(str(run.record.run) for run in runs[:5]) + (", …" if len(runs) > 5 else "")
+    raise NoSuchRun(f"{len(runs)} runs in {name}: {some}", "name one log; the second run in a log is LOG#2")

@@ -1,0 +1,322 @@
+"""A run that another program logged, from the parts of its logs to its record and curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from hpc_gpt.readers.derived import derive
+from hpc_gpt.readers.draft import Draft, draft_of
+from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.foreign_ends import settle_ends
+from hpc_gpt.readers.foreign_times import ForeignTimes, settle_times
+from hpc_gpt.readers.grouping import RunParts
+from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.run_steps import RunSteps, run_steps
+from hpc_gpt.readers.secrets import without_secrets
+from hpc_gpt.readers.slurm_script import Script
+from hpc_gpt.readers.stage_memory import settle_memory
+from hpc_gpt.readers.stated import dialects_of, stated
+from hpc_gpt.readers.true_params import settle_params
+from hpc_gpt.record import Record
+
+# Fields that no key of a record holds, and where settings keep them.
+_SETTINGS = (
+    *("cp", "ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
+    *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
+    *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs"),
+)
+_VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
+
+
+def read_foreign(
+    run: RunParts, name: str, script: Script | None = None, left_out: Mapping[str, int] | None = None
+) -> RunRead:
+    """The run that parts of logs make up.
+
+    `name`: unique among the runs of a report. `left_out`: what was skipped of its files, in words -> how often.
+    """
+    parts = run.parts
+    arguments = _arguments(parts)
+    draft = draft_of(stated(parts), script.facts() if script else {})
+    steps = run_steps(run.attempts, draft.whole("log_interval"))
+    dialect = _dialect(steps, parts)
+    present = [each.name for part in parts for each in dialects_of(part)]
+    _settle_engine(draft, dialect, parts)
+    derive(draft, present, arguments)
+    settle_params(draft, arguments, parts)
+    times = settle_times(draft, steps, parts)
+    _settle_losses(draft, steps, parts)
+    _settle_counts(draft, steps, parts)
+    settle_memory(draft, parts, arguments)
+    failures = settle_ends(draft, run, steps, script)
+    _settle_name(draft, run)
+    _tell(draft, parts, dialect, left_out or {})
+    record = add_figures(_record(draft, name, dialect, arguments, parts))
+    record = _with_printed(record, steps, times, parts)
+    files = [*run.files, *([script.path] if script else [])]
+    return RunRead(record, _curve(steps, times, parts), failures, files)
+
+
+def _arguments(parts: Sequence[Part]) -> dict[str, str]:
+    """The dump of the last attempt that has one, filled up from the earlier ones."""
+    found: dict[str, str] = {}
+    for part in parts:
+        for key, (text, _) in part.arguments.items():
+            found.setdefault(key, text)
+    return found
+
+
+def _dialect(steps: RunSteps, parts: Sequence[Part]) -> str | None:
+    """The program whose log it is: that of the lines of steps, else of the totals, else the one with an engine."""
+    if steps.dialect is not None:
+        return steps.dialect
+    for part in parts:
+        for fact in part.totals.values():
+            return fact.dialect
+    found = [each for part in parts for each in dialects_of(part)]
+    trained = [each.name for each in found if each.engine is not None]
+    trains = [
+        each.name for each in found if any(p.kind in ("step", "progress", "total", "fact") for p in each.patterns)
+    ]
+    return next(iter([*trained, *trains, *(each.name for each in found)]), None)
+
+
+def _settle_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
+    found = {each.name: each for part in parts for each in dialects_of(part)}
+    own = found.get(dialect or "")
+    if own is not None and own.engine is not None:
+        draft.infer("engine", own.engine, f"the lines are {own.name}'s")
+    else:
+        other = next((each for each in found.values() if each.engine is not None), None)
+        if other is not None:
+            draft.infer("engine", other.engine, f"lines are {other.name}'s")
+        elif dialect is not None:
+            draft.infer("engine", dialect, "the program whose lines they are")
+
+
+def _settle_losses(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
+    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
+    if len(known):
+        first, last = int(known[0]), int(known[-1])
+        draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
+        draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
+        if last > first and steps["loss"][last] >= steps["loss"][first]:
+            draft.flag("the loss did not fall")
+    evals = _evals(steps, parts)
+    if evals:
+        draft.set("loss_eval", evals[-1][1], evals[-1][2])
+
+
+def _evals(steps: RunSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
+    """(step, loss, place) of the evaluations, NaN where the step is not known; in the order of the attempts."""
+    found: list[tuple[float, float, str]] = []
+    for part in reversed(parts):
+        for step, loss, line in part.evals:
+            if np.isfinite(loss):
+                found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
+    column = steps["loss_eval"]
+    for index in np.flatnonzero(np.isfinite(column)):
+        found.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
+    return found
+
+
+def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
+    """Skipped and NaN steps, tokens, saves."""
+    if len(steps):
+        summed = "sum over the lines of steps"
+        for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
+            column = steps[key]
+            if np.isfinite(column).any():
+                whole = np.nansum(column[steps.counts]) if steps.stride == 1 else steps.totals.get(key, 0.0)
+                draft.set(name, int(min(whole, 1e15)), summed)
+        lost = int(steps.totals.get("nan_loss", 0))
+        if lost > (draft.get("nan_steps") or 0):
+            draft.set("nan_steps", lost, "lines with a loss that is no number")
+        if lost:
+            draft.flag(f"{lost} lines with a loss that is no number")
+    saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
+    if saves:
+        draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
+    _settle_tokens(draft, steps, parts)
+
+
+def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
+    seq, batch = draft.whole("seq"), draft.whole("global_batch")
+    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
+        known = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
+        if each and len(known) > 1:
+            column, numbers = steps[key], steps["step"]
+            first, last = int(known[0]), int(known[-1])
+            # What the first line's own steps took is not in the difference.
+            begun = batch * seq * steps.interval if batch and seq else 0
+            begun = int(column[first] * each) if numbers[first] <= steps.interval else begun
+            total = int((column[last] - column[first]) * each) + begun
+            return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
+    if not (batch and seq):
+        return None
+    known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
+    count = 0
+    if len(known):
+        numbers = steps["step"][known]
+        count = int(numbers.max() - numbers.min()) + steps.interval
+    elif draft.get("step_s") is not None:
+        count = int(draft.get("steps_used") or 0)
+    if 0 < count < 10**12:
+        draft.set("tokens_total", count * batch * seq, f"inferred: {count} steps x global_batch x seq")
+    return None
+
+
+def _settle_name(draft: Draft, run: RunParts) -> None:
+    stem = run.names[0].stem
+    job_id = draft.get("job_id") or run.names[0].job_id
+    bare = stem.replace(str(job_id), "").strip("._- ") if job_id else stem
+    draft.infer("name", bare or run.names[0].path.parent.name or None, "the log's name")
+
+
+def _tell(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
+    """What the readers left out, and what must be known of the program's figures."""
+    counts = dict(left_out)
+    for part in parts:
+        for words, count in part.left_out.items():
+            counts[words] = counts.get(words, 0) + count
+    for words, count in counts.items():
+        draft.flag(f"left out: {count:,} {words}")
+    found = {each.name: each for part in parts for each in dialects_of(part)}
+    for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
+        for flag in found[name].flags if name in found else ():
+            draft.flag(f"{name}: {flag}")
+    _tell_samples(draft)
+
+
+def _tell_samples(draft: Draft) -> None:
+    """A program that counts the samples of its data, not those it ran: the last batch is filled up."""
+    counted = draft.whole("samples_total")
+    if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
+        counted = each * epochs
+    batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
+    if (
+        counted
+        and batch
+        and planned
+        and counted != planned * batch
+        and abs(counted - planned * batch) < batch * (draft.whole("epochs") or 1)
+    ):
+        draft.flag(f"the program counts {counted} samples, where {planned} x {batch} = {planned * batch} were run")
+
+
+def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:
+    keys = {entry.name for entry in fields(Record)}
+    values = {name: value for name, value in draft.values.items() if name in keys and value is not None}
+    settings: dict[str, Any] = {}
+    if arguments:
+        settings["arguments"] = dict(sorted(arguments.items()))
+    timers: dict[str, list[float]] = {}
+    for part in parts:
+        for timer, (total, count) in part.timers_s.items():
+            known = timers.setdefault(timer, [0.0, 0.0])
+            known[0] += total
+            known[1] += count
+    if timers:
+        settings["timers_ms"] = {timer: 1e3 * total / count for timer, (total, count) in timers.items() if count}
+    settings |= {name: draft.values[name] for name in _SETTINGS if name in draft}
+    versions = {short: str(draft.get(name)) for name, short in _VERSIONS.items() if name in draft}
+    sources = {name: source for name, source in draft.sources.items() if name in keys}
+    return Record(
+        **{
+            **values,
+            "run": run,
+            "dialect": dialect,
+            "settings": without_secrets(settings),
+            "versions": versions,
+            "flags": draft.flags,
+            "sources": sources,
+        }
+    )
+
+
+def _with_printed(record: Record, steps: RunSteps, times: ForeignTimes, parts: Sequence[Part]) -> Record:
+    """With what the program printed of its own speed, where the record has no figure of its own."""
+    sources = dict(record.sources)
+    chosen = times.steady if times.steady.any() else steps.counts
+    flops = steps["tflops"]
+    known = np.flatnonzero(np.isfinite(flops) & chosen)
+    if len(known):
+        median = float(np.median(flops[known]))
+        sources["tflops_printed"] = (
+            f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+        )
+        record = replace(record, tflops_printed=median)
+    else:
+        printed = [
+            fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)
+        ]
+        if printed:
+            sources["tflops_printed"] = f"{printed[0].place}, median of {len(printed)} figures of the program's own"
+            record = replace(record, tflops_printed=float(np.median([fact.value for fact in printed])))
+    if record.tokens_per_s is None:
+        for key, each, what in (("tokens_per_s", 1, ""), ("tokens_per_s_gpu", record.gpus, " of one GPU x gpus")):
+            rates = steps[key][chosen] if len(steps) else steps[key]
+            rates = rates[np.isfinite(rates)]
+            if len(rates) and each:
+                sources["tokens_per_s"] = f"median of the program's own{what} over {len(rates)} lines"
+                record = replace(record, tokens_per_s=float(np.median(rates)) * each)
+                break
+    return replace(record, sources=sources)
+
+
+def _curve(steps: RunSteps, times: ForeignTimes, parts: Sequence[Part]) -> Curve:
+    evals = _evals(steps, parts)
+    if not len(steps):
+        return _curve_of_bars(parts)
+    return Curve(
+        step=steps["step"],
+        step_s=times.step_s,
+        loss=steps["loss"],
+        grad_norm=steps["grad_norm"],
+        lr=steps["lr"],
+        tokens_per_s=steps["tokens_per_s"],
+        at=steps["at"],
+        attempt=steps.attempt,
+        steady=times.steady,
+        counts=steps.counts,
+        skipped=steps["skipped"] > 0,
+        eval_step=np.array([step for step, _, _ in evals], np.float64),
+        loss_eval=np.array([loss for _, loss, _ in evals], np.float64),
+        stride=steps.stride,
+    )
+
+
+def _curve_of_bars(parts: Sequence[Part]) -> Curve:
+    """How far the run was: from the bars of the part that has most of them. A bar's step time is no figure."""
+    bars = max((part.progress for part in parts), key=len, default=[])
+    if not bars:
+        return Curve()
+    step = np.array([each for each, _, _ in bars], np.float64)
+    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
+    # Every rank draws the bar: only what goes beyond the furthest so far.
+    new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
+    step, elapsed = step[new], elapsed[new]
+    none = np.full(len(step), np.nan)
+    seconds = none.copy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds[1:] = np.diff(elapsed) / np.diff(step)
+    ahead = step > 0
+    no = np.zeros(len(step), np.bool_)
+    return Curve(
+        step=step[ahead],
+        step_s=seconds[ahead],
+        loss=none[ahead],
+        grad_norm=none[ahead],
+        lr=none[ahead],
+        tokens_per_s=none[ahead],
+        at=none[ahead],
+        attempt=np.ones(int(ahead.sum()), np.int64),
+        steady=no[ahead],
+        counts=~no[ahead],
+        skipped=no[ahead],
+    )
