@@ -12,3 +12,5 @@ SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 8
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
 START = r"(?<![^\s\]:>])"  # of a line's own words: what launchers and loggers put before them ends so
+# As START, where the words alone would be found in the middle of other programs' lines: tags, times and labels at most.
+LINE_START = r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: ){0,3} {0,8}"

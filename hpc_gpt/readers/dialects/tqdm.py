@@ -7,12 +7,10 @@ like one of training. A bar that shows a loss gives that too. A cut bar has no `
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, NUMBER
+from hpc_gpt.readers.numerals import CLOCK, LINE_START, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
-_LABEL = (
-    r"^(?:[^|%]{0,80}[\])]:? ?| {0,8}\d{1,7}: )? {0,8}(?:(?:Epoch|Train|Training|Steps?|Iterations?)\b[^|%]{0,40})?"
-)
+_LABEL = LINE_START + r"(?:(?:Epoch|Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80} completed \(loss)[^|%]{0,40})?"
 _BAR = (
     r"(?<!\d)\d{1,3}%\|[^|\n]{0,400}\| *(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
     rf" \[(?P<elapsed_s>{CLOCK})<(?:{CLOCK}|\?), *(?:\d{{1,9}}(?:\.\d{{1,9}})?|\?)(?:s/it|it/s)"
@@ -28,7 +26,7 @@ DIALECT = Dialect(
             "step",
             "%|",
             _LABEL
-            + _BAR.replace("steps_planned", "of")
+            + _BAR.replace("(?P<elapsed_s>", "(?:").replace("steps_planned", "of")
             + _OTHERS
             + rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}\]",
         ),

@@ -1,0 +1,25 @@
+"""Benchmarks of the network: BigScience's all_reduce bench and NVIDIA's nccl-tests. Facts of a job, not of training."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="bandwidth",
+    patterns=(
+        Pattern(
+            "fact",
+            "algo throughput: ",
+            rf"\balgo throughput: {NUMBER} bps, (?P<allreduce_gbit_per_s>{NUMBER}) Gbps",
+        ),
+        Pattern("fact", "busbw: ", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
+        Pattern("fact", "Avg bus bandwidth", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
+    ),
+    specimen="""\
+ algo throughput: 41797155891.1448 bps, 41.7972 Gbps
+ busbw: 40.4910  Gbps
+# Avg bus bandwidth    : 123.456
+""",
+    seen="bigscience-workshop/bigscience experiments/bandwidth; NVIDIA/nccl-tests",
+)

@@ -1,0 +1,44 @@
+"""karpathy's build-nanogpt: a line a step, tokens/s of the whole job, steps counted from 0."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, LINE_START, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="build_nanogpt",
+    engine="build-nanogpt",
+    patterns=(
+        Pattern(
+            "step",
+            "| dt: ",
+            rf"\bstep {{1,8}}(?P<step>\d{{1,12}}),? \| loss: (?P<loss>{NUMBER}) \|(?: lr:? (?P<lr>{NUMBER}) \|)?"
+            rf" norm: (?P<grad_norm>{NUMBER}) \| dt: (?P<step_ms>{NUMBER})ms \| tok/sec: (?P<tokens_per_s>{NUMBER})"
+            + END,
+        ),
+        Pattern(
+            "step",
+            ", dt: ",
+            rf"\bstep {{1,8}}(?P<step>\d{{1,12}}), loss: (?P<loss>{NUMBER}), dt: (?P<step_ms>{NUMBER})ms, "
+            rf"tok/sec: (?P<tokens_per_s>{NUMBER})" + END,
+        ),
+        Pattern("eval", "validation loss: ", LINE_START + rf"validation loss: (?P<loss_eval>{NUMBER})" + END),
+        Pattern(
+            "fact",
+            "total desired batch size: ",
+            START + r"total desired batch size: (?P<global_batch_tokens>\d{1,12})" + END,
+        ),
+        Pattern(
+            "fact",
+            "=> calculated gradient accumulation steps: ",
+            START + r"=> calculated gradient accumulation steps: (?P<micro_batches>\d{1,9})" + END,
+        ),
+    ),
+    specimen="""\
+step    10 | loss: 9.412031 | lr 9.2308e-06 | norm: 2.3121 | dt: 338.51ms | tok/sec: 1548809.31
+validation loss: 3.2915
+total desired batch size: 524288
+=> calculated gradient accumulation steps: 1
+""",
+    seen="karpathy/build-nanogpt train_gpt2.py",
+)

@@ -1,0 +1,71 @@
+"""MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then a line a metric.
+
+`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the
+allocated only the peak is read. Metrics that go by without their line of a batch are counted as left out. Each metric ends its line, with four
+decimals: fewer are a cut line.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Kind, Pattern
+
+_FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
+
+
+def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") -> Pattern:
+    return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
+
+
+DIALECT = Dialect(
+    name="composer",
+    engine="composer",
+    patterns=(
+        Pattern(
+            "step", "[batch=", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"
+        ),
+        # The count of batches begins anew with each epoch.
+        Pattern("step", "][batch=", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
+        _metric("loss/train/total", "loss"),
+        _metric("time/token", "consumed_tokens", r"\d{1,24}"),
+        _metric("time/sample", "consumed_samples", r"\d{1,24}"),
+        _metric("throughput/tokens_per_sec", "tokens_per_s"),
+        _metric("throughput/samples_per_sec", "samples_per_s"),
+        _metric("throughput/device/tokens_per_sec", "tokens_per_s_gpu"),
+        _metric("throughput/device/samples_per_sec", "samples_per_s_gpu"),
+        _metric("throughput/device/mfu", "mfu"),
+        _metric("l2_norm/grad/global", "grad_norm"),
+        _metric("lr-DecoupledAdamW/group0", "lr", NUMBER),
+        _metric("memory/peak_allocated_mem", "memory_allocated_gb", kind="memory"),
+        _metric("memory/peak_reserved_mem", "memory_reserved_gb", kind="memory"),
+        # Before September 2023 what is in use now: of the reserved that is the peak, as long as none is given back.
+        _metric("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
+        _metric("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
+        Pattern(
+            "eval",
+            "LanguageCrossEntropy: ",
+            rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
+        ),
+        Pattern("fact", "max_seq_len: ", START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
+        Pattern(
+            "fact", "global_train_batch_size: ", START + r"global_train_batch_size: (?P<global_batch>\d{1,9})" + END
+        ),
+        Pattern("fact", "n_gpus: ", START + r"n_gpus: (?P<gpus>\d{1,7})" + END),
+        Pattern("fact", "n_params: ", START + r"n_params: (?P<params>\d{1,15})" + END),
+        Pattern("fact", "d_model: ", START + r"d_model: (?P<hidden>\d{1,9})" + END),
+        Pattern("fact", "n_layers: ", START + r"n_layers: (?P<layers>\d{1,9})" + END),
+        Pattern("fact", "n_heads: ", START + r"n_heads: (?P<heads>\d{1,9})" + END),
+    ),
+    specimen="""\
+[batch=366/48000]:
+\t Train time/token: 382730240
+\t Train loss/train/total: 10.3750
+\t Train throughput/device/tokens_per_sec: 12345.6789
+\t Train memory/peak_reserved_mem: 51.3280
+\t Train trainer/device_train_microbatch_size: 16
+\t Eval metrics/eval/LanguageCrossEntropy: 3.1234
+global_train_batch_size: 256
+ - Train memory/reserved_mem: 14.6740
+""",
+    seen="mosaicml/llm-foundry/issues/444; princeton-nlp/LLM-Shearing/issues/24; mosaicml/composer console_logger.py",
+)

@@ -1,0 +1,67 @@
+"""fairseq and metaseq (OPT): lines of JSON, of `key=value`, or a bar. Losses are of base 2, and become natural ones.
+
+`wps` is of the whole job. `ups` has two decimals (0.04 for a step of 27 s), so no step time is taken from it. `wall` is
+the time since the start, `bsz` the sequences of a batch.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+
+def _entry(key: str, group: str) -> str:
+    return rf"(?=(?:[^{{}}\n]{{0,20000}}?, \"{key}\": \"?(?P<{group}>{NUMBER})\"?(?=[,}}]))?)"
+
+
+def _pair(key: str, group: str) -> str:
+    """The last pair of a line has nothing behind it but the end, or a bar's bracket."""
+    return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER})(?=,|\]|\s*$))?)"
+
+
+DIALECT = Dialect(
+    name="fairseq",
+    engine="fairseq",
+    flags=("fairseq prints losses of base 2: here they are natural logarithms",),
+    patterns=(
+        Pattern(
+            "step",
+            '"num_updates": ',
+            r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})(?=[^{}\n]{0,20000}?, \"loss\": )"
+            + _entry("loss", "loss_bits")
+            + _entry("num_updates", "step")
+            + _entry("wps", "tokens_per_s")
+            + _entry("bsz", "global_batch").replace(NUMBER, r"\d{1,9}")
+            + _entry("lr", "lr")
+            + _entry("gnorm", "grad_norm")
+            + _entry("loss_scale", "loss_scale")
+            + _entry("cuda_gb_allocated", "memory_allocated_gib")
+            + _entry("cuda_gb_reserved", "memory_reserved_gib")
+            + _entry("wall", "elapsed_s"),
+        ),
+        Pattern(
+            "eval",
+            '"valid_loss": ',
+            r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
+            + _entry("valid_loss", "loss_eval_bits")
+            + _entry("valid_num_updates", "step"),
+        ),
+        Pattern(
+            "step",
+            " num_updates=",
+            rf"(?:\d{{1,12}} / \d{{1,12}} |\[[\d:]{{1,20}}<[\d:?]{{1,20}}, [^,\n]{{1,20}}, )loss=(?P<loss_bits>{NUMBER}),"
+            + _pair("num_updates", "step").replace("(?=(?:", "(?=").replace("))?)", "))")
+            + _pair("wps", "tokens_per_s")
+            + _pair("bsz", "global_batch").replace(NUMBER, r"\d{1,9}")
+            + _pair("lr", "lr")
+            + _pair("gnorm", "grad_norm")
+            + _pair("wall", "elapsed_s"),
+        ),
+    ),
+    specimen="""\
+2022-05-08 19:09:24 | INFO | train_inner | {"epoch": 1, "update": 0.01, "loss": "13.702", "ppl": "13325.5", "wps": "41250.3", "ups": "0.62", "wpb": "65536", "bsz": "32", "num_updates": "100", "lr": "1e-05", "gnorm": "3.12", "train_wall": "160", "cuda_gb_allocated": "13.9", "cuda_gb_reserved": "20.1", "wall": "182"}
+{"epoch": 27, "update": 26.267, "loss": "8.206", "nll_loss": "7.049", "ppl": "132.47", "wps": "1195.4", "ups": "1.62", "wpb": "738.1", "bsz": "46.4", "num_updates": "33700", "lr": "0.00017226", "gnorm": "1.833", "clip": "1", "train_wall": "61", "wall": "30542"}
+2020-07-17 07:11:02 | INFO | train_inner | epoch 001:   2800 / 160368 loss=9.255, ppl=611.12, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates=2800, lr=2.8e-05, gnorm=3.23, train_wall=13, wall=1236
+""",
+    seen="facebookresearch/metaseq/pull/67; facebookresearch/fairseq/issues/2201, /2338",
+)

@@ -1,0 +1,46 @@
+"""PyTorch Lightning's bar: the batch of the epoch, and whatever the program has put behind it.
+
+The count begins anew with each epoch, so only the first epoch's is a number of steps; of later ones the loss is taken,
+with the epoch. Old Lightning counts the batches of the validation in it too. With gradient accumulation a batch is not a
+step. The rate is smoothed and holds validation and saves: no step time is taken from it. A cut bar has no `]`.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import CLOCK, NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
+_POSTFIX = (
+    r"(?![^\]\n]{0,3000}reduced_train_loss)(?=[^\]\n]{0,3000}v_num=)"
+    rf"(?=(?:[^\]\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?(?=[,\]]))?)"
+    rf"(?=(?:[^\]\n]{{0,3000}}?[, ]val[_/]loss(?:_epoch)?=(?P<loss_eval>{NUMBER})(?=[,\]]))?)"
+    r"[^\]\n]{0,3000}\]"
+)
+
+DIALECT = Dialect(
+    name="lightning",
+    engine="lightning",
+    flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
+    patterns=(
+        Pattern(
+            "step",
+            "v_num=",
+            r"(?:\bEpoch 0[^|%\n]{0,20}|^(?![^|%\n]{0,200}Epoch)[^|%\n]{0,80})"
+            + _LABEL
+            + rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
+            + _POSTFIX,
+        ),
+        Pattern(
+            "step",
+            "v_num=",
+            r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + _POSTFIX,
+        ),
+    ),
+    specimen="""\
+ 93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]
+Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
+Epoch 3:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
+""",
+    seen="Lightning-AI/pytorch-lightning/issues/4225",
+)

@@ -1,0 +1,51 @@
+"""litgpt and lit-gpt. An `iter` is one micro-batch and its time is that micro-batch's, so no step time is taken from it.
+
+Of the lines of a step the first is taken: its loss is of its first micro-batch.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import INT, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="litgpt",
+    engine="litgpt",
+    flags=("litgpt times micro-batches, not steps; its loss is of a step's first micro-batch",),
+    patterns=(
+        Pattern(
+            "step",
+            " iter time: ",
+            rf"\biter \d{{1,12}} step (?P<step>\d{{1,12}}) \| loss train: (?P<loss>{NUMBER}), val: "
+            rf"(?:(?P<loss_eval>{NUMBER})|n/a|None) \| iter time: {NUMBER} ms",
+        ),
+        Pattern(
+            "step",
+            " time:",
+            rf"\biter \d{{1,12}}(?: \|)? step (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), (?:iter|train) time: {NUMBER} ?ms",
+        ),
+        # lit-llama counts micro-batches alone.
+        Pattern(
+            "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
+        ),
+        Pattern("eval", "val loss ", rf"\biter \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: "),
+        Pattern("eval", "val loss ", rf"\bstep \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: "),
+        Pattern(
+            "eval", "Final evaluation | ", rf"\bFinal evaluation \| val loss: (?P<loss_eval>{NUMBER}) \| val ppl: "
+        ),
+        Pattern("fact", "Total parameters", START + rf"Total parameters: (?P<params>{INT})(?=\s*$)"),
+        Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<runtime_s>{NUMBER}) s(?=\s*$)"),
+        Pattern("total", "Training time: ", START + rf"Training time: (?P<runtime_s>{NUMBER})s(?=\s*$)"),
+        Pattern("memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB"),
+    ),
+    specimen="""\
+Epoch 1 | iter 16 step 2 | loss train: 10.972, val: n/a | iter time: 344.58 ms (step) remaining time: 1 day, 3:51:08
+iter 100 step 25: loss 2.3512, iter time: 123.45ms (optimizer.step)
+iter 100: loss 1.2345, time: 123.45ms, speed: 4321.0 toks/s/device
+iter 600: val loss 3.1234, val time: 5123.45 ms
+Total parameters: 162,322,944
+| - Training Time : 1234.56 s
+| - Memory Used   : 23.45 GB
+""",
+    seen="Lightning-AI/litgpt litgpt/pretrain.py, litgpt/finetune/full.py; lit-llama",
+)

@@ -1,0 +1,41 @@
+"""Meta's llama-recipes (llama-cookbook): FSDP fine-tuning, a bar a epoch with the loss in its label.
+
+The steps of a bar begin anew with each epoch, so only the first epoch's are taken, counted from 0; memory is in whole
+GiB, rounded down.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="llama_recipes",
+    engine="fsdp",
+    flags=("llama-recipes rounds memory down to whole GiB",),
+    patterns=(
+        Pattern(
+            "step",
+            " completed (loss: ",
+            rf"\bTraining Epoch: 1(?:/\d{{1,6}})?, step (?P<step>\d{{1,12}})/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
+        ),
+        Pattern(
+            "step",
+            " completed (loss: ",
+            r"\bTraining Epoch: (?P<epoch>[2-9]|[1-9]\d{1,6})(?:/\d{1,6})?, "
+            rf"step \d{{1,12}}/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
+        ),
+        Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
+        Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
+        Pattern(
+            "fact", " Million params", rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params"
+        ),
+    ),
+    specimen="""\
+Training Epoch: 1/3, step 48/50 completed (loss: 1.1268821954727173):  98%|█████████▊| 49/50 [09:01<00:10, 10.82s/it]
+Training Epoch: 2/3, step 49/50 completed (loss: 1.035962462425232): 100%|██████████| 50/50 [09:01<00:00, 10.82s/it]
+Max CUDA memory allocated was 47 GB
+Max CUDA memory reserved was 55 GB
+""",
+    seen="meta-llama/llama-cookbook/pull/206",
+)

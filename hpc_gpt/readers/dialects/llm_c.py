@@ -1,0 +1,79 @@
+"""llm.c and its PyTorch reference. The first step holds set-up. The MFU is -100 % on a GPU that its table lacks."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, LINE_START, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_STEP = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
+_Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
+
+
+def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
+    """A row of the table of parameters that it prints first."""
+    return Pattern("fact", f"| {name}", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|")
+
+
+DIALECT = Dialect(
+    name="llm_c",
+    engine="llm.c",
+    patterns=(
+        Pattern(
+            "step",
+            " tok/s",
+            rf"{_STEP} \| (?:train )?loss {{1,4}}(?P<loss>{NUMBER}){_Z} ?\| norm {{1,4}}(?P<grad_norm>{NUMBER}){_Z} ?\| "
+            rf"lr (?P<lr>{NUMBER}) \| \(?(?P<step_ms>{NUMBER}) ms \|"
+            rf"(?: (?:-100\.0|(?P<mfu_percent>\d{{1,3}}\.\d))% [\w ]{{1,20}} MFU \|)? (?P<tokens_per_s>{NUMBER}) tok/s",
+        ),
+        Pattern(
+            "step",
+            " tok/s)",
+            rf"{_STEP}: train loss (?P<loss>{NUMBER})(?: \(acc {NUMBER}\))?(?: norm (?P<grad_norm>{NUMBER}))?"
+            rf"(?: lr (?P<lr>{NUMBER}))? \((?P<step_ms>{NUMBER}) ms, (?P<tokens_per_s>{NUMBER}) tok/s\)",
+        ),
+        Pattern(
+            "step",
+            " (took ",
+            START + rf"step (?P<step>\d{{1,12}}): train loss (?P<loss>{NUMBER}) \(took (?P<step_ms>{NUMBER}) ms\)",
+        ),
+        Pattern("step", " trl:", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
+        Pattern("eval", "val loss ", LINE_START + rf"val loss (?P<loss_eval>{NUMBER})" + END),
+        Pattern("eval", " tel:", START + rf"s:(?P<step>\d{{1,12}}) tel:(?P<loss_eval>{NUMBER})" + END),
+        _row("micro batch size B", "micro_batch"),
+        _row("sequence length T", "seq"),
+        _row("total batch size", "global_batch_tokens"),
+        _row("vocab_size V", "vocab_unpadded"),
+        _row("padded_vocab_size Vp", "vocab"),
+        _row("num_layers L", "layers"),
+        _row("num_heads NH", "heads"),
+        _row("channels C", "hidden"),
+        _row("num_parameters", "params"),
+        _row("num_processes", "gpus"),
+        _row("zero_stage", "zero_stage"),
+        _row("device", "device", r"[^|\n]{1,50}?"),
+        Pattern("fact", "| precision", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
+        Pattern(
+            "fact",
+            "=> setting grad_accum_steps=",
+            START + r"=> setting grad_accum_steps=(?P<micro_batches>\d{1,9})" + END,
+        ),
+        Pattern(
+            "memory",
+            "peak memory consumption: ",
+            START + r"peak memory consumption: (?P<memory_allocated_mib>\d{1,9}) MiB",
+        ),
+    ),
+    specimen="""\
+step    1/30 | loss 10.978910 (+nanz)| norm 0.8456 (+nanz)| lr 3.00e-04 | 1314.95 ms | -100.0% bf16 MFU | 24920 tok/s
+step    2/30 | loss 10.973902 (+nanz)| norm 0.2692 (+nanz)| lr 3.00e-04 | 70.68 ms | -100.0% bf16 MFU | 463590 tok/s
+step   20/18865 | train loss 7.5128 | norm 1.1521 | lr 1.71e-05 | 3312.32 ms | 55.2% A100 fp16 MFU | 158283 tok/s
+step   20/19560 | train loss 7.529871 | norm 1.1321 | lr 1.71e-05 | (3312.32 ms | 158283 tok/s)
+step    1/74: train loss 4.367631 (80.639749 ms, 50809 tok/s)
+val loss 4.416467
+| micro batch size B    | 4                                                  |
+| sequence length T     | 1024                                               |
+| num_parameters        | 124475904                                          |
+| device                | NVIDIA H100 80GB HBM3                              |
+""",
+    seen="karpathy/llm.c train_gpt2.cu, train_gpt2.py, train_gpt2_fp32.cu",
+)

@@ -1,0 +1,72 @@
+"""MaxText. TFLOP/s and tokens/s are per device. `total_weights` counts the targets of the whole batch that are no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpc_gpt.readers.numerals import NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_SETTINGS = {
+    "max_target_length": "seq",
+    "global_batch_size_to_train_on": "global_batch",
+    "base_emb_dim": "hidden",
+    "base_num_decoder_layers": "layers",
+    "base_num_query_heads": "heads",
+    "base_num_kv_heads": "kv_heads",
+    "base_mlp_dim": "ffn",
+    "vocab_size": "vocab",
+    "steps": "steps_planned",
+    "gradient_accumulation_steps": "micro_batches",
+}
+
+
+def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
+    facts: dict[str, str | int | float] = {}
+    for key, fact in _SETTINGS.items():
+        text = arguments.get(f"{key}:", "")
+        if text.isdecimal():
+            facts[fact] = int(text)
+    return facts
+
+
+DIALECT = Dialect(
+    name="maxtext",
+    engine="maxtext",
+    settle=_settle,
+    patterns=(
+        Pattern(
+            "step",
+            "completed step: ",
+            rf"\bcompleted step: (?P<step>\d{{1,12}}), seconds: (?P<step_s>{NUMBER}),"
+            rf"(?: live slice count: \d{{1,6}},)?(?: TFLOP/s(?:/device)?: (?P<tflops>{NUMBER}),)?"
+            rf"(?: Tokens/s/device: (?P<tokens_per_s_gpu>{NUMBER}),)?(?: total_weights: \d{{1,20}}(?:\.0)?,)?"
+            rf"(?: loss:? (?P<loss>{NUMBER})(?=,|\s*$))?",
+        ),
+        Pattern(
+            "eval",
+            "ompleted eval after train step",
+            rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),",
+        ),
+        Pattern(
+            "eval",
+            "average loss after step=",
+            rf"\baverage loss after step=(?P<step>\d{{1,12}}): eval_step_count=\d{{1,9}}, eval_loss=(?P<loss_eval>{NUMBER}),",
+        ),
+        Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
+        Pattern(
+            "argument",
+            "Config param ",
+            rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)",
+        ),
+    ),
+    specimen="""\
+completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374
+completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, total_weights: 196608, loss: 10.374, lm_loss: 10.374, perplexity: 32016.5
+completed step: 3, seconds: 4.021, TFLOP/s: 110.210, loss: 10.801
+Completed eval after train step 99, loss=3.412, perplexity=30.326, total_weights=196608
+number parameters: 1.104 billion
+Config param max_target_length: 2048
+""",
+    seen="AI-Hypercomputer/maxtext/pull/2232; src/maxtext/common/metric_logger.py",
+)

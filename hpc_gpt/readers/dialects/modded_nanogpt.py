@@ -1,0 +1,40 @@
+"""modded-nanogpt. Its times are sums: `train_time` since training began, without warm-up and validation.
+
+`step_avg` is the mean since the start, so no step time is taken from it: the differences of `train_time` give it, exact to
+1 ms. Older logs print whole milliseconds, and `nan` for the mean of the first ten steps.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "
+_TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms"
+
+DIALECT = Dialect(
+    name="modded_nanogpt",
+    engine="modded-nanogpt",
+    patterns=(
+        Pattern("step", " step_avg:", rf"{_STEP}(?:train_loss:(?P<loss>{NUMBER}) )?{_TIME}"),
+        Pattern(
+            "eval",
+            "val_loss:",
+            rf"{_STEP.replace('steps_planned', 'of')}val_loss:(?P<loss_eval>{NUMBER}) (?:\w{{1,40}}:\S{{1,40}} ){{0,8}}"
+            + r"train_time:",
+        ),
+        Pattern(
+            "memory",
+            "peak memory ",
+            START + r"peak memory (?:consumption|allocated): (?P<memory_allocated_mib>\d{1,9}) MiB"
+            r"(?: reserved: (?P<memory_reserved_mib>\d{1,9}) MiB)?",
+        ),
+    ),
+    specimen="""\
+step:4874/4875 train_time:739.484s step_avg:151.72ms
+step:4875/4875 val_loss:3.27921 train_time:739.640s step_avg:151.72ms
+step:11/5100 train_loss:9.4012 train_time:1523ms step_avg:nanms
+peak memory allocated: 39147 MiB reserved: 41056 MiB
+""",
+    seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py",
+)

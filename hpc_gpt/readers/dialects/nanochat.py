@@ -1,0 +1,48 @@
+"""nanochat. Its loss is smoothed and freed of the smoothing's bias; tokens/s are of the whole job; steps count from 0.
+
+`total time` begins after the tenth step, so it is not taken. `mfu` is a percentage, printed without its sign.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, INT, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="nanochat",
+    engine="nanochat",
+    flags=("nanochat's printed loss is smoothed over steps",),
+    patterns=(
+        Pattern(
+            "step",
+            "| lrm: ",
+            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))? \({NUMBER}%\) \| loss: (?P<loss>{NUMBER}) \|"
+            rf"(?: grad norm: (?P<grad_norm>{NUMBER}) \|)? lrm: {NUMBER} \| dt: (?P<step_ms>{NUMBER})ms \| "
+            rf"tok/sec: (?P<tokens_per_s>{INT})(?: \| (?:bf16_)?mfu: (?P<mfu_percent>{NUMBER})(?= \|))?(?= \|)",
+        ),
+        Pattern("fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)"),
+        Pattern(
+            "fact",
+            "=> gradient accumulation steps: ",
+            START
+            + rf"Total batch size (?P<global_batch_tokens>{INT}) => gradient accumulation steps: (?P<micro_batches>{INT})"
+            + END,
+        ),
+        Pattern(
+            "fact",
+            "Tokens / micro-batch / rank: ",
+            START + rf"Tokens / micro-batch / rank: (?P<micro_batch>{INT}) x (?P<seq>{INT}) = ",
+        ),
+        Pattern("fact", "| Peak FLOPS (BF16): ", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
+        Pattern("memory", "Peak memory usage: ", START + rf"Peak memory usage: (?P<memory_allocated_mib>{NUMBER})MiB"),
+    ),
+    specimen="""\
+step 00010/21400 (0.05%) | loss: 9.412031 | grad norm: 1.2345 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | mfu: 48.40 | total time: 0.00m
+step 00010/21400 (0.05%) | loss: 9.412031 | lrm: 1.00 | dt: 338.51ms | tok/sec: 1,548,809 | bf16_mfu: 48.40 | epoch: 1 | total time: 0.00m | eta: 12.3m
+Number of parameters: 560,988,160
+Total batch size 524,288 => gradient accumulation steps: 1
+Tokens / micro-batch / rank: 32 x 2048 = 65,536
+Peak memory usage: 75422.02MiB
+""",
+    seen="karpathy/nanochat scripts/base_train.py",
+)

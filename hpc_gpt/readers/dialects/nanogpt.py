@@ -1,0 +1,53 @@
+"""nanoGPT. It divides its printed MFU by the A100's 312 TFLOP/s whatever the GPU, and leaves the positions out of P.
+
+A line is one step, timed after a synchronisation that only the logged steps have; its loss is of the last micro-batch.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import INT, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="nanogpt",
+    engine="nanogpt",
+    flags=(
+        "nanoGPT's printed MFU is of the A100's 312 TFLOP/s whatever the GPU",
+        "nanoGPT's count of parameters leaves the positions out",
+    ),
+    patterns=(
+        Pattern(
+            "step",
+            "ms",
+            rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), time (?P<step_ms>{NUMBER})ms"
+            rf"(?:, mfu (?P<mfu_percent>{NUMBER})%)?",
+        ),
+        Pattern(
+            "eval",
+            ", val loss ",
+            rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}, val loss (?P<loss_eval>{NUMBER})(?=\s*$)",
+        ),
+        Pattern("fact", "number of parameters: ", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$"),
+        Pattern(
+            "fact",
+            "tokens per iteration will be: ",
+            rf"\btokens per iteration will be: (?P<global_batch_tokens>{INT})(?=\s*$)",
+        ),
+        # The example configurations are echoed as `block_size = 1024`, with what a command line overrides behind them.
+        Pattern("fact", "Overriding: ", START + r"Overriding: block_size = (?P<seq>\d{1,9})\s*$"),
+        Pattern("fact", "Overriding: ", START + r"Overriding: batch_size = (?P<micro_batch>\d{1,9})\s*$"),
+        Pattern("fact", "Overriding: ", START + r"Overriding: n_layer = (?P<layers>\d{1,9})\s*$"),
+        Pattern("fact", "Overriding: ", START + r"Overriding: n_head = (?P<heads>\d{1,9})\s*$"),
+        Pattern("fact", "Overriding: ", START + r"Overriding: n_embd = (?P<hidden>\d{1,9})\s*$"),
+        Pattern("save", "saving checkpoint to ", START + r"saving checkpoint to \S"),
+    ),
+    specimen="""\
+iter 1631: loss 4.0863, time 561.94ms
+iter 1640: loss 4.0711, time 560.02ms, mfu 34.12%
+step 250: train loss 4.1012, val loss 4.2077
+number of parameters: 124.34M
+tokens per iteration will be: 491,520
+Overriding: block_size = 512
+""",
+    seen="karpathy/nanoGPT/issues/110; train.py, model.py",
+)

@@ -1,0 +1,76 @@
+"""nanotron: a line an iteration, its figures rounded to three digits with K, M, B (before 2024 G) and T.
+
+`global_batch_size` is of samples where the time is called `elapsed_time_per_iteration_ms`, of tokens where it is called
+`time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, INT, SHORT
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
+
+
+def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)") -> str:
+    """A lookahead that takes one column, where the line has it. The last column's end is the line's."""
+    return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number})(?= \||\s*$))?)"
+
+
+_COLUMNS = (
+    _column("consumed_tokens", "consumed_tokens")
+    + _column("tokens_per_sec", "tokens_per_s")
+    + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
+    + _column("lm_loss", "loss")
+    + _column("lr", "lr")
+    + _column("model_tflops_per_gpu", "tflops")
+    + _column("grad_norm", "grad_norm")
+)
+_ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
+
+DIALECT = Dialect(
+    name="nanotron",
+    engine="nanotron",
+    flags=("nanotron rounds its figures to three digits",),
+    patterns=(
+        Pattern(
+            "step",
+            "| elapsed_time_per_iteration_ms: ",
+            _ITERATION
+            + _column("elapsed_time_per_iteration_ms", "step_ms")
+            + _column("global_batch_size", "global_batch", r"\d{1,9}")
+            + _COLUMNS,
+        ),
+        Pattern(
+            "step",
+            "| time_per_iteration_ms: ",
+            _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS,
+        ),
+        Pattern(
+            "fact",
+            "| grad_accum: ",
+            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)"
+            + _column("cp", "cp", INT)
+            + _column("sequence_length", "seq", INT)
+            + _column("global_batch_size", "global_batch", INT)
+            + _column("train_steps", "steps_planned", INT),
+        ),
+        Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \("),
+        Pattern(
+            "memory",
+            "Peak reserved: ",
+            r"\] Memory usage: \d{1,9}\.\d\dMiB\. Peak allocated: ?(?P<memory_allocated_mib>\d{1,9}\.\d\d)MiB"
+            r" Peak reserved: (?P<memory_reserved_mib>\d{1,9}\.\d\d)MiB",
+        ),
+        Pattern(
+            "save", "Saving checkpoint at ", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END
+        ),
+    ),
+    specimen="""\
+10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 327281 / 378950 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.38 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.25
+06/02 10:11:12 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.06M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.05M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:08:01
+06/02 10:11:02 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
+06/02 10:11:01 [INFO|DP=0]: Total number of parameters: 1.71B (3262.13MiB)
+""",
+    seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",
+)

@@ -1,0 +1,69 @@
+"""NVIDIA NeMo: 1.x on Lightning's bar, 2.x on lines of its own.
+
+The bar's count is the step after the one that `global_step` names, which has three digits (9e+3): the count is taken. A
+NaN is printed as `nan.0`. `train_step_timing in s` is the time of the last step, after a synchronisation.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import CLOCK, INT, NUMBER, START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
+
+
+def _entry(key: str, group: str) -> str:
+    return rf"(?=(?:[^\]\n]{{0,3000}}?[ ,]{key}=(?P<{group}>{_NUMBER})(?=[,\]]))?)"
+
+
+def _column(key: str, group: str) -> str:
+    return rf"(?=(?:[^\n]{{0,3000}}?\| {key}: (?P<{group}>{_NUMBER})(?= \||\s*$))?)"
+
+
+DIALECT = Dialect(
+    name="nemo",
+    engine="nemo",
+    patterns=(
+        Pattern(
+            "step",
+            "reduced_train_loss",
+            r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
+            rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
+            r"(?=[^\]\n]{0,3000}\])"
+            + _entry("reduced_train_loss", "loss")
+            + _entry("train_step_timing in s", "step_s")
+            + _entry("grad_norm", "grad_norm")
+            + _entry("lr", "lr")
+            + _entry("val_loss", "loss_eval")
+            + r"[^\]\n]{0,3000}\]",
+        ),
+        Pattern(
+            "step",
+            "Training epoch ",
+            r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"
+            + _column("lr", "lr")
+            + _column("global_batch_size", "global_batch")
+            + _column("consumed_samples", "consumed_samples")
+            + _column("global_step", "step")
+            + _column("reduced_train_loss", "loss")
+            + _column("train_step_timing in s", "step_s")
+            + _column("grad_norm", "grad_norm")
+            + _column("TFLOPS_per_GPU", "tflops")
+            + _column("val_loss", "loss_eval"),
+        ),
+        Pattern("fact", "micro_batch_size: ", START + rf"micro_batch_size: (?P<micro_batch>{INT})(?=\s*$)"),
+        Pattern("fact", "global_batch_size: ", START + rf"global_batch_size: (?P<global_batch>{INT})(?=\s*$)"),
+        Pattern("fact", "tensor_model_parallel_size: ", START + rf"tensor_model_parallel_size: (?P<tp>{INT})(?=\s*$)"),
+        Pattern(
+            "fact", "pipeline_model_parallel_size: ", START + rf"pipeline_model_parallel_size: (?P<pp>{INT})(?=\s*$)"
+        ),
+        Pattern("fact", "encoder_seq_length: ", START + rf"encoder_seq_length: (?P<seq>{INT})(?=\s*$)"),
+    ),
+    specimen="""\
+Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]
+Epoch 0: :   3%|▎         | 9000/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.3e+5, train_step_timing in s=0.615, val_loss=7.040]
+Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
+  micro_batch_size: 4
+""",
+    seen="NVIDIA/NeMo-Framework-Launcher/issues/55; NVIDIA-NeMo/Speech/issues/7957; NVIDIA-BioNeMo/bionemo-recipes/pull/740",
+)

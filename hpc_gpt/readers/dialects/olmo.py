@@ -1,0 +1,47 @@
+"""OLMo and OLMo-core: a line that names the step, then a line a metric. Device throughput is per GPU.
+
+OLMo-core rounds to four decimals below 1 and shows K, M, B above; `BPS` is so rounded that no step time is taken from
+it. Each metric ends its line.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import END, INT, NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+
+def _metric(name: str, group: str) -> Pattern:
+    text = name.replace("(", r"\(").replace(")", r"\)")
+    return Pattern("more", f"{name}=", rf"(?<!\S){text}=(?P<{group}>{NUMBER})" + END)
+
+
+DIALECT = Dialect(
+    name="olmo",
+    engine="olmo",
+    patterns=(
+        Pattern("step", "[step=", r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?),epoch=\d{1,9}[\],]"),
+        _metric("train/CrossEntropyLoss", "loss"),
+        _metric("train/CE loss", "loss"),
+        _metric("optim/total_grad_norm", "grad_norm"),
+        _metric("optim/total grad norm", "grad_norm"),
+        _metric("optim/LR (group 0)", "lr"),
+        _metric("throughput/total_tokens", "consumed_tokens"),
+        _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
+        _metric("throughput/device/TPS", "tokens_per_s_gpu"),
+        _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
+        Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{INT})" + END),
+        Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,"),
+    ),
+    specimen="""\
+[step=10/1000,epoch=0]
+    train/CrossEntropyLoss=10.51
+    throughput/device/tokens_per_second=11,243
+    optim/total_grad_norm=2.134
+[step=10/1000,epoch=1,eta=1h12m]
+    train/CE loss=10.51
+    throughput/device/TPS=11,243
+    gpu_memory/GPU reserved mem (GiB)=61.27
+Total number of parameters: 1,176,764,416
+""",
+    seen="allenai/OLMo olmo/train.py; allenai/OLMo-core train/callbacks/console_logger.py",
+)

@@ -1,0 +1,120 @@
+"""torchtitan. Its `tps` (before August 2024 `wps`) and its TFLOPs are per GPU; it prints no step time.
+
+`memory` is the peak of what the allocator reserved since the line before. In 2025 a header line names local and global
+batch as sequences; later ones count tokens a rank and a step. Validation has lines of its own.
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import INT, NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+_LOSS = rf"loss: {{1,8}}(?P<loss>{NUMBER}) {{2}}"
+_NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"
+_MEMORY = rf"memory: {{1,8}}(?P<memory_reserved_gib>{NUMBER})GiB\({NUMBER}%\) {{2}}"
+_MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
+
+DIALECT = Dialect(
+    name="torchtitan",
+    engine="torchtitan",
+    patterns=(
+        Pattern(
+            "step",
+            "memory: ",
+            rf"(?<!validate )\bstep: {{1,8}}(?P<step>\d{{1,12}}) {{2}}{_LOSS}{_NORM}{_MEMORY}"
+            rf"(?:tps|wps): {{1,8}}(?P<tokens_per_s_gpu>{INT}) {{2}}"
+            rf"(?:tflops: {{1,8}}(?P<tflops>{NUMBER}) {{2}})?mfu: {{1,8}}(?:(?P<mfu_percent>{NUMBER})%|N/A)",
+        ),
+        Pattern(
+            "eval",
+            "validate step: ",
+            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}{_LOSS.replace('<loss>', '<loss_eval>')}memory: ",
+        ),
+        Pattern(
+            "fact",
+            "total parameters",
+            rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b",
+        ),
+        Pattern(
+            "fact",
+            " capacity: ",
+            rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory",
+        ),
+        Pattern(
+            "fact",
+            "with local batch size",
+            rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
+            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}), "
+            rf"total steps (?P<steps_planned>{INT}) ",
+        ),
+        Pattern(
+            "fact",
+            " tokens per train step, ",
+            rf"\b(?P<global_batch_tokens>{INT}) tokens per train step, "
+            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?maximum context length (?P<seq>{INT}), "
+            rf"total steps (?P<steps_planned>{INT}) ",
+        ),
+        Pattern(
+            "fact",
+            "Building device mesh with parallelism: ",
+            r"\bBuilding device mesh with parallelism: "
+            + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
+            # Replicas and shards are the ranks that split the batch; only where one of them is 1 is the other all of them.
+            + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
+            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})",
+        ),
+        # The axes of a mesh stand in the order of their sizes; which there are differs, so each set is its own line. An
+        # axis of size 1 is left out.
+        *(
+            Pattern(
+                "fact",
+                "D device mesh with [",
+                rf"-D device mesh with \[{names}\], \[{sizes}\]",
+                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in groups},
+            )
+            for names, sizes, groups in (
+                (
+                    ", ?".join(rf"'{axis}'" for axis in axes),
+                    ", ?".join(rf"(?P<{group}>\d{{1,6}})" for group in groups),
+                    groups,
+                )
+                for axes, groups in (
+                    (("dp(?:_shard|_replicate)?",), ("dp",)),
+                    (("dp(?:_shard|_replicate)?", "tp"), ("dp", "tp")),
+                    (("pp", "dp(?:_shard|_replicate)?"), ("pp", "dp")),
+                    (("pp", "dp(?:_shard|_replicate)?", "tp"), ("pp", "dp", "tp")),
+                    (("dp(?:_shard|_replicate)?", "cp"), ("dp", "cp")),
+                    (("dp(?:_shard|_replicate)?", "cp", "tp"), ("dp", "cp", "tp")),
+                    (("pp", "dp(?:_shard|_replicate)?", "cp", "tp"), ("pp", "dp", "cp", "tp")),
+                    (("tp",), ("tp",)),
+                    (("pp",), ("pp",)),
+                    (("pp", "tp"), ("pp", "tp")),
+                )
+            )
+        ),
+        Pattern(
+            "fact",
+            "activation checkpointing to the model",
+            r"\bApplied (?:full )activation checkpointing to the model",
+            facts={"recompute": "full"},
+        ),
+        Pattern(
+            "fact",
+            "activation checkpointing to the model",
+            r"\bApplied selective activation checkpointing to the model",
+            facts={"recompute": "selective"},
+        ),
+        Pattern("end", "Training completed", r"\broot - INFO - Training completed\s*$", ended="done"),
+    ),
+    specimen="""\
+[rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - step:  4  loss:  4.6671  grad_norm:  2.5457  memory:  0.00GiB(0.00%)  tps: 35,051  tflops: 3.59  mfu: 0.36%
+[rank0]:2024-06-24 15:01:18,001 - root - INFO - step: 10  loss:  8.2150  memory: 59.43GiB(62.57%)  wps: 6,410  mfu: 47.97%
+[rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - validate step: 20  loss:  4.1002  memory: 31.02GiB(39.21%)  tps: 40,113
+[rank0]:[titan] 2025-07-21 15:57:20,101 - root - INFO - CUDA capacity: NVIDIA H100 with 79.10GiB memory
+[rank0]:[titan] 2025-07-21 15:57:20,151 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
+[rank0]:[titan] 2025-07-21 15:57:19,001 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
+[rank0]:[titan] 2026-03-01 10:00:01,001 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1
+[rank0]:[titan] 2025-07-21 15:57:30,001 - root - INFO - Trainer is initialized with local batch size 8, global batch size 64, gradient accumulation steps 1, sequence length 2048, total steps 10 (warmup 2)
+""",
+    seen="pytorch/torchtitan/pull/1437; torchtitan/components/metrics.py, torchtitan/train.py",
+)
