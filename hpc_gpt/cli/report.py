@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from hpc_gpt.cli import complete
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpc_gpt.report.audit import FormulaName
     from hpc_gpt.report.gather import Gathered
     from hpc_gpt.report.seed_lines import SweepLines
 
@@ -52,6 +54,11 @@ if TYPE_CHECKING:
     help="Recompute a published table (.md, .csv) from its own formula and the logs of PATH; exit 1 if a cell breaks.",
 )
 @click.option(
+    "--formula",
+    type=click.Choice(["seed", "hardware", "model"]),
+    help="With --audit: the formula of TFLOPs where the table's document states none.",
+)
+@click.option(
     "--tensorboard",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -68,6 +75,7 @@ def report(
     sort: str,
     html: Path | None,
     audit: Path | None,
+    formula: FormulaName | None,
     tensorboard: Path | None,
     wandb: Path | None,
 ) -> None:
@@ -81,10 +89,16 @@ def report(
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import gather_paths
 
-    if audit is not None:
-        sys.exit(_audit(audit, paths, form, as_json))
-    gathered = gather_paths(paths, logs_dir())
     form = "json" if as_json else form
+    if audit is not None:
+        for name, given in (("--html", html), ("--tensorboard", tensorboard), ("--wandb", wandb), ("--sort", sort)):
+            if given:
+                raise ConfigError(f"--audit and {name} do not go together", f"two commands: one without {name}")
+        sys.exit(_audit(audit, paths, form, formula))
+    if formula is not None:
+        raise ConfigError("--formula is for --audit", "a record has every formula; hpc-gpt help record")
+    _check_targets(html)
+    gathered = gather_paths(paths, logs_dir())
     _sort(gathered, sort)
     text = _text(gathered, form, columns)
     if form == "table" and not gathered.runs and not text:
@@ -96,9 +110,28 @@ def report(
         sys.exit(1)
 
 
-def _audit(table: Path, paths: Sequence[str], form: str, as_json: bool) -> int:
-    """The exit code: 1 where a cell breaks."""
-    raise NotImplementedError
+def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
+    """The exit code: 1 where a cell breaks. Without a PATH no log stands behind the table."""
+    from hpc_gpt.paths import logs_dir
+    from hpc_gpt.report.audit import as_json, as_text, audit
+    from hpc_gpt.report.gather import Gathered, gather_paths
+
+    if form not in ("table", "json"):
+        raise ConfigError(f"--audit has no format {form}", "without --format, or with --json")
+    gathered = gather_paths(paths, logs_dir()) if paths else Gathered()
+    found = audit(table, gathered.runs, formula)
+    click.echo(as_json(found) if form == "json" else as_text(found), nl=False)
+    for fault in [*gathered.unread, *gathered.notes]:
+        click.echo(f"note: {fault}", err=True)
+    return found.exit_code
+
+
+def _check_targets(html: Path | None) -> None:
+    """What would be refused at the end is refused before an hour of reading."""
+    if html is not None:
+        from hpc_gpt.report.page import check_target
+
+        check_target(html)
 
 
 def _sort(gathered: Gathered, sort: str) -> None:
@@ -154,9 +187,28 @@ def _tell(gathered: Gathered, form: str) -> None:
     if gathered.unwritten:
         more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
         click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
+    for words in gathered.notes:
+        click.echo(plain(f"note: {words}"), err=True)
     for fault in gathered.unread:
         click.echo(plain(f"Error: {fault}"), err=True)
 
 
 def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """The page and the exports, and where they are, to stderr."""
+    if html is not None:
+        from hpc_gpt.report.page import write_page
+
+        write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
+        click.echo(f"wrote {html}", err=True)
+    if tensorboard is not None:
+        from hpc_gpt.report.tensorboard import write_events
+
+        written = write_events(gathered.runs, tensorboard)
+        click.echo(f"wrote {len(written)} event files under {tensorboard}", err=True)
+        click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
+    if wandb is not None:
+        from hpc_gpt.report.wandb import write_offline_runs
+
+        folders = write_offline_runs(gathered.runs, wandb)
+        click.echo(f"wrote {len(folders)} offline runs under {wandb}", err=True)
+        click.echo("next: wandb sync FOLDER", err=True)
