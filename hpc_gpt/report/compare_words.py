@@ -70,9 +70,9 @@ def as_text(comparison: Comparison, a: str, b: str) -> str:
     lines += [("loss", text) for text in _loss(comparison, a, b)]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
         peaks = [_peak(run, key) for run in (comparison.a, comparison.b)]
-        if any(peaks):
-            apart = f", {peaks[1] - peaks[0]:+.2f}" if peaks[0] and peaks[1] else ""
-            lines.append((name, f"{show_digits(peaks[0])} -> {show_digits(peaks[1])} GiB{apart}"))
+        if any(peaks):  # of a CPU there is none
+            apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
+            lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
     text = verdict_words(comparison, a, b) + "\n" + _columns(lines, "  ")
@@ -90,11 +90,11 @@ def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
 def title(run: RunRead) -> str:
     """The run in a line: its name, layout, GPUs and engine."""
     record = run.record
-    parts = [f"{record.name or NOTHING}/{record.run or NOTHING}"]
+    parts = ["/".join(dict.fromkeys(name for name in (record.name, record.run) if name)) or NOTHING]
     if record.tp:
         parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
     if record.gpus:
-        parts.append(f"{record.gpus} GPUs" if record.device else f"{record.gpus} ranks")
+        parts.append(f"{record.gpus} ranks" if run.folder and not record.device else f"{record.gpus} GPUs")
     parts += [str(part) for part in (record.device, record.engine, record.dtype) if part]
     return plain(", ".join(parts))
 
@@ -141,6 +141,10 @@ def _peak(run: RunRead, key: str) -> float | None:
     """The highest of the stages."""
     figures = getattr(run.record, key)
     return max(figures) if figures else None
+
+
+def _gib(figure: float | None) -> str:
+    return "unknown" if figure is None else f"{show_digits(figure)} GiB"
 
 
 def _ended(run: RunRead) -> str:

@@ -19,6 +19,8 @@ SETTING_KEYS = (
 )  # fmt: skip
 # Of our own runs these stand in `settings` as well.
 _TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype"))
+# What foreign logs say of a run beside its settings.
+_FIGURES = frozenset(("timers_ms",))
 # What in a setting's key says that it decides speed, and which words of it that it only names things.
 _FAST = re.compile(
     r"parallel|zero|stage|offload|recompute|checkpoint_activ|checkpoint_num|attention|flash|compile|fus|overlap|bucket"
@@ -29,6 +31,7 @@ _NAMING = (
     "tensorboard", "log", "logging", "host", "hostname", "addr", "port", "rank", "time", "date", "title", "version",
     "user", "tag", "output", "exit", "prompt", "resumed", "sweep", "interval",
 )  # fmt: skip
+_SWITCHES = {"true": 1.0, "yes": 1.0, "on": 1.0, "false": 0.0, "no": 0.0, "off": 0.0, "none": 0.0, "null": 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Apart:
 def flat_settings(record: Record) -> dict[str, Any]:
     """Every stated setting under a dotted key, versions too, in the order of SETTING_KEYS; without secrets."""
     found = {key: getattr(record, key) for key in SETTING_KEYS}
-    own = _flat(without_secrets(record.settings))
+    own = _flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
     found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
     found |= {"node_list": record.node_list}
     found |= {f"versions.{key}": value for key, value in record.versions.items()}
@@ -84,7 +87,8 @@ def _weight(apart: Apart) -> tuple[bool, int, int]:
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in settings.items():
+    for quoted, value in settings.items():
+        key = str(quoted).strip("\"' ")
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{before}{key}.")
         elif isinstance(value, list | tuple):
@@ -95,15 +99,16 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value for a comparison: two programs may print one as `True` and as 1.0, or as `true` and `1`."""
-    if isinstance(value, bool):
-        return float(value)
+    """The value for a comparison: what one program prints as `False` is 0, `false` or `None` in another."""
     if isinstance(value, str):
-        lower = value.strip().lower()
-        if lower in ("true", "false"):
-            return float(lower == "true")
+        text = value.strip().lower()
+        if text in _SWITCHES:
+            return _SWITCHES[text]
         try:
-            value = float(lower)
+            value = float(text)
         except ValueError:
-            return lower if lower != "none" else None
-    return "nan" if isinstance(value, float) and math.isnan(value) else value
+            # A list of one, as argparse makes it of nargs="*".
+            return text[2:-2] if text.startswith(("['", '["')) and text.count(",") == 0 else text
+    if isinstance(value, bool | int | float):
+        return "nan" if math.isnan(value) else float(value)
+    return value
