@@ -93,7 +93,8 @@ def unit(name: str) -> tuple[str, float]:
 
 
 def figure(text: str) -> float | None:
-    """The number that a program printed; NaN for `nan`, an infinity for `inf`; None where the text is no number.
+    """The number that a program printed; NaN for `nan`, an infinity for `inf`; None where the text is no number, or
+    one that no float can hold.
 
     >>> [figure(text) for text in ("7,208,960", "1.05M", "38.12%", "1.5E-04", "0:14:31.66", "12.3/12.9", "cat")]
     [7208960.0, 1050000.0, 38.12, 0.00015, 871.66, 12.3, None]
@@ -102,7 +103,7 @@ def figure(text: str) -> float | None:
     if not text or len(text) > _LONGEST:
         return None
     try:
-        return float(text) if "_" not in text else None
+        return _held(float(text), text) if "_" not in text else None
     except ValueError:
         pass
     if clock := _CLOCK.fullmatch(text):
@@ -115,9 +116,14 @@ def figure(text: str) -> float | None:
     if rest and rest not in _SIZES:
         return None
     try:
-        return float(found[0].replace(",", "").replace("_", "")) * _SIZES.get(rest, 1.0)
+        return _held(float(found[0].replace(",", "").replace("_", "")) * _SIZES.get(rest, 1.0), text)
     except ValueError:
         return None
+
+
+def _held(value: float, text: str) -> float | None:
+    """The value unless it is infinite only because no float is so large."""
+    return None if math.isinf(value) and "inf" not in text.lower() else value
 
 
 def scaled(name: str, text: str) -> tuple[str, float | str] | None:

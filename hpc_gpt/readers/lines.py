@@ -13,6 +13,7 @@ from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.pattern import Pattern
 from hpc_gpt.readers.prefix import rank_of, time_of, without_colours
 from hpc_gpt.readers.sound import sound_gib, sound_step, whole_rank
+from hpc_gpt.readers.spans import field_spans
 from hpc_gpt.readers.step_rows import MOST_ROWS, StepRows
 
 _MOST_VALUES = 8  # distinct values kept of one fact
@@ -59,7 +60,7 @@ class LineReader:
     def look(self, piece: str) -> tuple[str, list[Found]]:
         """A line or a piece of one, cut to what is looked at, and what is found in it."""
         if len(piece) > LONGEST_LINE:
-            self._leave_out("lines over 64,000 characters, cut")
+            self.leave_out("lines over 64,000 characters, cut")
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
@@ -90,7 +91,7 @@ class LineReader:
         self, number: int, line: str, match: re.Match[str], each: Armed, rank: int | None, at: float | None
     ) -> None:
         pattern = each.pattern
-        values = self._values(line, match, pattern)
+        values = values_of(line, match, pattern)
         if pattern.kind == "start":
             self._start(number)
         elif pattern.kind == "step":
@@ -102,7 +103,7 @@ class LineReader:
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
             if name not in STEP_FIELDS:
-                self._fact(name, value, place, each)
+                self.fact(name, value, place, each)
         match pattern.kind:
             case "fact" | "start":
                 rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:_LONGEST_TEXT]
@@ -111,7 +112,7 @@ class LineReader:
                 ):
                     part.rank_params.setdefault(name, (rank_params, place))
                 for name, value in values.items():
-                    self._fact(name, value, place, each)
+                    self.fact(name, value, place, each)
             case "argument":
                 key = str(values.get("key", ""))[:_LONGEST_TEXT]
                 if key and key not in part.arguments and self._room("arguments", len(part.arguments)):
@@ -124,7 +125,7 @@ class LineReader:
                 if step is not None and self._room("bars", len(part.progress)):
                     part.progress.append((step, _float(values, "elapsed_s"), number))
                 if "steps_planned" in values:
-                    self._fact("steps_planned", values["steps_planned"], place, each)
+                    self.fact("steps_planned", values["steps_planned"], place, each)
             case "eval":
                 loss = _float(values, "loss_eval")
                 if loss is not None and self._room("evaluations", len(part.evals)):
@@ -133,9 +134,9 @@ class LineReader:
                 if self._room("saves", len(part.saves)):
                     part.saves.append((_float(values, "step"), _float(values, "save_s"), number))
             case "memory":
-                self._memory(values, rank, place)
+                self.memory(values, rank, place)
             case "timers":
-                self._timers(values)
+                self.timers(values)
             case "failure":
                 self._failure(line, match, pattern, values, rank, at, place)
             case "end":
@@ -144,23 +145,7 @@ class LineReader:
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
-                        self._fact(name, values[name], place, each)
-
-    @staticmethod
-    def _values(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
-        texts = {name: text for name, text in match.groupdict().items() if text is not None}
-        if pattern.keys:
-            pieces = line[match.end() :].split(pattern.separator)
-            for piece in pieces[:-1] if pattern.closed else pieces:
-                key, colon, text = piece.partition(":")
-                if colon and (name := pattern.keys.get(key.strip())):
-                    texts.setdefault(name, text)
-        if pattern.kind == "timers":
-            return dict(texts)
-        stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
-        return stated | {
-            found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None
-        }
+                        self.fact(name, values[name], place, each)
 
     def _start(self, number: int) -> None:
         part = self.parts[-1]
@@ -181,25 +166,29 @@ class LineReader:
     def _step(
         self, number: int, values: Mapping[str, float | str], each: Armed, rank: int | None, at: float | None
     ) -> None:
-        row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
+        if self.full:
+            return self.leave_out(FULL)
+        row = row_of(values, at)
         step = row.get("step")
         if step is not None and not sound_step(step):
-            return self._leave_out("lines of steps of a number that cannot be")
+            return self.leave_out("lines of steps of a number that cannot be")
         rows = self.rows[-1].get(each.dialect.name)
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
-                return self._leave_out(OTHER_RANKS)
+                return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:
-                return self._leave_out(PRINTED_BEFORE)
-            if step is None and "epoch" in row and all(rows.open_row.get(key) == row[key] for key in row):
-                return self._leave_out(PRINTED_BEFORE)
-            if step is not None and last is not None and step < last and not self.full:
+                return self.leave_out(PRINTED_BEFORE)
+            if (
+                step is None
+                and "epoch" in row
+                and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
+            ):
+                return self.leave_out(PRINTED_BEFORE)
+            if step is not None and last is not None and step < last:
                 self._next_part(number)
         if self.full:
-            return self._leave_out(FULL)
-        if at is not None and "at" not in row:
-            row["at"] = at
+            return self.leave_out(FULL)
         rows = self.rows_of(each.dialect.name, rank)
         rows.add(row, number)
         self.bound_rows(rows, rows.count - 1)
@@ -235,9 +224,9 @@ class LineReader:
     def _more(self, number: int, values: Mapping[str, float | str], each: Armed, rank: int | None) -> None:
         rows = self.rows[-1].get(each.dialect.name)
         if rows is None:
-            return self._leave_out("figures of a step that no line before them names")
+            return self.leave_out("figures of a step that no line before them names")
         if rank is not None and rank != self.parts[-1].step_rank:
-            return self._leave_out(OTHER_RANKS)
+            return self.leave_out(OTHER_RANKS)
         for name, value in values.items():
             if name in STEP_FIELDS and isinstance(value, float):
                 rows.open_row.setdefault(name, value)
@@ -247,15 +236,15 @@ class LineReader:
     def _facts_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place, each: Armed) -> None:
         for name in STEP_FACTS:
             if name in values:
-                self._fact(name, values[name], place, each)
+                self.fact(name, values[name], place, each)
         if "memory_allocated_gib" in values or "memory_reserved_gib" in values:
-            self._memory(values, rank, place)
+            self.memory(values, rank, place)
 
-    def _fact(self, name: str, value: str | int | float, place: Place, each: Armed) -> None:
+    def fact(self, name: str, value: str | int | float, place: Place, each: Armed) -> None:
         part = self.parts[-1]
         if isinstance(value, float):
             if not math.isfinite(value):
-                return self._leave_out(f"figures of {name} that cannot be")
+                return self.leave_out(f"figures of {name} that cannot be")
             value = int(value) if value.is_integer() else value
         value = _cut(value)
         known = part.facts.setdefault(name, [])
@@ -263,14 +252,14 @@ class LineReader:
             known.append(Fact(value, place, each.dialect.name))
         return None
 
-    def _memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
+    def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
         named = whole_rank(values.get("rank"))
         rank = rank if named is None else named
         part = self.parts[-1]
         for name in ("memory_allocated_gib", "memory_reserved_gib"):
             gib = values.get(name)
             if isinstance(gib, float) and not sound_gib(gib):
-                self._leave_out(f"figures of {name} that cannot be")
+                self.leave_out(f"figures of {name} that cannot be")
                 values = {key: value for key, value in values.items() if key != name}
         if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
             return
@@ -282,7 +271,7 @@ class LineReader:
         if peaks != [old.allocated_gib, old.reserved_gib]:
             part.memory[rank] = Memory(peaks[0], peaks[1], place)
 
-    def _timers(self, values: Mapping[str, float | str]) -> None:
+    def timers(self, values: Mapping[str, float | str]) -> None:
         """Of very many lines of timers some are added up: their count tells of how many."""
         key = str(values.get("key", ""))[:64]
         pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
@@ -326,14 +315,29 @@ class LineReader:
         """Whether one more is taken where a part has `count`; one that is not is counted."""
         of_part, of_file = _MOST[what]
         if count >= of_part or self._taken.get(what, 0) >= of_file:
-            self._leave_out(f"{what} after so many")
+            self.leave_out(f"{what} after so many")
             return False
         self._taken[what] = self._taken.get(what, 0) + 1
         return True
 
-    def _leave_out(self, words: str, count: int = 1) -> None:
+    def leave_out(self, words: str, count: int = 1) -> None:
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
+
+
+def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
+    """What a match says, by field: figures in the fields' own units, and texts."""
+    texts = {name: line[slice(*span)] for name, span in field_spans(line, match, pattern).items()}
+    if pattern.kind == "timers":
+        return dict(texts)
+    stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
+    return stated | {found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None}
+
+
+def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
+    """The fields of a line of steps."""
+    row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
+    return row if at is None else {"at": at} | row
 
 
 def _float(values: Mapping[str, float | str], name: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)")
+ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)")
 # srun --label, torchrun's and deepspeed's tags, Megatron's "[Rank 51]", nanotron's axes; the number is the rank, of
 # the node alone for `[default7]:`.
 _RANK = re.compile(
@@ -29,8 +29,14 @@ def rank_of(line: str) -> int | None:
     >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("[rank0]:[titan] x"), rank_of("loss 3")
     (7, 12, 0, None)
     """
+    span = rank_span(line)
+    return int(line[slice(*span)]) if span else None
+
+
+def rank_span(line: str) -> tuple[int, int] | None:
+    """Where the rank that a line is labelled with stands."""
     found = _RANK.match(line)
-    return next((int(group) for group in found.groups() if group is not None), None) if found else None
+    return next((found.span(index) for index in range(1, 5) if found[index] is not None), None) if found else None
 
 
 def time_of(line: str) -> float | None:
@@ -51,3 +57,17 @@ def time_of(line: str) -> float | None:
         return None
     part = found["part"]
     return moment.timestamp() + (float(f"0.{part}") if part else 0.0)
+
+
+def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
+    """Where the numbers of the first time of day stand: year, month, day, hour, minute, second, and part if any."""
+    found = _AT.search(line)
+    if found is None:
+        return None
+    us = "" if found["year"] else "us_"
+    spans = {name: found.span(f"{us}{name}") for name in ("year", "month", "day")}
+    clock = found.start(f"{us}clock")
+    spans |= {
+        name: (clock + 3 * place, clock + 3 * place + 2) for place, name in enumerate(("hour", "minute", "second"))
+    }
+    return spans | {"part": found.span("part")} if found["part"] else spans

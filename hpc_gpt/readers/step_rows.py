@@ -80,6 +80,7 @@ class StepRows:
         if len(line):
             self._blocks.append(StepBlock(at, line, columns))
         self.count += count
+        self._closed = self.count - 1
         for name, value in totals.items():
             self._sum(name, value)
         self.add(*last)

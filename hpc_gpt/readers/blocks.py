@@ -1,0 +1,94 @@
+"""A log a block of bytes at a time: what LineReader gives, by what lines are alike instead of line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpc_gpt.readers.armed import Found
+from hpc_gpt.readers.block_steps import Block, take_known
+from hpc_gpt.readers.line_kinds import UNKNOWN, LineKinds, zeroed
+from hpc_gpt.readers.lines import LONGEST_LINE, LineReader
+from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.prefix import without_colours
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """A line that is read for itself. `index`: its place in the block; `found`: None where it is to be looked at."""
+
+    index: int
+    text: str
+    found: list[Found] | None
+
+
+class BlockReader:
+    """Takes the bytes of one log in order, in blocks that end where a line, or a piece of one, ends."""
+
+    def __init__(self, reader: LineReader, lines: int = 0) -> None:
+        self.reader = reader
+        self._lines = lines  # newlines so far
+        self._begun = False  # something stands behind the last of them
+        self._kinds = LineKinds()
+
+    @property
+    def lines(self) -> int:
+        """How many lines there were, the one that no newline ends with them."""
+        return self._lines + self._begun
+
+    def finish(self) -> list[Part]:
+        """The parts. The reader is used up."""
+        return self.reader.finish(self.lines)
+
+    def take(self, data: bytes) -> None:
+        """One block."""
+        if b"\x1b" in data:
+            data = without_colours(data.decode("utf-8", "replace")).encode()
+        if not data:
+            return
+        found = np.frombuffer(data, np.uint8)
+        newlines = found == 10
+        ends, zeros = newlines, zeroed(data)
+        if b"\r" in data:
+            ends = newlines | (found == 13)
+            zeros = zeros.replace(b"\r", b"\n")
+        stops = np.flatnonzero(ends)
+        starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
+        if len(stops) == 0 or ends is newlines:
+            numbers = self._lines + 1 + np.arange(len(starts), dtype=np.int64)
+        else:
+            numbers = self._lines + 1 + np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
+        self._lines = int(numbers[-1]) - 1
+        self._begun = data[-1] != 10
+        self._take(Block(data, zeros.split(b"\n"), starts, np.append(stops, len(data)), numbers))
+
+    def _take(self, block: Block) -> None:
+        apart = self._learn(block)
+        block.sort_lines(self._kinds)
+        start = 0
+        for line in apart:
+            take_known(self.reader, block, start, line.index)
+            text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
+            self.reader.apply(int(block.numbers[line.index]), text, found)
+            start = line.index + 1
+        take_known(self.reader, block, start, len(block.zeros))
+
+    def _learn(self, block: Block) -> list[_Apart]:
+        """The lines to read one by one; what kind the others are goes into the block."""
+        table = self._kinds.table
+        block.kinds = np.fromiter(map(table.__getitem__, block.zeros), np.int64, len(block.zeros))
+        apart: list[_Apart] = []
+        for index in np.flatnonzero(block.kinds == UNKNOWN).tolist():
+            zeros = block.zeros[index]
+            number = table[zeros]  # an earlier line of this block may have taught it
+            if number == UNKNOWN:
+                line = block.line(index)
+                if len(line) > LONGEST_LINE:
+                    apart.append(_Apart(index, line.decode("utf-8", "replace"), None))
+                    continue
+                number, text, found = self._kinds.learn(zeros, line)
+                if number == UNKNOWN:
+                    apart.append(_Apart(index, text, found))
+            block.kinds[index] = number
+        return apart
