@@ -71,8 +71,11 @@
     all.forEach((one) => (one.open = open));
     toggle.textContent = open ? "Close all details" : "Open all details";
   });
-  tools.append(...(lines.length > 1 ? [label, toggle] : [toggle]), status);
+  tools.append(...(lines.length > 1 ? [label] : []), status);
   tools.hidden = false;
+  const unfold = document.getElementById("unfold");
+  unfold.append(toggle);
+  unfold.hidden = all.length < 2;
 
   // A link to a run opens it and stands before its heading.
   const reveal = () => {

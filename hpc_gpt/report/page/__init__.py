@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -
 def check_target(path: Path) -> None:
     """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading."""
     if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {path.parent}")
+        raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
     if not os.path.lexists(path):
         return
     if not path.is_file() or path.is_symlink():
@@ -161,7 +162,7 @@ def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str
     parts = [f"{count:,} {words}" for words, count in counts.most_common()]
     serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
     text = f"{len(runs):,} run{'s' if len(runs) != 1 else ''}: {', '.join(parts)}." if runs else "No runs."
-    return text + (f" {serious:,} thing{'s' if serious != 1 else ''} to look at in their figures." if serious else "")
+    return text + (f" {serious:,} anomal{'ies' if serious != 1 else 'y'} in their figures." if serious else "")
 
 
 def _summary(run: RunRead) -> str:

@@ -1,7 +1,8 @@
 """What looks wrong with the runs, in words, the worst first.
 
 Four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know. Within
-a level what cost more GPU hours, or more GPUs, stands first. The same words of many runs are one anomaly.
+a level what cost more GPU hours, or more GPUs, stands first. The same words of many runs are one anomaly, and so are
+words that differ in their figures alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpc_gpt.report.columns import show_digits
 from hpc_gpt.report.page.run_charts import trained_again
 from hpc_gpt.report.page.safe_text import number, safe
 
-LEVELS = ("failed", "figures in doubt", "look at", "good to know")
+LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
 
 # How a run ended: the words for it, and at which level it counts; None where nothing is wrong.
@@ -52,8 +53,8 @@ _FLAG_LEVELS = (
     (
         DOUBT,
         re.compile(
-            r"cannot exist|impossible|cannot be|contradict|faster than the peak|is wrong|are wrong|no number|\bnan\b"
-            r"|every step .{0,40}skipped|disagree|does not fit|instead of|but the program counted",
+            r"cannot exist|impossible|cannot be right|contradict|faster than the peak|is wrong|are wrong|no number"
+            r"|\bnan\b|every step .{0,40}skipped|disagree|does not fit|instead of|but the program counted",
             re.I,
         ),
     ),
@@ -61,6 +62,8 @@ _FLAG_LEVELS = (
 _SLOWER = 1.1  # than the median of its like, from this ratio on
 _LIKE = 3  # runs that are needed to say so
 _WIDE = 1.5  # p90 over p10
+_FEW = 3  # anomalies that differ in their figures alone and stand apart
+_FIGURES = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,26 @@ def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     anomalies = [
         Anomaly(level, words, tuple(entry.runs), entry.where, entry.cost) for (level, words), entry in found.items()
     ]
-    return sorted(anomalies, key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0]))
+    return sorted(
+        _alike(anomalies), key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0])
+    )
+
+
+def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
+    """Anomalies whose words differ in their figures alone, as one where there are more than a few."""
+    shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
+    for anomaly in anomalies:
+        shapes[anomaly.level, _FIGURES.sub("#", anomaly.words)].append(anomaly)
+    merged = []
+    for (level, _), alike in shapes.items():
+        if len(alike) <= _FEW:
+            merged += alike
+            continue
+        worst = max(alike, key=lambda anomaly: anomaly.cost)
+        runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
+        words = f"{worst.words} (the others alike, with figures of their own)"
+        merged.append(Anomaly(level, words, tuple(runs), worst.where, sum(anomaly.cost for anomaly in alike)))
+    return merged
 
 
 def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[int]:
@@ -140,7 +162,8 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
     if (skipped := number(record.skipped_steps)) and "skipped" not in told:
         yield LOOK, f"{skipped:,.0f} steps skipped", ""
     if again := trained_again(run.curve):
-        yield LOOK, f"{again:,} steps trained again after {len(record.attempts or ()) - 1 or 1} restarts", ""
+        restarts = len(set(run.curve.attempt.tolist())) - 1
+        yield LOOK, f"{again:,} steps trained again after {restarts} restart{'s' if restarts != 1 else ''}", ""
     yield from _speed(record, medians)
 
 

@@ -51,7 +51,10 @@ def line_chart(
     marks = marks or Marks()
     across = [one.x for one in series] + ([marks.points[0]] if marks.points else [])
     up = [one.y for one in series] + ([marks.points[1]] if marks.points else [])
-    x = axis_of(np.concatenate(across), LEFT, RIGHT, around=0.01)
+    # Runs of a hundred and of a hundred thousand steps beside one another.
+    ends = [float(one.x.max()) for one in series if len(one.x)]
+    apart = len(ends) > 1 and max(ends) >= 10 * min(ends)
+    x = axis_of(np.concatenate(across), LEFT, RIGHT, apart, around=0.01)
     y = axis_of(np.concatenate(up), BOTTOM, TOP, may_be_log=True)
     content = "".join((*_frame(x, y, unit), *_band(marks, y), *_restarts(marks, x)))
     for one in series:
@@ -87,20 +90,22 @@ def _frame(x: Axis, y: Axis, unit: str) -> Iterator[str]:
         yield element("text", escaped(label), x=at, y=BOTTOM + 16, text_anchor="middle")
     yield element("path", d=f"M{LEFT:g} {TOP:g}V{BOTTOM:g}H{RIGHT:g}", class_="axis")
     yield element("text", escaped(unit + (", log scale" if y.log else "")), x=4, y=12, class_="unit")
-    yield element("text", "step", x=RIGHT, y=HEIGHT - 4, text_anchor="end", class_="unit")
+    yield element(
+        "text", "step, log scale" if x.log else "step", x=RIGHT, y=HEIGHT - 4, text_anchor="end", class_="unit"
+    )
 
 
 def _line(one: Series, x: Axis, y: Axis) -> Iterator[str]:
     for piece in pieces(one.attempt, one.again):
-        # The axis tells the buckets, so that a bucket is a few pixels wide whatever the stretch.
-        across, up = thinned(one.x[piece], one.y[piece], x.low, x.high)
-        path = line_path(x.at(across), y.at(up))
+        # Parted by where it is drawn, so that a bucket is as wide on a logarithmic axis.
+        across, up = thinned(x.at(one.x[piece]), one.y[piece], LEFT, RIGHT)
+        path = line_path(across, y.at(up))
         if path:
             yield element(
                 "path", d=path, class_=f"line s{one.style % SERIES}" + (" again" if one.again[piece][0] else "")
             )
-        if len(across) <= MARKED_POINTS:
-            yield from _dots(x.at(across), y.at(up), one.style)
+        if len(one.x) <= MARKED_POINTS:
+            yield from _dots(across, y.at(up), one.style)
 
 
 def _dots(across: Points, up: Points, style: int) -> Iterator[str]:
@@ -151,7 +156,7 @@ def _rails(marks: Marks, x: Axis) -> Iterator[str]:
 def _apart(marks: Marks, x: Axis, y: Axis) -> Iterator[str]:
     if marks.points is None:
         return
-    across, up = thinned(*marks.points, x.low, x.high, 60)
-    for a, b in zip(x.at(across).tolist(), y.at(up).tolist(), strict=True):
+    across, up = thinned(x.at(marks.points[0]), marks.points[1], LEFT, RIGHT, 60)
+    for a, b in zip(across.tolist(), y.at(up).tolist(), strict=True):
         if b == b:
             yield element("circle", cx=a, cy=b, r=3, class_="point")

@@ -12,9 +12,9 @@ from hpc_gpt.record import Record
 from hpc_gpt.report.columns import NOTHING, show_digits, show_params
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg, element, ornament
-from hpc_gpt.report.page.table import figure_words, layout_words, peak_memory_gib, tokens_per_s_gpu
+from hpc_gpt.report.page.table import figure_words, layout_words, peak_memory_gib, rate_words, tokens_per_s_gpu
 
-BAR_WIDTH, BAR_HEIGHT = 110.0, 12.0
+BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
 MOST_LINES = 60
 
 
@@ -102,7 +102,7 @@ def _lines(entries: list[_Layout]) -> list[LayoutLine]:
                 _program(entry.record),
                 str(entry.runs),
                 figure_words(show_digits, median(entry.steps) if entry.steps else None),
-                figure_words(show_digits, tokens),
+                figure_words(rate_words, tokens),
                 _bar(tokens, most_tokens),
                 figure_words(show_digits, memory) + (f" {kinds}" if memory is not None else ""),
                 _bar(memory, most_memory),

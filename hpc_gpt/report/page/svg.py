@@ -28,9 +28,12 @@ def escaped(value: Any) -> str:
 
 
 def element(name: str, content: str = "", **attributes: Any) -> str:
-    """One element; `content` is markup, attributes are escaped. `class_` is class, `text_anchor` text-anchor."""
+    """One element; `content` is markup, attributes are escaped and of our own making: paths are not to be cut.
+
+    `class_` is class, `text_anchor` text-anchor.
+    """
     words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escaped(_plain(value))}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(_plain(value)))}"' for key, value in attributes.items()
     )
     return f"<{name}{words}>{content}</{name}>" if content else f"<{name}{words}/>"
 

@@ -98,6 +98,11 @@ def _plain(figure: float) -> str:
     return f"{figure:.0f}" if figure == int(figure) else show_digits(figure)
 
 
+def rate_words(figure: float) -> str:
+    """Three digits and more, thousands apart."""
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
+
+
 def _percent(figure: float) -> str:
     return f"{figure:.1%}"
 
@@ -126,14 +131,12 @@ _COLUMNS = (
     _key("Size", "params", "parameters, a tied embedding counted once; 1 B = 10^9", _params),
     _words("Layout", ("tp", "pp", "dp", "zero_stage"), "tensor, pipeline and data parallel sizes; ZeRO stage",
            lambda record: words if (words := layout_words(record)) != NOTHING else None),
-    _key("Glob-BS", "global_batch", "samples of one optimizer step over all GPUs", _plain),
-    _key("Mic-BS", "micro_batch", "samples of one forward pass of a GPU", _plain),
-    _key("Seq", "seq", "tokens of a sample", _plain),
     _key("Step s", "step_s", "median seconds of the steady steps"),
     _Column(Heading("p10..p90 s", "10th and 90th percentile of the same steps; sorted by the 10th"),
             ("step_s_p10", "step_s_p90"), _spread),
     _key("Tokens/s", "tokens_per_s", "global batch x sequence / step time", show_whole),
-    _Column(Heading("Tokens/s per GPU", "tokens/s / GPUs"), ("tokens_per_s", "gpus"), tokens_per_s_gpu),
+    _Column(Heading("Tokens/s per GPU", "tokens/s / GPUs"), ("tokens_per_s", "gpus"), tokens_per_s_gpu,
+            rate_words),
     _key("TFLOP/s seed", "tflops_seed", "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without; seed 001"),
     _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
     _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
@@ -149,6 +152,9 @@ _COLUMNS = (
     _Column(Heading("Attempts", "starts of the run"), ("attempts",),
             lambda record: float(len(record.attempts)) if record.attempts else None, _plain),
     _key("GPU hours", "gpu_hours", "GPUs x hours over all attempts"),
+    _key("Glob-BS", "global_batch", "samples of one optimizer step over all GPUs", _plain),
+    _key("Mic-BS", "micro_batch", "samples of one forward pass of a GPU", _plain),
+    _key("Seq", "seq", "tokens of a sample", _plain),
     _words("Program", ("engine", "dialect"), "the engine, else the program whose log it is",
            lambda record: record.engine or record.dialect),
     _words("Device", ("device",), "the GPU", lambda record: record.device),

@@ -1,0 +1,279 @@
+"""The page in a real browser: what it shows, what it lets run, and how it is used by hand, by keyboard and by ear."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.report.page import write_page
+from tests.report.page.chromium import PROGRAM, Chromium
+from tests.report.page.page_runs import HOSTILE, hostile_runs, many_runs, usual_runs
+
+# Contrast of every text and every stroke against what lies behind it, by WCAG 2.1's formula.
+CONTRASTS = """
+(() => {
+  const parsed = (words) => {
+    const found = words.match(/[\\d.]+/g);
+    return found && !(found.length > 3 && Number(found[3]) === 0) ? found.slice(0, 3).map(Number) : null;
+  };
+  const light = (colour) => {
+    const [r, g, b] = colour.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (a, b) => {
+    const [high, low] = [light(a), light(b)].sort((x, y) => y - x);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = parsed(getComputedStyle(one).backgroundColor);
+      if (colour) return colour;
+    }
+  };
+  document.querySelectorAll("details").forEach((one) => (one.open = true));
+  const worst = { text: [99, ""], stroke: [99, ""], texts: 0, strokes: 0 };
+  const note = (kind, value, one) => {
+    worst[kind + "s"] += 1;
+    const name = `${one.tagName}.${one.getAttribute("class")} ${one.textContent.slice(0, 40)}`;
+    if (value < worst[kind][0]) worst[kind] = [value, name];
+  };
+  for (const one of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(one);
+    const drawn = one instanceof SVGElement;
+    const says = [...one.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    if (["SCRIPT", "title", "desc"].includes(one.tagName)) continue;
+    if (says) note("text", ratio(parsed(drawn ? style.fill : style.color), behind(one)), one);
+    const marks = drawn && !["grid", "frame"].includes(one.getAttribute("class"));
+    if (marks && one.tagName === "path") note("stroke", ratio(parsed(style.stroke), behind(one)), one);
+  }
+  return worst;
+})()
+"""
+OVERFLOW = "[document.scrollingElement.scrollWidth, innerWidth]"
+NAMES = "[...document.querySelectorAll('table.runs tbody th')].map((cell) => cell.textContent)"
+SORTS = "[...document.querySelectorAll('table.runs thead th')].map((cell) => cell.getAttribute('aria-sort'))"
+STEP = "table.runs thead th:nth-child(7) button"
+
+
+@dataclass(frozen=True)
+class Pages:
+    usual: Path
+    hostile: Path
+    many: Path
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    made = Pages(folder / "usual.html", folder / "hostile.html", folder / "many.html")
+    write_page(made.usual, usual_runs(), ["out.bin is binary"])
+    write_page(made.hostile, hostile_runs(), HOSTILE)
+    write_page(made.many, many_runs(1000))
+    return made
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if PROGRAM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    found = Chromium(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def names(browser):
+    return [name.partition("/")[0] for name in browser.run(NAMES)]
+
+
+READ = ["meg_gpt2_perf_n16", "meg_ds_3d_restarts", "meg_oom", "meg_nan", "hf_ds_gpt2_base_n4", "gpt2-124m-fsdp",
+        "gpt2-124m-ddp"]  # fmt: skip
+FASTEST_FIRST = ["gpt2-124m-ddp", "gpt2-124m-fsdp", "hf_ds_gpt2_base_n4", "meg_gpt2_perf_n16", "meg_nan",
+                 "meg_ds_3d_restarts", "meg_oom"]  # fmt: skip
+SLOWEST_FIRST = ["meg_ds_3d_restarts", "meg_gpt2_perf_n16", "meg_nan", "hf_ds_gpt2_base_n4", "gpt2-124m-fsdp",
+                 "gpt2-124m-ddp", "meg_oom"]  # fmt: skip
+
+
+def test_it_is_quiet_and_asks_for_nothing_but_itself(browser, pages):
+    for page in (pages.usual, pages.hostile):
+        browser.open(page)
+        assert browser.console == []
+        assert browser.requests == [page.as_uri()]
+
+
+def test_nothing_of_a_log_runs(browser, pages):
+    for dark in (False, True):
+        browser.open(pages.hostile, dark=dark)
+        browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        browser.click(STEP)
+        browser.click("table.runs tbody a")
+        assert browser.run("typeof window.hacked") == "undefined"
+        assert browser.dialogs == []
+        assert browser.console == []
+    text = browser.run("document.body.textContent")
+    assert all(words in text for words in HOSTILE)
+    assert browser.run("document.title").endswith("hpc-gpt report")
+
+
+def test_the_policy_stops_a_script_that_got_in_all_the_same(browser, pages, tmp_path):
+    bad = tmp_path / "bad.html"
+    inside = "<script>window.hacked=1</script><img src=http://127.0.0.1:9/ onerror='window.hacked=2'>"
+    bad.write_text(pages.usual.read_text().replace("<main>", f"<main>{inside}"))
+    browser.open(bad)
+    assert browser.run("typeof window.hacked") == "undefined"
+    assert browser.run("document.querySelectorAll('main > script, main > img').length") == 2
+    assert any("Content Security Policy" in words for words in browser.console)
+    told = [event["params"] for event in browser.events if event["method"] == "Network.loadingFailed"]
+    assert len(told) == len(browser.requests) - 1, "all but the page itself was stopped"
+    assert all(one.get("blockedReason") == "csp" for one in told)
+
+
+def test_a_click_sorts_and_says_so(browser, pages):
+    browser.open(pages.usual)
+    assert names(browser) == READ
+    assert set(browser.run(SORTS)) == {"none"}
+    browser.click(STEP)
+    assert names(browser) == FASTEST_FIRST, "the run without a step time stands last"
+    assert browser.run(SORTS)[6] == "ascending"
+    assert browser.run("document.querySelector('[role=status]').textContent") == "Sorted by Step s, ascending"
+    browser.click(STEP)
+    assert names(browser) == SLOWEST_FIRST, "and last again"
+    assert browser.run(SORTS)[6] == "descending"
+    browser.click("table.runs thead th:nth-child(1) button")
+    assert names(browser) == sorted(READ, key=str.lower)
+    assert [at for at, way in enumerate(browser.run(SORTS)) if way != "none"] == [0]
+
+
+def test_the_keyboard_sorts_filters_and_opens(browser, pages):
+    browser.open(pages.usual)
+    browser.run(f"document.querySelector({STEP!r}).focus()")
+    browser.press("Enter", 13, "\r")
+    assert names(browser) == FASTEST_FIRST
+    browser.press(" ", 32, " ")
+    assert browser.run(SORTS)[6] == "descending"
+    browser.press(" ", 32, " ")
+    assert names(browser) == READ, "the third time gives the order that was read"
+    browser.run("document.querySelector('input').focus()")
+    browser.call("Input.insertText", text="ds done")
+    assert browser.run("document.querySelector('[role=status]').textContent") == "2 of 7 runs"
+    browser.run("document.querySelector('table.runs tbody a[href=\"#run-2\"]').focus()")
+    browser.press("Enter", 13, "\r")
+    assert browser.run("document.getElementById('run-2').closest('details').open")
+    assert browser.run("document.activeElement.tagName") == "SUMMARY"
+    assert browser.run("[...document.querySelectorAll('details.run')].filter((one) => one.open).length") == 1
+
+
+def test_all_that_can_be_used_is_reached_by_tab_and_shows_its_focus(browser, pages):
+    browser.open(pages.usual)
+    seen = set()
+    for _ in range(300):
+        browser.press("Tab", 9)
+        where = browser.run(
+            "(one => one === document.body ? '' : [one.tagName, one.textContent.slice(0, 30), "
+            "getComputedStyle(one).outlineStyle].join('|'))(document.activeElement)"
+        )
+        if not where:
+            break
+        tag, _, outline = where.split("|")
+        seen.add(tag)
+        assert outline != "none", where
+    else:
+        pytest.fail("tab does not come to an end")
+    assert seen >= {"A", "BUTTON", "INPUT", "SUMMARY", "DIV"}
+
+
+@pytest.mark.parametrize("name", ["usual", "hostile"])
+def test_a_phone_scrolls_the_tables_and_never_the_page(browser, pages, name):
+    browser.open(getattr(pages, name), width=390, height=844)
+    browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert browser.run(OVERFLOW) == [390, 390]
+    wide, box = browser.run("(one => [one.scrollWidth, one.clientWidth])(document.querySelector('.scroll'))")
+    assert wide > box
+    sizes = browser.run(
+        "[...document.querySelectorAll('thead button')].map((one) => one.getBoundingClientRect().height)"
+    )
+    assert min(sizes) >= 24
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_and_lines_stand_out(browser, pages, dark):
+    browser.open(pages.usual, dark=dark)
+    ground = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(15, 19, 24)" if dark else "rgb(255, 255, 255)")
+    worst = browser.run(CONTRASTS)
+    assert worst["texts"] > 500
+    assert worst["strokes"] > 50
+    assert worst["text"][0] >= 4.5, worst
+    assert worst["stroke"][0] >= 3, worst
+
+
+def test_a_screen_reader_meets_names_and_places(browser, pages):
+    browser.open(pages.usual)
+    browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    met = browser.roles()
+    roles = {role for role, _, _ in met}
+    assert roles >= {"banner", "main", "navigation", "contentinfo", "region", "table", "columnheader", "rowheader"}
+    assert [name for role, name, _ in met if role == "heading"][:2] == [
+        "Report of 7 runs",
+        "What looks wrong, the worst first",
+    ]
+    tables = [name for role, name, _ in met if role == "table"]
+    assert len(tables) > 10
+    assert all(tables)
+    images = {name: words for role, name, words in met if role == "image"}
+    assert "Loss over steps of 5 runs" in images
+    assert "Attempt 2 starts at step 29" in images["Step time over steps, meg_ds_3d_restarts/1587042"]
+    assert all(images), "no drawing without a name"
+    assert all(images.values()), "no drawing without words"
+    assert all(name for role, name, _ in met if role in ("button", "link", "searchbox", "DisclosureTriangle"))
+    assert {name for role, name, _ in met if role == "columnheader"} >= {"Run", "Step s", "TFLOP/s seed", "Layout"}
+
+
+def test_without_javascript_all_is_there(browser, pages):
+    browser.open(pages.usual, script=False)
+    tree = browser.call("DOMSnapshot.captureSnapshot", computedStyles=[])
+    strings = set(tree["strings"])
+    assert {"Report of 7 runs", "meg_oom/1587011", "TFLOP/s hardware", "Throughput and memory by layout"} <= strings
+    met = browser.roles()
+    assert not [name for role, name, _ in met if role in ("button", "searchbox")], "nothing that does nothing"
+    assert sum(role == "DisclosureTriangle" for role, _, _ in met) >= 8
+
+
+def test_print_is_black_on_white_and_unfolded(browser, pages):
+    browser.open(pages.usual, dark=True)
+    browser.media(dark=True, medium="print")
+    assert browser.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("document.querySelector('.facts td').getBoundingClientRect().height > 5"), "unfolded, no script"
+    assert browser.run("getComputedStyle(document.getElementById('tools')).display") == "none"
+    browser.media()
+    paper = [
+        (round(float(width)), round(float(height)))
+        for width, height in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", browser.pdf())
+    ]
+    assert 8 <= len(paper) <= 25
+    assert set(paper) == {(595, 842), (842, 595)}, "A4, the wide tables across"
+
+
+def test_no_motion_where_none_is_wanted(browser, pages):
+    browser.open(pages.usual)
+    for wanted, scrolls in (("no-preference", "smooth"), ("reduce", "auto")):
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": wanted}])
+        assert browser.run("getComputedStyle(document.documentElement).scrollBehavior") == scrolls
+    assert browser.run("document.getAnimations().length") == 0
+
+
+def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
+    browser.open(pages.many)
+    assert browser.console == []
+    browser.click(STEP)
+    texts = browser.run(
+        "[...document.querySelectorAll('table.runs tbody tr')].map((line) => Number(line.cells[6].textContent))"
+    )
+    assert len(texts) == 1000
+    assert texts == sorted(texts)
+    browser.run("document.querySelector('input').focus()")
+    browser.call("Input.insertText", text="node failure")
+    assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"

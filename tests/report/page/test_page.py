@@ -1,0 +1,183 @@
+"""The page's text: nothing of a log is markup, nothing is fetched, nothing secret is told, and it stays small."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.part import Failure, Place
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.record import Record
+from hpc_gpt.report.page import build_page
+from hpc_gpt.report.page.safe_text import HIDDEN, safe
+from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
+
+VOID = {"meta", "link", "br", "wbr", "img", "input"}
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes' names, the text of cells, and whether each tag that opens is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.values: list[tuple[str, str, str]] = []
+        self.stack: list[str] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+        self.values += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_every_tag_is_closed_where_it_should_be():
+    for runs in (usual_runs(), hostile_runs(), []):
+        assert Tags(build_page(runs)).stack == []
+
+
+def test_no_style_and_no_handler_stands_in_a_tag_and_nothing_is_fetched():
+    for runs in (usual_runs(), hostile_runs()):
+        page = Tags(build_page(runs))
+        names = {name for _, attributes in page.tags for name in attributes}
+        assert not {name for name in names if name.startswith("on") or name in ("style", "src", "srcset", "action")}
+        assert {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "form", "base"} == {
+            "script"
+        }
+        links = {value for _, name, value in page.values if name in ("href", "xlink:href")}
+        assert links
+        assert all(re.fullmatch(r"#[a-z0-9-]+", link) for link in links)
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_alone():
+    page = build_page(usual_runs())
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for kind, tag in (("style", "style"), ("script", "script")):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_hostile_words_are_on_the_page_as_words():
+    page = Tags(build_page(hostile_runs()))
+    text = "".join(page.text)
+    for words in HOSTILE:
+        assert words in text
+    assert "49" not in re.findall(r"\{\{.*?\}\}", text)
+
+
+@settings(max_examples=25)
+@given(st.text(max_size=80))
+def test_no_words_of_a_log_add_a_tag(words):
+    def page_of(text):
+        texts = {entry.name: text for entry in fields(Record) if entry.type == "str | None"}
+        record = replace(megatron(), **{**texts, "ended": "error"}, flags=[text], sources={"step_s": text, "tp": text})
+        failures = [Failure("error", text, Place(text, 1))]
+        return build_page([RunRead(record, curve(20), failures, [Path("a"), Path("b")])], [text])
+
+    assert Tags(page_of(f"x{words}")).tags == Tags(page_of("xy")).tags
+    page_of(words).encode("utf-8")
+
+
+def test_what_cannot_be_shown_becomes_a_sign_and_the_page_is_utf8():
+    record = megatron(name="a\x00b\x1b[31m\ud800\u202egnp.exe\x85", flags=["x" * 100_000])
+    page = build_page([RunRead(record)])
+    assert len(page.encode()) < 60_000
+    assert not re.search("[\x00\x1b\u202e\x85]", page)
+    assert "a\ufffdb\ufffd[31m\ufffd\ufffdgnp.exe\ufffd" in page
+
+
+def test_no_secret_and_no_setting_is_on_the_page():
+    secret = "hf_" + "Ab3" * 10
+    record = megatron(
+        settings={"environment": {"PLAIN_WORD": "swordfish"}},
+        cause=f"401 for https://me:{secret}@hub/x with api_key={secret}",
+        flags=[f"token {secret}"],
+        attempts=[{"attempt": 1, "cause": secret}, {"attempt": 2}],
+        sources={"tp": f"out:{secret}"},
+    )
+    page = build_page([RunRead(record, failures=[Failure("error", f"password={secret}", Place("a", 1))])])
+    assert secret not in page
+    assert "swordfish" not in page
+    assert HIDDEN in page
+
+
+@pytest.mark.parametrize(
+    "words", ["tokens: 4096", "token_per_s=128", "sk-learn", "https://host:8080/x", "me@host:/path", "secret sauce"]
+)
+def test_plain_words_are_not_taken_for_secrets(words):
+    assert safe(words) == words
+
+
+def test_absurd_figures_are_shown_or_left_out_and_never_stop_the_page():
+    record = megatron(
+        params=10**5000, gpus=10**300, step_s=float("nan"), tokens_per_s=float("inf"), seq=-1, mfu=1e300,
+        memory_allocated_gib=[float("nan")] * 3, loss_last=-1e-300, skipped_steps=10**5000, micro_batch=10**5000,
+    )  # fmt: skip
+    page = build_page([RunRead(record, curve(10)), RunRead(Record()), RunRead(megatron(ended="made_up"))])
+    assert len(page) < 150_000
+    assert "1e+300" in page
+    assert "made_up" in page
+
+
+def test_the_page_depends_on_its_runs_alone():
+    assert build_page(usual_runs(), ["a note"]) == build_page(usual_runs(), ["a note"])
+    assert "a note" in build_page([], ["a note"])
+
+
+def test_files_are_told_from_the_folder_above_all_of_them():
+    page = build_page(usual_runs())
+    assert "/data/logs" not in page
+    assert "<code>meg_gpt2_perf_n16.out</code>" in page
+
+
+def test_each_figure_says_where_it_is_from():
+    page = build_page(usual_runs()[:1])
+    assert 'title="meg_gpt2_perf_n16.out:35; meg_gpt2_perf_n16.out:36">tp4-pp16-dp1' in page
+    assert re.search(r'<th scope="row">tp</th><td>4</td><td>meg_gpt2_perf_n16\.out:35</td>', page)
+    assert re.search(r'<th scope="row">step_s</th><td>129\.0</td><td>meg_gpt2_perf_n16\.out:210-308', page)
+
+
+def test_a_column_that_no_run_fills_is_left_out():
+    heads = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', build_page([RunRead(Record(run="a", gpus=4))]))
+    assert heads[:4] == ["Run", "Ended", "Anomalies", "GPUs"]
+    assert heads[4:] == ["Key", "Figure", "From"]
+
+
+def test_a_thousand_runs_stay_below_three_megabytes_and_say_what_is_not_told():
+    page = build_page(many_runs(1000))
+    assert len(page.encode()) < 3_000_000
+    assert page.count('<tr><th scope="row"><a href="#run-') == 1000
+    assert page.count('class="body" id="run-') == 1000
+    assert "Charts of 24 of 1,000 runs with curves, those with the worst anomalies first." in page
+    assert "All figures of 100 of 1,000 runs" in page
+    assert "8 of 1,000 runs with curves" in page
+    assert "gpus, tp, pp, dp, params: log-999.out:12" in page or "log-999.out:12</p>" in page
+
+
+def test_many_notes_are_cut_and_counted():
+    page = build_page([], [f"file {place} is binary" for place in range(250)])
+    assert page.count("is binary") == 100
+    assert "150 more notes of this kind." in page
