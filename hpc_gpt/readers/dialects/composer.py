@@ -7,7 +7,7 @@ decimals: fewer are a cut line.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, NUMBER, START
+from hpc_gpt.readers.numerals import END, LINE_START, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Kind, Pattern
 
 _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
@@ -46,15 +46,17 @@ DIALECT = Dialect(
             "LanguageCrossEntropy: ",
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
-        Pattern("fact", "max_seq_len: ", START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
+        Pattern("fact", "max_seq_len: ", LINE_START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
         Pattern(
-            "fact", "global_train_batch_size: ", START + r"global_train_batch_size: (?P<global_batch>\d{1,9})" + END
+            "fact",
+            "global_train_batch_size: ",
+            LINE_START + r"global_train_batch_size: (?P<global_batch>\d{1,9})" + END,
         ),
-        Pattern("fact", "n_gpus: ", START + r"n_gpus: (?P<gpus>\d{1,7})" + END),
-        Pattern("fact", "n_params: ", START + r"n_params: (?P<params>\d{1,15})" + END),
-        Pattern("fact", "d_model: ", START + r"d_model: (?P<hidden>\d{1,9})" + END),
-        Pattern("fact", "n_layers: ", START + r"n_layers: (?P<layers>\d{1,9})" + END),
-        Pattern("fact", "n_heads: ", START + r"n_heads: (?P<heads>\d{1,9})" + END),
+        Pattern("fact", "n_gpus: ", LINE_START + r"n_gpus: (?P<gpus>\d{1,7})" + END),
+        Pattern("fact", "n_params: ", LINE_START + r"n_params: (?P<params>\d{1,15})" + END),
+        Pattern("fact", "d_model: ", LINE_START + r"d_model: (?P<hidden>\d{1,9})" + END),
+        Pattern("fact", "n_layers: ", LINE_START + r"n_layers: (?P<layers>\d{1,9})" + END),
+        Pattern("fact", "n_heads: ", LINE_START + r"n_heads: (?P<heads>\d{1,9})" + END),
     ),
     specimen="""\
 [batch=366/48000]:

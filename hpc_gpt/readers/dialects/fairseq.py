@@ -15,8 +15,9 @@ def _entry(key: str, group: str) -> str:
 
 
 def _pair(key: str, group: str) -> str:
-    """The last pair of a line has nothing behind it but the end, or a bar's bracket."""
-    return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER})(?=,|\]|\s*$))?)"
+    """A pair of a line or a bar; of a line `wall` is the last."""
+    end = r"(?=,|\]|\s*$)" if key == "wall" else r"(?=,|\])"
+    return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER}){end})?)"
 
 
 DIALECT = Dialect(

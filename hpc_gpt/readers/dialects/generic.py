@@ -1,5 +1,6 @@
 """Of a program that is not known: a line that names a step and a loss, by their shape alone, and nothing that could be
-taken for something else. Only a line that no other dialect takes is read so.
+taken for something else. Only a line that no other dialect takes is read so. A number that ends a line may be cut
+unseen: many such loops print the loss last.
 
 Read are the step, the loss, the learning rate, the gradient's norm, and a time that says that it is a step's and in
 which unit. Tokens/s are not: nothing says whether they are of a GPU or of the job.

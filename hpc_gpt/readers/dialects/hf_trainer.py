@@ -42,12 +42,13 @@ def _settings(literal: str, keys: str) -> Pattern:
 
 
 def _option(name: str) -> Pattern:
-    return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\]|$)")
+    return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
 
 
 def _shape(literal: str) -> Pattern:
-    """A line of the model's configuration as JSON. The quotes stay with the key: other dumps use the bare word."""
-    return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,|\s*$)")
+    """A line of the model's configuration as JSON. The quotes stay with the key: other dumps use the bare word. The
+    keys are sorted, so only the vocabulary's may be the last and have no comma."""
+    return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,)")
 
 
 def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
@@ -174,6 +175,7 @@ DIALECT = Dialect(
         ),
         _shape('"n_'),
         _shape('"num_'),
+        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END),
         _shape('_size": '),
         _shape('"gradient_checkpointing'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),

@@ -41,7 +41,7 @@ DIALECT = Dialect(
             rf"\bcompleted step: (?P<step>\d{{1,12}}), seconds: (?P<step_s>{NUMBER}),"
             rf"(?: live slice count: \d{{1,6}},)?(?: TFLOP/s(?:/device)?: (?P<tflops>{NUMBER}),)?"
             rf"(?: Tokens/s/device: (?P<tokens_per_s_gpu>{NUMBER}),)?(?: total_weights: \d{{1,20}}(?:\.0)?,)?"
-            rf"(?: loss:? (?P<loss>{NUMBER})(?=,|\s*$))?",
+            rf"(?: loss:? (?P<loss>\d{{1,9}}\.\d{{3}}|nan|inf)(?=,|\s*$))?",
         ),
         Pattern(
             "eval",

@@ -12,9 +12,9 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 _BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
 
 
-def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)") -> str:
-    """A lookahead that takes one column, where the line has it. The last column's end is the line's."""
-    return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number})(?= \||\s*$))?)"
+def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
+    """A lookahead that takes one column, where the line has it."""
+    return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number}){end})?)"
 
 
 _COLUMNS = (
@@ -24,7 +24,6 @@ _COLUMNS = (
     + _column("lm_loss", "loss")
     + _column("lr", "lr")
     + _column("model_tflops_per_gpu", "tflops")
-    + _column("grad_norm", "grad_norm")
 )
 _ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
 
@@ -39,12 +38,13 @@ DIALECT = Dialect(
             _ITERATION
             + _column("elapsed_time_per_iteration_ms", "step_ms")
             + _column("global_batch_size", "global_batch", r"\d{1,9}")
-            + _COLUMNS,
+            + _COLUMNS
+            + _column("grad_norm", "grad_norm", end=r"(?= \||\s*$)"),
         ),
         Pattern(
             "step",
             "| time_per_iteration_ms: ",
-            _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS,
+            _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS + _column("grad_norm", "grad_norm"),
         ),
         Pattern(
             "fact",

@@ -6,7 +6,7 @@ NaN is printed as `nan.0`. `train_step_timing in s` is the time of the last step
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, INT, NUMBER, START
+from hpc_gpt.readers.numerals import CLOCK, INT, LINE_START, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
@@ -17,7 +17,9 @@ def _entry(key: str, group: str) -> str:
 
 
 def _column(key: str, group: str) -> str:
-    return rf"(?=(?:[^\n]{{0,3000}}?\| {key}: (?P<{group}>{_NUMBER})(?= \||\s*$))?)"
+    """A column; the time of a step and the last validation's loss may end the line, so those may be cut unseen."""
+    end = r"(?= \||\s*$)" if group in ("step_s", "loss_eval") else r"(?= \|)"
+    return rf"(?=(?:[^\n]{{0,3000}}?\| {key}: (?P<{group}>{_NUMBER}){end})?)"
 
 
 DIALECT = Dialect(
@@ -51,13 +53,17 @@ DIALECT = Dialect(
             + _column("TFLOPS_per_GPU", "tflops")
             + _column("val_loss", "loss_eval"),
         ),
-        Pattern("fact", "micro_batch_size: ", START + rf"micro_batch_size: (?P<micro_batch>{INT})(?=\s*$)"),
-        Pattern("fact", "global_batch_size: ", START + rf"global_batch_size: (?P<global_batch>{INT})(?=\s*$)"),
-        Pattern("fact", "tensor_model_parallel_size: ", START + rf"tensor_model_parallel_size: (?P<tp>{INT})(?=\s*$)"),
+        Pattern("fact", "micro_batch_size: ", LINE_START + rf"micro_batch_size: (?P<micro_batch>{INT})(?=\s*$)"),
+        Pattern("fact", "global_batch_size: ", LINE_START + rf"global_batch_size: (?P<global_batch>{INT})(?=\s*$)"),
         Pattern(
-            "fact", "pipeline_model_parallel_size: ", START + rf"pipeline_model_parallel_size: (?P<pp>{INT})(?=\s*$)"
+            "fact", "tensor_model_parallel_size: ", LINE_START + rf"tensor_model_parallel_size: (?P<tp>{INT})(?=\s*$)"
         ),
-        Pattern("fact", "encoder_seq_length: ", START + rf"encoder_seq_length: (?P<seq>{INT})(?=\s*$)"),
+        Pattern(
+            "fact",
+            "pipeline_model_parallel_size: ",
+            LINE_START + rf"pipeline_model_parallel_size: (?P<pp>{INT})(?=\s*$)",
+        ),
+        Pattern("fact", "encoder_seq_length: ", LINE_START + rf"encoder_seq_length: (?P<seq>{INT})(?=\s*$)"),
     ),
     specimen="""\
 Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]

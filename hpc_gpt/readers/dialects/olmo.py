@@ -29,7 +29,11 @@ DIALECT = Dialect(
         _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
         _metric("throughput/device/TPS", "tokens_per_s_gpu"),
         _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
-        Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{INT})" + END),
+        Pattern(
+            "fact",
+            "Total number of parameters: ",
+            r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END,
+        ),
         Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,"),
     ),
     specimen="""\

@@ -6,8 +6,8 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
-    """`--name N` or `--name=N`, whole: not `--nnodes 1:4`, not a shell's variable."""
-    return Pattern("fact", literal, rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\]|$)")
+    """`--name N` or `--name=N`, whole: not `--nnodes 1:4`, not a shell's variable, not cut: something always follows."""
+    return Pattern("fact", literal, rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\])")
 
 
 DIALECT = Dialect(

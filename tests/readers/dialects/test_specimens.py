@@ -1,0 +1,168 @@
+"""Every dialect reads its own specimen, and no other does: with whatever before a line, and however it is cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hpc_gpt.readers.armed import armed, find
+from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, unit
+from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.record import RECORD_KEYS
+
+PREFIXES = (
+    "12: ",
+    "[default7]:",
+    "[rank0]:",
+    "[2026-11-20 10:00:00] ",
+    "\x1b[2m\x1b[36m[rank3]:\x1b[0m ",
+)
+BY_NAME = {dialect.name: dialect for dialect in dialects()}
+# Groups that only hold a place in a pattern.
+IGNORED = {"of", "before"}
+# Facts beside the keys of a record.
+FACTS = {
+    "kv_heads",
+    "ffn",
+    "vocab_unpadded",
+    "vocab_multiple",
+    "steps_planned",
+    "log_interval",
+    "eval_interval",
+    "save_interval",
+    "loss_scale",
+    "samples_total",
+    "samples_per_epoch",
+    "epochs",
+    "gpus_per_node",
+    "rank_params",
+    "rank_name",
+    "cp",
+    "ep",
+    "vp",
+    "sequence_parallel",
+    "flash_attention",
+    "distributed_optimizer",
+    "optimizer_offload",
+    "torch_version",
+    "framework_version",
+    "global_batch_tokens",
+    "allreduce_gbit_per_s",
+    "allreduce_bus_gbit_per_s",
+    "nccl_bus_gbyte_per_s",
+    "resumed_step",
+    "node",
+}
+# A program that prints Megatron's line with more in it: the longer match is its own.
+KIN = {("gpt_neox", "megatron"), ("megatron_primus", "megatron")}
+# Numbers that end a line in some versions and not in others: where they do not, a cut one cannot be told.
+UNTOLD = {"nemo": {"step_s"}}
+
+
+def figures(part: Part) -> set[tuple[str, str, Any]]:
+    """Everything a part says, but where and when."""
+    found: set[tuple[str, str, Any]] = set()
+    for name, facts in part.facts.items():
+        found |= {("fact", name, str(fact.value)) for fact in facts}
+    for steps in part.steps.values():
+        found |= {("step", name, float(value)) for name in steps.columns if name != "at" for value in steps[name]}
+    found |= {("total", name, fact.value) for name, fact in part.totals.items()}
+    found |= {("argument", key, text) for key, (text, _) in part.arguments.items()}
+    found |= {("eval", str(step), loss) for step, loss, _ in part.evals}
+    found |= {("progress", str(step), elapsed) for step, elapsed, _ in part.progress}
+    found |= {("save", str(step), took) for step, took, _ in part.saves}
+    found |= {("params", name, params) for name, (params, _) in part.rank_params.items()}
+    found |= {("timer", name, total) for name, (total, _) in part.timers_s.items()}
+    for memory in part.memory.values():
+        found |= {("memory", "allocated", memory.allocated_gib), ("memory", "reserved", memory.reserved_gib)}
+    return {each for each in found if each[2] is not None and each[2] == each[2]}
+
+
+def read(line: str) -> set[tuple[str, str, Any]]:
+    return figures(read_lines("log", [line])[0])
+
+
+def lines_of(dialect: Dialect) -> list[str]:
+    return dialect.specimen.splitlines()
+
+
+def specimens() -> Iterator[Any]:
+    for dialect in dialects():
+        for number, line in enumerate(lines_of(dialect), 1):
+            yield pytest.param(dialect, line, id=f"{dialect.name}-{number}")
+
+
+def test_a_dialect_is_named_as_its_module_and_says_where_it_was_seen() -> None:
+    for dialect in dialects():
+        assert dialect.patterns, dialect.name
+        assert dialect.specimen, dialect.name
+        assert dialect.seen, dialect.name
+    assert len(BY_NAME) == len(dialects())
+
+
+def test_every_group_is_a_field() -> None:
+    """A group of a name that nothing knows would be lost without a word."""
+    kept = {*STEP_FIELDS, *STEP_FACTS, "memory_allocated_gib", "memory_reserved_gib", "rank"}
+    for each in armed():
+        groups = {unit(name)[0] for name in each.regex.groupindex} - IGNORED
+        if each.pattern.kind in ("step", "more"):
+            assert groups <= kept, (each.dialect.name, groups - kept)
+        elif each.pattern.kind == "fact":
+            assert groups <= kept | {*RECORD_KEYS} | FACTS, (each.dialect.name, groups - kept - {*RECORD_KEYS} - FACTS)
+        elif each.pattern.kind == "argument":
+            assert {"key", "value"} <= groups, each.pattern
+
+
+@pytest.mark.parametrize(("dialect", "line"), specimens())
+def test_a_specimen_is_its_dialects_own(dialect: Dialect, line: str) -> None:
+    found = {each.dialect.name for _, each in find(line) if each.pattern.kind == "step"}
+    assert found <= {dialect.name}
+    claimed = {
+        each.dialect.name
+        for each in armed()
+        if each.pattern.kind == "step" and each.pattern.literal in line and each.regex.search(line)
+    }
+    others = claimed - {dialect.name, "generic"}
+    assert {(dialect.name, other) for other in others} <= KIN
+
+
+def test_every_dialect_reads_some_line_of_its_specimen() -> None:
+    for dialect in dialects():
+        parts = read_lines("log", lines_of(dialect))
+        assert any(dialect.name in part.dialects for part in parts), dialect.name
+
+
+@pytest.mark.parametrize(("dialect", "line"), specimens())
+def test_what_stands_before_a_line_changes_no_figure(dialect: Dialect, line: str) -> None:
+    plain = read(line)
+    for prefix in PREFIXES:
+        assert read(prefix + line) == plain, prefix
+
+
+@pytest.mark.parametrize(("dialect", "line"), specimens())
+def test_a_cut_line_gives_no_figure_that_the_whole_line_does_not(dialect: Dialect, line: str) -> None:
+    """But for a number that ends the line: nothing tells that it was cut."""
+    if dialect.last_resort:
+        pytest.skip("of a program that is not known nothing tells which number ends a line")
+    whole = read(line)
+    ending = re.search(r"[\w.,+:-]*[ \t]*$", line)
+    assert ending is not None
+    for cut in range(ending.start()):
+        part = read_lines("log", [line[:cut]])[0]
+        if all(BY_NAME[name].last_resort for name in part.dialects):
+            continue  # what is left of the line is no dialect's; beside whole lines it does not count
+        wrong = {each for each in figures(part) - whole if each[1] not in UNTOLD.get(dialect.name, ())}
+        assert not wrong, line[:cut]
+
+
+def test_fields_that_a_step_has_are_columns() -> None:
+    for dialect in dialects():
+        for part in read_lines("log", lines_of(dialect)):
+            for steps in part.steps.values():
+                assert set(steps.columns) <= set(STEP_FIELDS)
