@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.torchelastic_block import FIRST_OBSERVED
 
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
@@ -81,8 +82,10 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
 
 
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """What a launcher says of the one rank that ended of itself with an error; None where it names several or none."""
+    """What a launcher says of the one rank that ended of itself with an error, or first; None if it names several."""
     left = [failure for failure in echoes if failure.rank is not None and _LEFT.search(failure.words)]
+    if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
+        return root[0]
     alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
     return left[0] if alone else None
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from hpc_gpt.readers.blame import node_of, nodes_of_ranks, only_one_that_left, rank_of_file, rank_to_blame
 from hpc_gpt.readers.part import Failure, Part
 from hpc_gpt.readers.secrets import hide_secrets
-from hpc_gpt.readers.torchelastic_block import join_blocks
+from hpc_gpt.readers.torchelastic_block import FIRST_OBSERVED, join_blocks
 
 SKEW_S = 2.0
 NEAR_LINES = 200
@@ -105,8 +105,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     if chosen is None and done:
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
-        # The sort is stable: of equals the first.
-        chosen = sorted(echoes, key=lambda failure: (_AFTERMATH.get(failure.ended, 0), failure.node is None))[0]
+        chosen = min(echoes, key=_aftermath)
         sure = "only its consequences are in the logs"
     if chosen is None:
         return Cause("unknown", _NO_WORD, None, None, survived, survived=survived)
@@ -133,8 +132,11 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
 
 
-# Of echoes alone, the ones that tell of a process' own end are taken before those that tell of its peers'.
-_AFTERMATH = {"error": 0, "node_failure": 0, "host_memory": 0, "cancelled": 2, "collective_timeout": 1, "stopped": 2}
+def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
+    """Of consequences alone: a process' own end before its peers' words, then what names a rank and a node."""
+    ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
+    first = failure.words.endswith(FIRST_OBSERVED)
+    return ended_by_others, not first, failure.node is None, failure.rank is None
 
 
 def one_line(words: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from hpc_gpt.readers.part import Failure
 
+FIRST_OBSERVED = "the first that its launcher saw fail"
+_ROOT = re.compile(r"^Root Cause ")
 _HOST = re.compile(r"^host +: ")
 _RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
 _EXIT = re.compile(r"^exitcode +: (-?\d+)")
@@ -16,19 +18,28 @@ _LONGEST_BLOCK = 8  # lines
 
 
 def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, ascending by line, with each block of the report as one: its rank, its node, its exit code."""
+    """The failures, ascending by line, with each block of the report as one: its rank, its node, its exit code.
+
+    The block below `Root Cause` says that it was the first observed.
+    """
     joined: list[Failure] = []
     host: Failure | None = None
     rank: Failure | None = None
+    root: Failure | None = None
     for failure in failures:
-        if _HOST.match(failure.words):
+        if _ROOT.match(failure.words):
+            root = failure
+        elif _HOST.match(failure.words):
             host, rank = failure, None
         elif _RANK.match(failure.words):
             rank = failure
         elif _EXIT.match(failure.words) and rank is not None and _near(failure, rank):
             node = host.node if host is not None and _near(failure, host) else None
-            joined.append(replace(failure, words=f"rank {rank.rank} {_how(failure)}", rank=rank.rank, node=node))
-            host = rank = None
+            words = f"rank {rank.rank} {_how(failure)}"
+            if root is not None and _near(failure, root):
+                words = f"{words}, {FIRST_OBSERVED}"
+            joined.append(replace(failure, words=words, rank=rank.rank, node=None if node == "localhost" else node))
+            host = rank = root = None
         else:
             joined.append(failure)
     return joined

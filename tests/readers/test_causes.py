@@ -212,7 +212,7 @@ def test_torchelastics_block_is_one_failure_with_rank_node_and_exit_code() -> No
     ]
     cause = cause_of(("a.out", block))
     assert (cause.ended, cause.rank, cause.node) == ("error", 3, "r6i4n5")
-    assert cause.words == "rank 3 was ended by signal 11 (SIGSEGV)"
+    assert cause.words == "rank 3 was ended by signal 11 (SIGSEGV), the first that its launcher saw fail"
     found = cause_of(("a.out", [f"[rank3]: {OOM}", *block]))
     assert (found.ended, found.node) == ("gpu_memory", "r6i4n5")
 

@@ -9,6 +9,7 @@ DIALECT = Dialect(
     name="launchers",
     patterns=(
         # torchelastic's report: a line each for host, rank and exit code, joined by torchelastic_block.py
+        Pattern("failure", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))", ended="error", echo=True),
         Pattern("failure", "rror", raised("ChildFailedError"), ended="error", echo=True),
         Pattern(
             "failure",
@@ -81,6 +82,12 @@ DIALECT = Dialect(
         # signals
         Pattern(
             "failure",
+            "Segmentation fault",
+            r"^(?:(?:ba|z)?sh: {1,8}\d{1,10} )?(?P<words>Segmentation fault\b.{0,200})",
+            ended="error",
+        ),
+        Pattern(
+            "failure",
             ": line ",
             r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating point exception).{0,200})",
@@ -149,6 +156,7 @@ DIALECT = Dialect(
     ),
     specimen="""\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
   host      : r6i4n5
   rank      : 3 (local_rank: 3)
   exitcode  : 1 (pid: 4711)
@@ -163,6 +171,7 @@ pdsh@r6i4n5: r6i4n6: ssh exited with exit code 1
 /var/spool/slurmd/job1999618/slurm_script: line 43:  4711 Killed                  python train.py
 /var/spool/slurmd/job1999618/slurm_script: line 43:  4711 Terminated              python train.py
 /var/spool/slurmd/job1999618/slurm_script: line 12: deepspeed: command not found
+bash:  4711 Segmentation fault      python train.py
 Fatal Python error: Segmentation fault
 Fatal Python error: Aborted
 [r6i4n5:4711 :0:4800] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)

@@ -96,7 +96,8 @@ DIALECT = Dialect(
             raised(
                 ANY_NAME,
                 r"\[Errno (?:28|122)\]|StorageFull|QuotaExceeded"
-                r"|PytorchStreamWriter failed writing",
+                r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
+                r"|basic_ios::clear: iostream error",
             ),
             ended="disk_full",
         ),
@@ -146,6 +147,7 @@ zlib.error: Error -3 while decompressing data: invalid code lengths set
 OSError: [Errno 28] No space left on device: '/scratch/checkpoints/iter_0000100/mp_rank_00'
 OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt.pt'
 RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed
+RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598
 subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
 torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
 KeyboardInterrupt
