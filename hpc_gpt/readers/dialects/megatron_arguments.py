@@ -8,9 +8,8 @@ from hpc_gpt.readers.arguments import Arguments, Settled, quotient, without_unkn
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 # What a launcher puts before the two spaces of a line; DeepSpeed dumps a config that looks the same and means other
-# things: its `world_size` is the data-parallel size.
-_BEFORE = r"^(?!.{0,120}\[config\.py:)(?:[^|]{0,80}[\]:] ?)? {1,8}"
-_NOT_NEOX = r"(?!.{0,4000}(?:updated|default) {0,8}$)"
+# things: its `world_size` is the data-parallel size. GPT-NeoX ends a line with a word of its own.
+_BEFORE = r"^(?!.{0,120}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)(?:[^|]{0,80}[\]:] ?)? {1,8}"
 
 
 def settle(texts: Mapping[str, str]) -> Settled:
@@ -125,13 +124,13 @@ DIALECT = Dialect(
         Pattern(
             "argument",
             " ..",
-            rf"{_NOT_NEOX}{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})",
+            rf"{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})",
         ),
         # A name as long as the column gets no dots, or one.
         Pattern(
             "argument",
             "_",
-            rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})(?<!updated)(?<!default)$",
+            rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})",
         ),
     ),
     settle=settle,
