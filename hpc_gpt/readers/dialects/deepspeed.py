@@ -24,7 +24,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             ", skipped=",
-            r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})",
+            r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})(?=[,\]])",
         ),
         Pattern(
             "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,4000}global_step(?P<step>\d{1,12})/"
