@@ -31,7 +31,7 @@ def derive(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) 
     _engine(draft, dialects)
     _layout(draft, arguments)
     _batch(draft)
-    _vocab(draft)
+    _vocab(draft, arguments)
 
 
 def _words(draft: Draft) -> None:
@@ -110,8 +110,8 @@ def _batch(draft: Draft) -> None:
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})")
 
 
-def _vocab(draft: Draft) -> None:
-    plain, multiple = draft.whole("vocab_unpadded"), draft.whole("vocab_multiple")
+def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
+    plain, multiple = draft.whole("vocab_unpadded"), number(arguments, "make_vocab_size_divisible_by")
     if "vocab" in draft or not plain:
         return
     if multiple and (tp := draft.whole("tp")):

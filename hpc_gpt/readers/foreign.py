@@ -28,7 +28,7 @@ from hpc_gpt.record import Record
 _SETTINGS = (
     *("cp", "ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
-    *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs"),
+    *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs", "params_printed"),
 )
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
@@ -53,7 +53,7 @@ def read_foreign(
     _settle_losses(draft, steps, parts)
     _settle_counts(draft, steps, parts)
     settle_memory(draft, parts, arguments)
-    failures = settle_ends(draft, run, steps, script)
+    failures = settle_ends(draft, run, steps)
     _settle_name(draft, run)
     _tell(draft, parts, dialect, left_out or {})
     record = add_figures(_record(draft, name, dialect, arguments, parts))
@@ -199,13 +199,7 @@ def _tell_samples(draft: Draft) -> None:
     if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
         counted = each * epochs
     batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
-    if (
-        counted
-        and batch
-        and planned
-        and counted != planned * batch
-        and abs(counted - planned * batch) < batch * (draft.whole("epochs") or 1)
-    ):
+    if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
         draft.flag(f"the program counts {counted} samples, where {planned} x {batch} = {planned * batch} were run")
 
 

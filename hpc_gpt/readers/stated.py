@@ -72,6 +72,11 @@ def _places(
         for name, value in settled.items():
             if without.get(name) != value:
                 places.setdefault(name, (key, part.arguments[key][1]))
+    # Two arguments that say the same: neither is missed alone.
+    for name, value in settled.items():
+        alike = [key for key in read if texts[key].strip() == str(value)]
+        if alike:
+            places.setdefault(name, (alike[0], part.arguments[alike[0]][1]))
     return places
 
 

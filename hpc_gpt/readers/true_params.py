@@ -77,22 +77,17 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
     hidden, layers, heads, rows = (size for size in sizes if size is not None)
     if max(hidden, layers, heads, rows) > 10**9:
         return None, "the shape is larger than any model"
-    if (number(arguments, "num_experts", "num_local_experts", "n_routed_experts") or 0) > 1:
+    if max(draft.whole("experts") or 0, number(arguments, "num_local_experts", "n_routed_experts") or 0) > 1:
         return None, "a mixture of experts, whose parameters do not all follow from the shape"
-    rotary = draft.get("positions") in ("rope", "none", "alibi") or is_on(
-        arguments, "use_rotary_position_embeddings", "use_rope"
-    )
-    rotary = rotary or arguments.get("position_embedding_type", "").strip() in (
-        "rope",
-        "none",
-        "alibi",
-        "mrope",
-        "yarn",
-    )
-    gated = bool(draft.get("gated")) or is_on(arguments, "swiglu", "geglu", "reglu")
+    positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
+    rotary = positions not in ("learned_absolute", "learned", "absolute")
+    rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
+    gated = bool(draft.get("swiglu")) or is_on(arguments, "swiglu", "geglu", "reglu")
     gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
     no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
-    known = bool(draft.get("gpt2")) or draft.get("engine") in _GPT2 or gated or rotary
+    # A Trainer trains any model; only GPT-2's configuration calls its width n_embd.
+    trainer = str(draft.get("engine")).startswith("hf") and not any("n_embd" in key for key in arguments)
+    known = (draft.get("engine") in _GPT2 and not trainer) or gated or rotary
     if not known:
         return None, "whether the model is like GPT-2 is not known"
     seq = number(arguments, "max_position_embeddings") or draft.whole("seq")
@@ -101,7 +96,8 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
     kv_heads = draft.whole("kv_heads") or 0
     if arguments.get("group_query_attention", "").strip() == "False":
         kv_heads = 0
-    untied = is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying") or draft.get("tied") is False
+    untied = bool(draft.get("untied_embeddings"))
+    untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
     return Architecture(
         hidden,
         layers,
@@ -115,7 +111,7 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
         biases=not no_bias,
         qkv_biases=not no_bias or is_on(arguments, "add_qkv_bias"),
         learned_positions=not rotary,
-        rms_norm=arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm") or draft.get("norm") == "rmsnorm",
+        rms_norm=arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm"),
         tied=not untied,
     ), ""
 
@@ -125,6 +121,10 @@ def settle_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Pa
     stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
     printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
     summed = _sum_of_ranks(draft, parts)
+    if printed:
+        draft.set("params_printed", printed[0][0], printed[0][1])
+    elif summed is not None:
+        draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
     shape, why = architecture(draft, arguments)
     draft.values.pop("params", None)
     draft.sources.pop("params", None)
@@ -169,13 +169,15 @@ def _words(shape: Architecture) -> str:
 def _compare(draft: Draft, shape: Architecture, value: float, where: str) -> None:
     """Tells where a program's own count is not the shape's, and why where that is known."""
     true = shape.params
-    if abs(value - true) <= _exactness(value) * true:
-        return
     tp = draft.whole("tp") or 1
+    if value > 0 and value % _GI == 0:
+        return _compare_gi(draft, true, int(value) // _GI, where)
+    if abs(value - true) <= _exactness(value) * true:
+        return None
     reason = ""
     if value == 0:
         reason = "parameters sharded by ZeRO-3 count as none"
-    elif abs(value * _GI / 1e9 / true - 1) < 0.5e9 / value or int(true / _GI) == round(value / 1e9):
+    elif abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
         reason = "it divides by 2^30"
     elif tp > 1 and abs(value - true - (tp - 1) * shape.replicated()) < 1e-4 * true:
         reason = f"what every one of {tp} tensor-parallel ranks holds counts {tp} times"
@@ -184,11 +186,21 @@ def _compare(draft: Draft, shape: Architecture, value: float, where: str) -> Non
     elif abs(value * (draft.whole("gpus") or 1) / true - 1) < 0.1:
         reason = "it is one rank's share"
     if not reason and abs(value / true - 1) <= _ROUNDING:
-        return
+        return None
     draft.flag(
         f"the program counts {_count(value)} parameters ({where}), the shape gives {_count(true)}"
         + (f": {reason}" if reason else "")
     )
+    return None
+
+
+def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
+    """The same for a size that was worked out in units of 2^30, whole."""
+    words = f"the program prints a size of {printed}B ({where}), the shape gives {_count(true)} parameters"
+    if abs(true / _GI - printed) < 1:
+        draft.flag(f"{words}: it divides by 2^30")
+    elif abs(true / 1e9 - printed) >= 1:
+        draft.flag(words)
 
 
 def _exactness(value: float) -> float:
