@@ -80,10 +80,9 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     headings, lines = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     over = [place for place in order if place in charted][:SERIES]
-    above = _common_folder(runs)
     with_curve = sum(bool(len(run.curve.step)) for run in runs)
     style, script = _asset("page.css"), _asset("page.js")
-    page: str = _environment().get_template("report/page.html.j2").render(
+    page: str = _environment(_common_folder(runs)).get_template("report/page.html.j2").render(
         version=__version__,
         title=_title(labels),
         style=Svg(style),
@@ -107,7 +106,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         charted=len(charted),
         with_curve=with_curve,
         details=[
-            details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted, above)
+            details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted)
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
         ],
         briefs=[brief_of(runs[place], labels[place], place) for place in sorted(order[DETAILED_RUNS:])],
@@ -127,8 +126,16 @@ def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
     return [counts[place] for place in range(runs)]
 
 
-def _environment() -> Any:
+def _environment(above: str) -> Any:
+    """Jinja for the page. `above`: the folder that paths are told from, so that they are no longer than they must."""
     import jinja2
+
+    def shown(value: Any) -> Any:
+        # What is no markup of ours goes through here on its way into the page, and is escaped after it.
+        if hasattr(value, "__html__"):
+            return value
+        text = safe(value, 2000)
+        return text.replace(above, "") if above else text
 
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(templates_dir())),
@@ -136,8 +143,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=True,
-        # What is no markup of ours goes through here on its way into the page, and is escaped after it.
-        finalize=lambda value: value if hasattr(value, "__html__") else safe(value, 2000),
+        finalize=shown,
     )
 
 
@@ -179,12 +185,13 @@ def _summary(run: RunRead) -> str:
 
 
 def _common_folder(runs: Sequence[RunRead]) -> str:
-    """The folder above all files of the runs; empty where there is none."""
+    """The folder above all files of the runs, with the slash at its end; empty where there is none, or it is relative.
+
+    A relative one is what the user gave; it stays.
+    """
     folders = {str(file.parent) for run in runs for file in run.files}
-    if not folders:
-        return ""
     try:
         common = os.path.commonpath(folders)
-    except ValueError:  # absolute and relative ones
+    except ValueError:  # no file, or absolute and relative ones
         return ""
-    return common
+    return f"{common}/" if os.path.isabs(common) and common != "/" else ""

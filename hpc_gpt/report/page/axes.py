@@ -35,11 +35,12 @@ class Axis:
         share: Points = (values - low) / (high - low)
         return self.start + share * (self.stop - self.start)
 
-    def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """(figure, label) of round figures within the axis."""
+    def ticks(self, most: int = 6, whole: bool = False) -> list[tuple[float, str]]:
+        """(figure, label) of round figures within the axis; of whole ones alone where `whole`."""
         if self.log:
             return [(figure, _short(figure, figure, figure)) for figure in self._log_ticks(most)]
         step = _round_step((self.high - self.low) / most)
+        step = max(step, 1.0) if whole else step
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         largest = max(abs(first), abs(last)) * step

@@ -84,7 +84,7 @@ def _frame(x: Axis, y: Axis, unit: str) -> Iterator[str]:
         at = float(y.at(np.array([figure]))[0])
         yield element("path", d=f"M{LEFT:g} {at:.1f}H{RIGHT:g}", class_="grid")
         yield element("text", escaped(label), x=LEFT - 5, y=at + 3.5, text_anchor="end")
-    for figure, label in x.ticks(6):
+    for figure, label in x.ticks(6, whole=True):
         at = float(x.at(np.array([figure]))[0])
         yield element("path", d=f"M{at:.1f} {BOTTOM:g}v4", class_="tick")
         yield element("text", escaped(label), x=at, y=BOTTOM + 16, text_anchor="middle")

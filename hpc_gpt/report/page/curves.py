@@ -23,15 +23,16 @@ def thinned(x: Points, y: Points, low: float, high: float, buckets: int = BUCKET
     # Halved before they are taken apart, so that the span of absurd figures is finite.
     span = high / 2 - low / 2
     bucket = np.clip((x / 2 - low / 2) / span * buckets, 0, buckets - 1).astype(np.int64)
-    run = np.concatenate(([0], np.cumsum(np.diff(bucket) != 0)))
-    finite = np.isfinite(y)
-    order = np.lexsort((np.where(finite, y, np.inf), run))
-    starts = np.flatnonzero(np.diff(run[order], prepend=-1))
-    counts = np.bincount(run[finite], minlength=int(run[-1]) + 1)
-    least = order[starts]
-    greatest = order[starts + np.maximum(counts, 1) - 1]
-    kept = np.unique(np.concatenate((least, greatest)))
-    return x[kept], np.where(np.isfinite(y[kept]), y[kept], np.nan)
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    known = np.where(np.isfinite(y), y, np.nan)
+    kept = [starts[np.isnan(np.fmin.reduceat(known, starts))]]
+    lengths = np.diff(starts, append=len(y))
+    for extreme in (np.fmin, np.fmax):
+        found = np.flatnonzero(known == np.repeat(extreme.reduceat(known, starts), lengths))
+        stretch = np.searchsorted(starts, found, side="right")
+        kept.append(found[np.diff(stretch, prepend=0) > 0])
+    places = np.unique(np.concatenate(kept))
+    return x[places], known[places]
 
 
 def pieces(*changes: NDArray[np.generic]) -> list[slice]:

@@ -89,8 +89,8 @@ _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_st
 _MOST_FILES = 12
 
 
-def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool, above: str) -> Details:
-    """The details of the run that stands at `place`. `above`: the folder that its files are told from."""
+def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> Details:
+    """The details of the run that stands at `place`."""
     record = run.record
     anchor = f"run-{place + 1}"
     attempts = record.attempts or []
@@ -114,7 +114,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
             for key, words in _MEMORY.items()
             if (figures := getattr(record, key)) is not None and len(figures) > 1
         ],
-        [safe(_below(str(file), above), 300) for file in run.files[:_MOST_FILES]],
+        [safe(file, 300) for file in run.files[:_MOST_FILES]],
         max(0, len(run.files) - _MOST_FILES),
         run_figures(run, label, anchor) if charted else (),
         samples(run.curve) if charted else None,
@@ -162,7 +162,3 @@ def _told(attempt: dict[str, object], key: str) -> str:
     if value is None:
         return NOTHING
     return ended_words(str(value)) if key == "ended" else safe(value, 200)
-
-
-def _below(file: str, above: str) -> str:
-    return file[len(above) :].lstrip("/") or file if above and file.startswith(above) else file

@@ -109,8 +109,11 @@ def _figure(run: RunRead, curve: Curve, label: str, anchor: str, name: str, unit
     if one.again.any():
         legend.append((swatch("s0 again"), f"{int(one.again.sum()):,} steps that a later attempt trained again"))
     if level is not None:
-        band = f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s" if low is not None else ""
-        legend.append((swatch("median"), f"median of the steady steps {show_digits(middle)} s{band}"))
+        told = f"step_s, {show_digits(middle)} s"
+        if low is not None:
+            told = f"median of the steady steps {show_digits(middle)} s"
+            told += f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s"
+        legend.append((swatch("median"), told))
     if points is not None:
         legend.append((swatch("point"), "evaluation"))
         words.append(f"Evaluation {_course(*points)}.")

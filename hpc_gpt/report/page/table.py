@@ -83,8 +83,10 @@ def figure_words(show: Callable[[float], str], figure: float | None) -> str:
 
 
 def run_label(run: RunRead, place: int) -> str:
-    """What a run goes by on the page: name/run, as in the terminal's table, else its file."""
+    """What a run goes by on the page: name/run, as in the terminal's table, but no name twice; else its file."""
     parts = [safe(part, 160) for part in (run.record.name, run.record.run) if part]
+    if len(parts) == 2 and parts[1].startswith(parts[0]):
+        return parts[1]
     if parts:
         return "/".join(parts)
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"

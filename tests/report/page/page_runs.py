@@ -40,7 +40,7 @@ def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ..
     loss[np.isin(step, nan)] = np.nan
     latest = dict(zip(numbers, which, strict=True))
     counts = np.array([latest[number] == attempt for number, attempt in zip(numbers, which, strict=True)])
-    evaluated = np.arange(steps // 5, steps + 1, max(1, steps // 5), dtype=float)
+    evaluated = np.arange(max(1, steps // 5), steps + 1, max(1, steps // 5), dtype=float)
     steady = np.ones(len(step), bool)
     steady[starts] = False
     return Curve(

@@ -125,3 +125,13 @@ def test_a_curve_of_loss_alone_draws_it_whatever_else_is_missing():
     assert len(found(loss, "dot")) == 1
     absurd = replace(line, step=np.array([1.0, 1e300, np.nan]), loss=np.array([1e300, -1e300, 1.0]))
     assert run_figures(RunRead(Record(), absurd), "demo", "run-1")
+
+
+def test_a_mean_over_the_whole_run_is_not_called_a_median_of_steady_steps():
+    _, seconds = run_figures(RunRead(megatron(step_s_p10=None, step_s_p90=None), curve()), "demo", "run-1")
+    assert "step_s, 129 s" in legend(seconds)
+
+
+def test_steps_are_counted_in_whole_numbers():
+    loss, _ = run_figures(RunRead(megatron(), curve(3)), "demo", "run-1")
+    assert [one.text for one in drawn(loss).iter("text") if one.get("text-anchor") == "middle"] == ["1", "2", "3"]

@@ -181,3 +181,19 @@ def test_many_notes_are_cut_and_counted():
     page = build_page([], [f"file {place} is binary" for place in range(250)])
     assert page.count("is binary") == 100
     assert "150 more notes of this kind." in page
+
+
+def test_a_name_that_the_run_begins_with_is_told_once():
+    page = build_page([RunRead(Record(name="meg_n16", run="meg_n16-4711")), RunRead(Record(name="a", run="b"))])
+    assert ">meg_n16-4711</a>" in page
+    assert ">a/b</a>" in page
+
+
+def test_paths_in_words_are_told_from_the_same_folder():
+    files = [Path("/data/logs/a/x.out"), Path("/data/logs/b/y.out")]
+    record = megatron(flags=["counted twice (/data/logs/a/x.out:12)"], sources={"tp": "/data/logs/b/y.out:3"})
+    page = build_page([RunRead(record, files=files)])
+    assert "/data/logs" not in page
+    assert "counted twice (a/x.out:12)" in page
+    assert "b/y.out:3" in page
+    assert "logs/x.out" in build_page([RunRead(record, files=[Path("logs/x.out")])]), "a relative one is the user's own"
