@@ -139,6 +139,10 @@ def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
             draft.set("nan_steps", lost, "lines with a loss that is no number")
         if lost:
             draft.flag(f"{lost} lines with a loss that is no number")
+    else:
+        skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
+        if skipped:
+            draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
     saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
     if saves:
         draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")

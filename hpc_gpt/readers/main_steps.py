@@ -15,8 +15,11 @@ LARGEST = 1e15
 
 def main_steps(part: Part) -> tuple[str, Steps] | None:
     """(dialect, its lines of steps) of those that time a step most directly, then of the most lines, then of the most
-    fields; None without any."""
-    found = [(name, steps) for name, steps in part.steps.items() if len(steps)]
+    fields; None without any. Lines that have neither number, time nor loss tell of the steps of others."""
+    told = ("step", "loss", *TIMES)
+    found = [
+        (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in told)
+    ]
     return min(found, key=lambda pair: _worth(*pair), default=None)
 
 

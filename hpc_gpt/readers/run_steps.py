@@ -86,6 +86,7 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
             interval = interval_asked or 1
             columns["step"] = np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride
         _join_others(columns, part, name)
+        _join_unnumbered(columns, part, name, steps.line)
         pieces.append(columns)
         attempt.append(np.full(len(steps), number, np.int64))
         line.append(steps.line)
@@ -135,6 +136,25 @@ def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
                 filled = np.full(len(columns["step"]), np.nan)
                 filled[here] = other[key][there]
                 columns[key] = filled
+
+
+def _join_unnumbered(columns: dict[str, Column], part: Part, main: str, line: NDArray[np.int64]) -> None:
+    """Fills columns that the dialect lacks from lines that name no step, as DeepSpeed's word of an overflow: they
+    belong to the line of steps that comes next. What is counted is summed."""
+    for name, other in part.steps.items():
+        if name == main or "step" in other:
+            continue
+        following = np.searchsorted(line, other.line)
+        inside = following < len(line)
+        for key in COLUMNS:
+            if key == "at" or key not in other or np.isfinite(columns[key]).any():
+                continue
+            filled = np.full(len(line), 0.0 if key in ("skipped", "nan") else np.nan)
+            if key in ("skipped", "nan"):
+                np.add.at(filled, following[inside], other[key][inside])
+            else:
+                filled[following[inside]] = other[key][inside]
+            columns[key] = filled
 
 
 def _after_pause(part: Part, steps: Steps) -> NDArray[np.bool_]:
