@@ -53,13 +53,14 @@ def read_foreign(
     _settle_losses(draft, steps, parts)
     _settle_counts(draft, steps, parts)
     settle_memory(draft, parts, arguments)
-    failures = settle_ends(draft, run, steps)
+    causes = settle_ends(draft, run, steps)
     _settle_name(draft, run)
     _tell(draft, parts, dialect, left_out or {})
     record = add_figures(_record(draft, name, dialect, arguments, parts))
     record = _with_printed(record, steps, times, parts)
     files = [*run.files, *([script.path] if script else [])]
-    return RunRead(record, _curve(steps, times, parts), failures, files)
+    failures = [failure for cause in reversed(causes) for failure in cause.ordered]
+    return RunRead(record, _curve(steps, times, parts), failures, files, causes=causes)
 
 
 def _arguments(parts: Sequence[Part]) -> dict[str, str]:

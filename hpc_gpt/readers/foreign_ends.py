@@ -14,15 +14,15 @@ from hpc_gpt.readers.draft import Draft
 from hpc_gpt.readers.grouping import RunParts
 from hpc_gpt.readers.main_steps import step_span
 from hpc_gpt.readers.own_attempts import iso
-from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.run_steps import RunSteps
 
 _ZONE = "as printed, taken as UTC"
 _LATEST = 4e9  # epoch seconds: no clock of a log shows the year 2096
 
 
-def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Failure]:
-    """Settles the attempts, `ended`, `cause` and what goes with them; gives the failures, the first cause first."""
+def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Cause]:
+    """Settles the attempts, `ended`, `cause` and what goes with them; gives the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
     causes = [_cause(parts, planned) for parts in run.attempts]
     spans = [_span(number, parts, steps) for number, parts in enumerate(run.attempts, 1)]
@@ -43,14 +43,14 @@ def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Failure]:
     draft.set("ended", last.ended, where)
     if words := _words(last, run.attempts[-1], planned):
         draft.set("cause", words, where)
-    if last.node:
-        draft.set("failed_node", last.node, where)
+    if last.failed_node:
+        draft.set("failed_node", last.failed_node, where)
     if last.sure and last.failure:
         draft.flag(f"the first cause rests on this: {last.sure}")
     _settle_times(draft, spans)
     if len(run.attempts) > 1:
         draft.flag(f"{len(run.attempts)} attempts: what a later one trained again counts as trained last")
-    return [failure for cause in reversed(causes) for failure in cause.ordered]
+    return causes
 
 
 def _cause(parts: Sequence[Part], planned: int | None) -> Cause:

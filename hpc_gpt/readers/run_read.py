@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.causes import Cause
 from hpc_gpt.readers.part import Column, Failure
 from hpc_gpt.record import Record
 
@@ -45,10 +46,11 @@ class Curve:
 @dataclass(frozen=True)
 class RunRead:
     """One run. `failures`: the first cause first, then what else went wrong; echoes last. `files`: all it was read
-    from. `folder`: the run folder where it is one of ours, else None."""
+    from. `folder`: the run folder where it is one of ours, else None. `causes`: of each attempt, of others' logs."""
 
     record: Record
     curve: Curve = field(default_factory=Curve)
     failures: Sequence[Failure] = ()
     files: Sequence[Path] = ()
     folder: Path | None = None
+    causes: Sequence[Cause] = ()
