@@ -45,6 +45,9 @@ def check_rates(row: Row, values: Values, ledger: Ledger, done: Sequence[str] = 
         if not figures or (min(figures) <= high and max(figures) >= low):
             ledger.holds(row, quantity)
             continue
+        if _per_gpu_or_all(quantity, values, figures, (low, high)):
+            ledger.leave(row, quantity, "it is each GPU's or all GPUs', not what its heading says")
+            continue
         plain = [known.value * (each or 1) for known, each in zip(inputs, worths, strict=True)]
         figure = _rate(plain, len(over))
         shown = [exact(each) for each in plain]
@@ -55,6 +58,17 @@ def check_rates(row: Row, values: Values, ledger: Ledger, done: Sequence[str] = 
         words = f"{arithmetic} = {found}{unit}, the table says {said}, and no rounding explains it"
         names = f"{' x '.join(SAID[name] for name in over)} / {' / '.join(SAID[name] for name in under)}"
         ledger.breaks(row, "definition", quantity, said, found, words, f"by definition: {names}")
+
+
+def _per_gpu_or_all(
+    quantity: str, values: Values, figures: Sequence[Fraction], cell: tuple[Fraction, Fraction]
+) -> bool:
+    """Whether the cell is the rate of one GPU under a heading for all, or the other way round."""
+    gpus = values.whole("gpus")
+    if gpus is None or gpus == 1:
+        return False
+    share = Fraction(gpus) if quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
+    return min(figures) * share <= cell[1] and max(figures) * share >= cell[0]
 
 
 def _range(known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:

@@ -14,7 +14,7 @@ from hpc_gpt.report.audit.quantities import named
 
 _LARGEST_BYTES = 8 * 2**20
 _MOST_COLUMNS = 200
-_MOST_ROWS = 20_000
+_MOST_ROWS = 10_000
 _MOST_TABLES = 500
 _LONGEST_LINE = 4000
 _DELIMITERS = ",;\t|"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from hpc_gpt.report.audit.document import Row
 from hpc_gpt.report.audit.ledger import Ledger
-from hpc_gpt.report.audit.quantities import AXES, SAID
+from hpc_gpt.report.audit.quantities import AXES, SAID, plain_name
 from hpc_gpt.report.audit.values import Values
+
+# What may multiply the GPUs too; expert parallelism does not, but its degree may stand for that of a part.
+_OTHERS = ("sp", "ring", "usp", "fsdp", "hsdp", "shard", "replicate", "dp replicate", "dp shard", "ep", "zero")
 
 
 def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
@@ -26,12 +29,27 @@ def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
         for quantity in ("gpus", *printed):
             ledger.leave(row, quantity, f"the layout: {values.lack(missing[0])}")
         return
+    others = _other_axes(row, ledger)
+    if others and gpus % product == 0:
+        for quantity in ("gpus", *printed):
+            ledger.leave(row, quantity, f"the layout: {others} may be an axis of its own")
+        return
     words = " x ".join(f"{SAID[axis]} {size}" for axis, size in axes.items())
     needs = f"{words} needs {product} GPUs, the row has {gpus}"
     if missing and product < gpus:
         needs = f"{words} = {product} does not divide the row's {gpus} GPUs"
     said = [f"{SAID[axis]} {axes[axis]}: {values.known[axis].where}" for axis in axes if axis not in printed]
     ledger.breaks(row, "layout", "gpus", str(gpus), str(product), f"impossible layout: {needs}", "; ".join(said))
+
+
+def _other_axes(row: Row, ledger: Ledger) -> str:
+    """Headings that may be a way of splitting over GPUs besides those known, where the row does not say 1."""
+    found = [
+        column.heading.strip()
+        for column in ledger.columns
+        if column.quantity is None and plain_name(column.heading) in _OTHERS and row.cells[column.at].strip() != "1"
+    ]
+    return ", ".join(found)
 
 
 def check_batch(row: Row, values: Values, ledger: Ledger) -> None:

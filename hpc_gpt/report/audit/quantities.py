@@ -49,7 +49,7 @@ _NAMES: dict[str, str] = {
     "tflops": "tflops|tflop s|tflop|tflops s|teraflops|tflops gpu|tflop s gpu|tflops per gpu|tflops device|"
     "achieved tflops|achieved tflop s|tflop s device|tflops s gpu|effective tflops|approx tflops|"
     "achieved tflops gpu",
-    "tflops_seed": "tflops seed|seed tflops",
+    "tflops_seed": "tflops seed|seed tflops|tflops seed formula",
     "tflops_hardware": "tflops hardware|hardware tflops|hardware tflops gpu|hardware tflop s",
     "tflops_model": "tflops model|model tflops|model tflops gpu|model tflop s",
     "mfu": "mfu|model flops utilization|model flops utilisation",
@@ -204,7 +204,8 @@ def named(text: str, in_formula: bool = False) -> Named | None:
     if found is None:
         worded = re.fullmatch(r"(?P<name>.{1,80}?)[ _-](?:in[ _-])?(?P<unit>[A-Za-z]{1,12})", name)
         found = quantity_of(worded["name"]) if worded else None
-        if worded is None or found is None or plain_unit(worded["unit"]) not in UNITS.get(found, {}):
+        units = THROUGHPUT if found == "throughput" else UNITS.get(found or "", {})
+        if worded is None or found is None or plain_unit(worded["unit"]) not in units:
             return None
         unit = plain_unit(worded["unit"])
     if found == "throughput" and unit in THROUGHPUT:

@@ -26,17 +26,23 @@ _UNSAID: dict[str, tuple[Fraction, ...]] = {
 }
 # Units lie a factor of 1000 apart: a figure is in the unit that brings it nearest, and surely not beyond its root.
 _NEAR = log(1000) / 2
+# Rows that tell which unit it is.
+_ENOUGH = 50
 
 Units = Mapping[str, Fraction]
 
 
 @dataclass(frozen=True)
 class Worked:
-    """A formula worked out: the figure in the target's own unit, and the arithmetic that gave it."""
+    """A formula worked out: the figure in the target's own unit, and the arithmetic that gave it.
+
+    `said`: which inputs are from no cell of the row, and where they stand.
+    """
 
     figure: Fraction
     arithmetic: str
     equation: Equation
+    said: str = ""
 
 
 def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
@@ -84,7 +90,9 @@ def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[
 
 def _conclude(row: Row, cell: Known, quantity: str, worked: Sequence[Worked], ledger: Ledger) -> None:
     in_its_unit = [found.figure / (cell.worth(quantity) or 1) for found in worked]
-    if any(cell.printed.says(figure) for figure in in_its_unit):
+    # A share may be printed in percent with no sign of it.
+    scales = (1, 100, Fraction(1, 100)) if quantity in ("mfu", "hfu") else (1,)
+    if any(cell.printed.says(figure * scale) for figure in in_its_unit for scale in scales):
         ledger.holds(row, quantity)
         return
     found, figure = worked[0], in_its_unit[0]
@@ -92,18 +100,20 @@ def _conclude(row: Row, cell: Known, quantity: str, worked: Sequence[Worked], le
     unit = f" {cell.unit}" if cell.unit and cell.worth(quantity) != 1 else ""
     arithmetic = f"{found.arithmetic} = {shown}{unit}, the table says {cell.printed.text}"
     kind: Kind = "global_batch" if quantity == "global_batch" else "formula"
-    source = f"line {found.equation.line}: {found.equation.formula.text}"
+    source = f"line {found.equation.line}: {found.equation.formula.text}" + (f"; {found.said}" if found.said else "")
     ledger.breaks(row, kind, quantity, cell.printed.text, shown, arithmetic, source)
 
 
 def work_out(equation: Equation, values: Values, units: Units) -> Worked | str:
     """The formula on a row's inputs as printed, or in words what keeps it from being worked out."""
     taken: dict[str, Fraction] = {}
+    said = []
     for text, name in equation.formula.names.items():
         known = values.known.get(name.quantity)
         if known is None:
             return values.lack(name.quantity)
         worth = known.worth(name.quantity)
+        said += [f"{text} {exact(known.value)}: {known.where}"] if known.where else []
         # A number without a unit is taken as it stands, in whatever the formula counts.
         per = Fraction(UNITS[name.quantity][name.unit]) if name.unit else units.get(name.quantity, Fraction(1))
         plain = known.unit is None and name.quantity in _UNSAID and worth != 1
@@ -112,7 +122,12 @@ def work_out(equation: Equation, values: Values, units: Units) -> Worked | str:
         figure = equation.formula.value(taken)
     except FormulaError as fault:
         return str(fault)
-    return Worked(figure, equation.formula.filled({text: exact(value) for text, value in taken.items()}), equation)
+    return Worked(
+        figure,
+        equation.formula.filled({text: exact(value) for text, value in taken.items()}),
+        equation,
+        "; ".join(said),
+    )
 
 
 def settle_units(equation: Equation, column: Column, ledger: Ledger) -> Units | str:
@@ -135,7 +150,7 @@ def _away(equation: Equation, column: Column, ledger: Ledger, units: Units) -> f
     """How far the figures lie from the column's, as the middle logarithm of their ratios; inf where none can be had."""
     assert column.quantity is not None
     ratios = []
-    for _, values in ledger.lines:
+    for _, values in ledger.lines[:_ENOUGH]:
         cell = values.known.get(column.quantity)
         found = work_out(equation, values, units)
         if cell is None or isinstance(found, str):

@@ -32,6 +32,7 @@ _CONSTANTS: tuple[str, ...] = (
 _CONSTANTS += ("hidden", "layers")
 _EVERYWHERE = ("seq", "vocab")
 _MOST_STATEMENTS = 2000
+_MOST_OF_A_GROUP = 8
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
 _TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
 _SYMBOLIC = (*_CONSTANTS, "size", "step_s", "heads", "nodes")
@@ -119,8 +120,14 @@ class Statements:
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.meanings: list[Meaning] = []
+        self.left_out: list[str] = []
+        self._fixed: dict[tuple[str, int], Constant | str | None] = {}
+        self._stated: dict[tuple[str, int], list[list[Equation]]] = {}
         symbols = _symbols(document.passages)
         for at, passage in enumerate(document.passages):
+            if max(len(self.constants), len(self.equations), len(self.meanings)) > _MOST_STATEMENTS:
+                self.left_out.append(f"what the words after line {passage.line} state: there are too many statements")
+                break
             if passage.is_code:
                 self.equations += _of_code(passage, symbols)
                 continue
@@ -128,16 +135,15 @@ class Statements:
             self.constants += _constants(passage, introduced)
             self.equations += _of_prose(passage, symbols)
             self.meanings += _meanings(passage)
-        self.left_out = [
-            f"what is stated after line {said[_MOST_STATEMENTS].line}"
-            for said in (self.constants, self.equations, self.meanings)
-            if len(said) > _MOST_STATEMENTS
-        ]
-        for said in (self.constants, self.equations, self.meanings):
-            del said[_MOST_STATEMENTS:]
 
     def constant(self, quantity: str, table: Table) -> Constant | str | None:
         """What fixes the quantity for a table; in words where statements contradict each other; None for nothing."""
+        key = (quantity, table.line)
+        if key not in self._fixed:
+            self._fixed[key] = self._find_constant(quantity, table)
+        return self._fixed[key]
+
+    def _find_constant(self, quantity: str, table: Table) -> Constant | str | None:
         said = [constant for constant in self.constants if constant.quantity == quantity]
         own = [constant for constant in said if constant.table == table.line]
         rest = [constant for constant in said if constant.table is None]
@@ -150,10 +156,13 @@ class Statements:
         return None
 
     def formulas(self, target: str, table: Table) -> list[list[Equation]]:
-        """The formulas stated for the target, in groups, those nearest to the table first."""
-        return [
-            group for group in self._near([each for each in self.equations if each.target == target], table) if group
-        ]
+        """The formulas stated for the target, in groups, those nearest to the table first; each of them once."""
+        key = (target, table.line)
+        if key not in self._stated:
+            said = [equation for equation in self.equations if equation.target == target]
+            once = [{each.formula.text: each for each in reversed(group)} for group in self._near(said, table)]
+            self._stated[key] = [list(reversed(group.values()))[:_MOST_OF_A_GROUP] for group in once if group]
+        return self._stated[key]
 
     def throughput(self, table: Table) -> Meaning | None:
         """What Throughput means in a table."""
