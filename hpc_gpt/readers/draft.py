@@ -93,11 +93,11 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
 
 def _tell(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
     values = [value for value, each in usable if each.by == SAID]
-    if name == "global_batch" and len(values) > 1:
+    if name == "global_batch" and len(values) > 1 and values == sorted(values):
         # It grows as `--rampup-batch-size` asks; what follows from it is of the largest.
-        largest, where = max(((value, each) for value, each in usable if each.by == SAID), key=lambda pair: pair[0])
+        largest, where = [(value, each) for value, each in usable if each.by == SAID][-1]
         draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
-        draft.flag(f"the global batch changed during the run, from {values[0]} to {largest} ({where.source})")
+        draft.flag(f"the global batch grew during the run, from {values[0]} to {largest} ({where.source})")
         return
     other = next(((value, each) for value, each in usable if value != best), None)
     if other is not None:

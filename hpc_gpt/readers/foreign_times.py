@@ -73,9 +73,8 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
     if np.isfinite(at).any() and (np.nanmedian(at) >= _COARSE_S or (steps["at"] % 1 != 0).any()):
         return at, "differences of the lines' times of day"
     if np.isfinite(at).any():
-        return _smoothed(
-            steps
-        ), "differences of the lines' times of day, which are whole seconds, over a tenth of the lines"
+        how = "differences of the lines' times of day, which are whole seconds, over a tenth of the lines"
+        return _smoothed(steps), how
     return np.full(len(steps), np.nan), ""
 
 
@@ -149,13 +148,11 @@ def _tell(draft: Draft, steps: RunSteps, found: ForeignTimes, asked: str) -> Non
     times = found.times
     assert times is not None
     counting = steps.counts
-    skipped = (steps["skipped"] > 0) & counting
-    words = "every step after warm-up holds"
-    if skipped[counting].all():
+    whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
+    if whole:
         draft.flag("every step was skipped by an overflow of fp16: step_s is of forward and backward only")
-        words = "every step"
     for flag in times.flags:
-        if not (flag.startswith(words) and words != "every step after warm-up holds"):
+        if not (whole and "or was skipped" in flag):
             draft.flag(flag)
     if asked:
         draft.flag(f"slow lines after {asked} are set apart")

@@ -39,7 +39,7 @@ class RunSteps:
 
     `attempt` counts from 1, `line` and `file` (an index into `files`) say where. `counts`: the step led to the run's
     last state. `after_pause`: an evaluation or a save stands between this line and the one before. `interval`: steps
-    that one line stands for. `count`, `stride`, `totals` as in Steps.
+    that one line stands for, which is not `interval_known` of a single line. `count`, `stride`, `totals` as in Steps.
     """
 
     columns: dict[str, Column] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class RunSteps:
     counts: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     after_pause: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     interval: int = 1
+    interval_known: bool = True
     count: int = 0
     stride: int = 1
     totals: dict[str, float] = field(default_factory=dict)
@@ -78,7 +79,7 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
         if told is None:
             continue
         part, name, steps = told
-        interval = log_interval(steps)
+        interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1
         columns = {key: steps[key] for key in COLUMNS}
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
@@ -112,6 +113,7 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
     found.counts = _that_count(found["step"], found.attempt)
     found.dialect = max(dialects, key=lambda name: dialects[name])
     found.interval = max(intervals, key=lambda each: intervals[each])
+    found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
     return found
 
 

@@ -19,6 +19,7 @@ def settle_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, s
     if not seen:
         return
     stages = _stage_of(draft, arguments)
+    few: list[int] = []
     pp = draft.whole("pp") or 1
     for name, key in (("memory_allocated_gib", "allocated_gib"), ("memory_reserved_gib", "reserved_gib")):
         figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
@@ -37,9 +38,10 @@ def settle_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, s
             )
         else:
             draft.set(name, [highest], f"{memory.place}, the highest the log tells of")
-            if pp > 1:
-                told = f"of {len(peaks)} of {pp} stages" if peaks else "without saying of which rank"
-                draft.flag(f"memory is told {told}: one figure, the highest")
+            few.append(len(peaks))
+    if few and pp > 1:
+        told = f"of {max(few)} of {pp} stages" if max(few) else "without saying of which rank"
+        draft.flag(f"memory is told {told}: one figure, the highest")
 
 
 def _figure(memory: Memory, key: str) -> float | None:
