@@ -71,10 +71,10 @@ def _check_time(pair: Pair) -> None:
         pair.ledger.holds(pair.row, "step_s")
         return
     said, found = cell.printed.text, f"{steady:.2f} s"
-    counted = (
-        f"the {figures.count} steady iterations after it" if figures.count > 1 else "the steady iteration after it"
+    after = f"the {figures.count} steady iterations" if figures.count > 1 else "the steady iteration"
+    middle = (
+        f"{after} after it take {found} in the mean, {figures.median:.2f} s in the median" if figures.median else ""
     )
-    middle = f"{counted} take {found} in the mean, {figures.median:.2f} s in the median" if figures.median else ""
     by = _by(pair.run, "step_s")
     if says(figures.first):
         arithmetic = f"{said} is the first iteration alone ({figures.first:.2f} s); {middle}"
@@ -89,6 +89,9 @@ def _check_time(pair: Pair) -> None:
         away = float(cell.value * worth) / steady - 1
         spread = f", {figures.low:.2f} to {figures.high:.2f} s" if figures.low and figures.high else ""
         arithmetic = f"the log's steps take {found}{spread}, the table says {said}: {away:+.1%}"
+        # A time worked out of the program's own rate inherits what the program counted.
+        counted = [flag for flag in pair.run.record.flags if "samples" in flag]
+        arithmetic += f"; {counted[0]}" if counted else ""
         pair.ledger.breaks(pair.row, "step_time", "step_s", said, found, arithmetic, by)
 
 
@@ -157,4 +160,4 @@ def _of_log(value: Fraction) -> Known:
 def _by(run: RunRead, key: str) -> str:
     """The log, and where its reader found or how it inferred the figure."""
     source = run.record.sources.get(key)
-    return f"{run_name(run)}: {key} from {source}" if source else run_name(run)
+    return f"{run_name(run)}: {key}: {source.partition('; warm-up:')[0]}" if source else run_name(run)
