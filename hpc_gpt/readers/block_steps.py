@@ -29,7 +29,7 @@ from hpc_gpt.readers.lines import (
 )
 from hpc_gpt.readers.part import Column, Place
 from hpc_gpt.readers.prefix import rank_of, time_of
-from hpc_gpt.readers.sound import sound_gib
+from hpc_gpt.readers.sound import MOST_GIB
 from hpc_gpt.readers.step_rows import SUMMED
 
 _FEW = 3  # lines that are sooner read one by one
@@ -303,9 +303,9 @@ def _memory(reader: LineReader, block: Block, lines: Places) -> None:
     columns = [block.column(name, lines) for name in MEMORY_FIELDS]
     risen = np.zeros(len(lines), np.bool_)
     for column in columns:
-        peak = np.fmax.accumulate(np.where(np.isnan(column), -np.inf, column))
-        risen |= np.diff(peak, prepend=-np.inf) > 0
-        risen |= ~np.isnan(column) & ((column < 0) | ~np.vectorize(sound_gib, otypes=[bool])(column))
+        peak = np.maximum.accumulate(np.where(np.isnan(column), -1.0, column))
+        risen |= peak > np.append(-1.0, peak[:-1])
+        risen |= (column < 0) | (column > MOST_GIB)
     for index in np.flatnonzero(risen).tolist():
         values: dict[str, float | str] = {
             name: float(column[index])
