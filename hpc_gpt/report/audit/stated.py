@@ -95,7 +95,8 @@ def _conclude(row: Row, cell: Known, quantity: str, worked: Sequence[Worked], le
     if any(cell.printed.says(figure * scale) for figure in in_its_unit for scale in scales):
         ledger.holds(row, quantity)
         return
-    found, figure = worked[0], in_its_unit[0]
+    # The one that asks least of the words around the table shows it best.
+    found, figure = min(zip(worked, in_its_unit, strict=True), key=lambda pair: len(pair[0].said))
     shown = cell.printed.show(figure) if quantity != "global_batch" else exact(figure)
     unit = f" {cell.unit}" if cell.unit and cell.worth(quantity) != 1 else ""
     arithmetic = f"{found.arithmetic} = {shown}{unit}, the table says {cell.printed.text}"
@@ -122,12 +123,8 @@ def work_out(equation: Equation, values: Values, units: Units) -> Worked | str:
         figure = equation.formula.value(taken)
     except FormulaError as fault:
         return str(fault)
-    return Worked(
-        figure,
-        equation.formula.filled({text: exact(value) for text, value in taken.items()}),
-        equation,
-        "; ".join(said),
-    )
+    arithmetic = equation.formula.filled({text: exact(value) for text, value in taken.items()})
+    return Worked(figure, arithmetic, equation, "; ".join(said))
 
 
 def settle_units(equation: Equation, column: Column, ledger: Ledger) -> Units | str:
