@@ -33,15 +33,17 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     installed, RunFolderError where a folder cannot be written.
     """
     place = folder_within(folder, "wandb")
-    written = []
+    exported = export_runs(runs)
     try:
-        with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=place) as aside, _offline(Path(aside)) as wandb:
-            for run in export_runs(runs):
-                made = _write(wandb, run, Path(aside))
-                written.append(_put(made, place / f"offline-run-{_started(run)}-{run.id}", Path(aside)))
+        with tempfile.TemporaryDirectory(prefix=".hpc-gpt-", dir=place) as name:
+            aside = Path(name)
+            with _offline(aside) as wandb:
+                made = [_write(wandb, run, aside) for run in exported]
+            # Only now that its process has ended is all of it written.
+            places = [place / f"offline-run-{_started(run)}-{run.id}" for run in exported]
+            return [_put(own, at, aside) for own, at in zip(made, places, strict=True)]
     except OSError as fault:
         raise RunFolderError(f"{place}: {fault.strerror or fault}", "name another folder for the export") from None
-    return written
 
 
 @contextlib.contextmanager
