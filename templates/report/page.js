@@ -82,7 +82,7 @@
     const found = document.getElementById(location.hash.slice(1));
     const holder = found && found.closest("details");
     if (!holder) return;
-    holder.open = true;
+    for (let one = holder; one; one = one.parentElement.closest("details")) one.open = true;
     holder.querySelector("summary").focus({ preventScroll: true });
     holder.scrollIntoView();
   };

@@ -22,8 +22,9 @@ from hpc_gpt.paths import templates_dir
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.columns import NOTHING, show_digits
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_words, rank_anomalies, worst_first
+from hpc_gpt.report.page.briefs import briefs_of
 from hpc_gpt.report.page.charts import SERIES
-from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, brief_of, details_of
+from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, details_of
 from hpc_gpt.report.page.layouts import layouts_of
 from hpc_gpt.report.page.run_charts import overlaid
 from hpc_gpt.report.page.safe_text import number, safe
@@ -80,6 +81,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     headings, lines = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     over = [place for place in order if place in charted][:SERIES]
+    shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
     with_curve = sum(bool(len(run.curve.step)) for run in runs)
     style, script = _asset("page.css"), _asset("page.js")
     page: str = _environment(_common_folder(runs)).get_template("report/page.html.j2").render(
@@ -109,7 +111,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
             details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted)
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
         ],
-        briefs=[brief_of(runs[place], labels[place], place) for place in sorted(order[DETAILED_RUNS:])],
+        shared=shared,
+        briefs=briefs,
         attempt_headings=ATTEMPT_HEADINGS,
         runs=len(runs),
     )  # fmt: skip

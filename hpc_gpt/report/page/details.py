@@ -13,7 +13,7 @@ from hpc_gpt.report.page.layouts import stage_bars
 from hpc_gpt.report.page.run_charts import Figure, Sampled, run_figures, samples
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg
-from hpc_gpt.report.page.table import SHOWN_KEYS, ended_sign, figure_words
+from hpc_gpt.report.page.table import ended_sign, figure_words
 
 MOST_FLAGS = 40
 MOST_FAILURES = 12
@@ -73,17 +73,6 @@ class Details:
     sampled: Sampled | None = None
 
 
-@dataclass(frozen=True)
-class Brief:
-    """Where the figures of a run are from, for a page of too many runs: (keys, the place they share)."""
-
-    anchor: str
-    label: str
-    sign: str
-    ended: str
-    sources: Sequence[tuple[str, str]]
-
-
 ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
 _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
 _MOST_FILES = 12
@@ -119,17 +108,6 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         run_figures(run, label, anchor) if charted else (),
         samples(run.curve) if charted else None,
     )
-
-
-def brief_of(run: RunRead, label: str, place: int) -> Brief:
-    """The sources of the run that stands at `place`, each told once."""
-    record = run.record
-    keys: dict[str, list[str]] = {}
-    for key, where in record.sources.items():
-        if key in SHOWN_KEYS and getattr(record, key) is not None:
-            keys.setdefault(safe(where, 160), []).append(key)
-    told = [(", ".join(names), where) for where, names in keys.items()]
-    return Brief(f"run-{place + 1}", label, ended_sign(record.ended), ended_words(record.ended), told)
 
 
 def _facts(record: Record) -> list[Fact]:

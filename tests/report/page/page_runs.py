@@ -226,6 +226,7 @@ def many_runs(count: int = 1000) -> list[RunRead]:
             step_s=100 + place % 97, step_s_p10=99.0, step_s_p90=104.0 + place % 97,
             tokens_per_s=1e6 / (100 + place % 97),
             sources=dict.fromkeys(("tp", "pp", "dp", "gpus", "params"), f"log-{place}.out:12")
+            | {"tokens_per_s": "global_batch x seq / step_s"}
             | {"step_s": f"log-{place}.out:99, median of 98 of 99 steps; {'the rule in words ' * 12}"},
             flags=["no dense fp16 peak known for device v100-32g: mfu and hfu are null"] if place % 2 else [],
         )  # fmt: skip

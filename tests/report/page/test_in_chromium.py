@@ -274,6 +274,8 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
     )
     assert len(texts) == 1000
     assert texts == sorted(texts)
+    browser.click("table.runs tbody a[href='#run-901']")
+    assert browser.run("document.getElementById('run-901').getBoundingClientRect().height > 5"), "it is unfolded"
     browser.run("document.querySelector('input').focus()")
     browser.call("Input.insertText", text="node failure")
     assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"

@@ -174,7 +174,9 @@ def test_a_thousand_runs_stay_below_three_megabytes_and_say_what_is_not_told():
     assert "Charts of 24 of 1,000 runs with curves, those with the worst anomalies first." in page
     assert "All figures of 100 of 1,000 runs" in page
     assert "8 of 1,000 runs with curves" in page
-    assert "gpus, tp, pp, dp, params: log-999.out:12" in page or "log-999.out:12</p>" in page
+    assert "<p>Lines of log-990.out. tp, pp, dp, gpus, params: line 12; step_s: line 99, median of 98" in page
+    assert "<li>tokens_per_s: global_batch x seq / step_s</li>" in page, "what they share is told once"
+    assert page.count("global_batch x seq / step_s") < 200
 
 
 def test_many_notes_are_cut_and_counted():
