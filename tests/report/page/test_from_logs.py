@@ -1,0 +1,36 @@
+"""The page of runs as they are read: the three real logs, and runs of our own with restarts, skips and NaN."""
+
+from __future__ import annotations
+
+import re
+
+from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.report.page import build_page
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+
+def test_the_three_real_logs(shared, tmp_path):
+    gathered = gather_paths([str(shared / "logs")], tmp_path)
+    page = build_page(gathered.runs, gathered.notes)
+    assert page.count('<tr><th scope="row"><a href="#run-') == 3
+    assert "tp4-pp16-dp1" in page
+    assert re.search(r'<span class="words">every step was skipped by an overflow', page)
+    first = page.index("every step was skipped")
+    assert first < page.index("step_s rests on 2 steps"), "what cannot be right stands before what is worth a look"
+    assert page.count('role="img"') >= 5
+    assert str(shared) not in page
+    assert "meg_gpt2_perf_n16.out:" in page
+
+
+def test_a_run_of_our_own_with_a_restart_a_skip_and_a_nan(tmp_path):
+    run = make_run(tmp_path)
+    add_attempt(run, [metrics_line(step) for step in range(1, 41)], "node_failure", cause="node n3 is gone")
+    later = [metrics_line(step, skipped=step == 50, loss=None if step == 60 else 2.0) for step in range(36, 81)]
+    add_attempt(run, later, "done")
+    page = build_page(gather_paths([], tmp_path).runs)
+    assert "5 steps trained again after 1 restart" in page
+    assert "Attempt 2 starts at step 36." in page
+    assert "skipped steps (1)" in page
+    assert "steps with no finite loss (1)" in page
+    assert "<td>node failure</td><td>1</td><td>40</td><td>node n3 is gone</td>" in page
+    assert re.search(r"<h3>demo/[^<]+</h3>", page)
