@@ -74,11 +74,12 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
         lines.append(f"where    {one_line(str(failure.place))}")
     if cause.sure:
         lines.append(f"sure     {cause.sure}")
-    if found.lines and failure is not None:
+    if found.lines:
         width = len(str(found.lines[-1][0]))
         lines.append("")
         for number, text in found.lines:
-            lines.append(f"{'>' if number == failure.place.line else ' '} {number:{width}} | {text}".rstrip())
+            mark = ">" if failure is not None and number == failure.place.line else " "
+            lines.append(f"{mark} {number:{width}} | {text}".rstrip())
     if found.ended == "done":
         return lines
     others = [f"{other.ended}: {one_line(other.words)} ({one_line(str(other.place))})" for other in last.others]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from hpc_gpt.run_folder import RunFolder
 
 SCHEMA = 1
 LIVE = ("pending", "running")
-BEFORE, AFTER = 4, 8  # lines shown around a cause
+BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200
 _MOST_LISTED = 10
 # The trainer's own word says no more than that something went wrong: the logs may say what.
@@ -139,7 +139,11 @@ def explain(name: str, logs: Path) -> Why:
     read = read_one(name, logs)
     why = _explain_own(read, RunFolder(read.folder)) if read.folder is not None else _explain_foreign(read)
     place = why.last.failure.place if why.last and why.last.failure else None
-    return replace(why, lines=tuple(lines_around(Path(place.file), place.line))) if place else why
+    if place is not None:
+        return replace(why, lines=tuple(lines_around(Path(place.file), place.line)))
+    # A log that ends without a word: its last lines are all there is.
+    ends = [path for path in read.files[:1] if why.ended == "unknown"]
+    return replace(why, lines=tuple(last_lines(ends[0]))) if ends else why
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
@@ -168,6 +172,25 @@ def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER
     if rest and line - before <= number <= line + after:
         found.append((number, _shown(rest)))
     return found
+
+
+def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
+    """(number, text) of a log's last lines that are not empty, as lines_around shows them."""
+    kept: deque[tuple[int, bytes]] = deque(maxlen=count)
+    with Source(path) as source:
+        if source.refused is not None or source.is_stdin:
+            return []
+        number, rest = 1, b""
+        for chunk in source.chunks():
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for offset in range(max(0, len(lines) - 4 * count), len(lines)):
+                if lines[offset].strip():
+                    kept.append((number + offset, lines[offset]))
+            number += len(lines)
+        if rest.strip():
+            kept.append((number, rest))
+    return [(line, _shown(text)) for line, text in kept]
 
 
 def _shown(text: bytes) -> str:
@@ -253,28 +276,12 @@ def _place_of(ended: str, words: str | None, cause: Cause) -> Failure | None:
 
 
 def _explain_foreign(read: RunRead) -> Why:
-    """What the reader of anyone's logs concluded."""
-    record = read.record
-    tables = record.attempts or [{"attempt": 1, "ended": record.ended, "cause": record.cause}]
-    attempts = [
-        AttemptWhy(
-            int(table.get("attempt") or number),
-            str(table.get("ended") or "unknown"),
-            table.get("cause"),
-            Cause(str(table.get("ended") or "unknown"), str(table.get("cause") or ""), node=table.get("failed_node")),
-        )
-        for number, table in enumerate(tables, 1)
-    ]
-    failures = list(read.failures)
-    first = failures[0] if failures and failures[0].ended == record.ended else None
-    cause = Cause(
-        record.ended or "unknown",
-        record.cause or "",
-        first,
-        record.failed_node or (first.node if first else None),
-        failures,
-        first.rank if first else None,
-        blames_rank=record.failed_node is not None,
-    )
-    attempts[-1] = AttemptWhy(attempts[-1].attempt, record.ended or "unknown", record.cause, cause)
-    return Why(record, tuple(attempts))
+    """What the reader of anyone's logs concluded of each attempt."""
+    tables = read.record.attempts or []
+    attempts = []
+    for number, cause in enumerate(read.causes, 1):
+        table = tables[number - 1] if number <= len(tables) else {}
+        # The table says more where a log ends without a word: how far it goes, and whether the job was requeued.
+        words = cause.words if cause.failure else table.get("cause")
+        attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
+    return Why(read.record, tuple(attempts))

@@ -193,6 +193,9 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3(launcher: Launcher) -> Non
     assert "Error:" in words
     assert "hint:" in words
     assert job.slurm_state == "FAILED", "the script ends with the rank's own code"
+    said, _ = launcher.run("why", job.run.run_id)
+    assert "rank     1\n" in said
+    assert "nothing says who killed it" in said
 
 
 def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, tmp_path: Path, unbroken: RunFolder) -> None:
@@ -258,5 +261,7 @@ def test_a_dead_node_requeues_and_resumes(
     assert victim not in job.nodes()
     assert job.restarts == 1
     assert history(job) == ["NODE_FAIL", "COMPLETED"]
+    first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
+    assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
     assert min(job.metrics(2)) in (11, 21, 31), "it goes on from a periodic save"
     assert losses(job) == losses(launcher.job_of(unbroken))

@@ -7,7 +7,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 _TASK = r"srun: error: (?P<node>[\w.-]{1,80}): tasks? (?P<rank>\d{1,7})[\d,-]{0,400}: "
 # A row of sacct: with bars as of `-P`, or in columns.
 _ROW = r"^(?P<words>\d{1,12}(?:_\d{1,7})?(?:\||\s).{0,300}?\b"
-_ROW_END = r"\b(?: by \d{1,10})?(?:\||\s|$).{0,200})"
+_ROW_END = r"(?!\w)(?: by \d{1,10})?(?:\||\s|$).{0,200})"
 
 
 def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
@@ -49,7 +49,7 @@ DIALECT = Dialect(
         Pattern(
             "failure",
             "rror",
-            r"slurmstepd: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?"
+            r"slurmstepd\S{0,80}: error: (?P<words>(?:Job|Step) \S{1,40} exceeded (?:job |step )?"
             r"memory limit.{0,200})",
             ended="host_memory",
         ),
@@ -87,7 +87,7 @@ DIALECT = Dialect(
             ended="user_error",
         ),
         Pattern("failure", "rror", r"(?P<words>sbatch: error: .{0,300})", ended="user_error"),
-        Pattern("failure", "rror", r"(?P<words>slurmstepd: error: execve\(\): .{0,300})", ended="user_error"),
+        Pattern("failure", "rror", r"(?P<words>slurmstepd\S{0,80}: error: execve\(\): .{0,300})", ended="user_error"),
         Pattern(
             "failure",
             "srun: ",

@@ -97,6 +97,8 @@ error echo 3 gpu-a100-07 | srun: error: gpu-a100-07: task 3: Exited with exit co
 walltime 0 n1 | 0: slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
 walltime - n1 | slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
 cancelled - - | 7|gpt|CANCELLED by 1000|0:0
+cancelled - - | 4            allocation CANCELLED+      0:0
+user_error - - | slurmstepd-n4: error: execve(): /no/such/file: No such file or directory
 node_failure - - | 7_3          gpt   research         64  NODE_FAIL      1:0
 nan - - | AssertionError: Rank 12: found NaN in local grad norm in backward pass
 nan - - | FloatingPointError: Minimum loss scale reached (0.0001).
