@@ -20,6 +20,7 @@ def settle(texts: Mapping[str, str]) -> Settled:
     stages = given.whole("pipe_parallel_size")
     pp = max(stages, 1) if stages is not None else None
     stage = _STAGE.search(given.text("zero_optimization") or "")
+    positions = given.text("pos_emb")
     checkpointed = given.true("checkpoint_activations")
     return without_unknown(
         {
@@ -39,8 +40,8 @@ def settle(texts: Mapping[str, str]) -> Settled:
             "kv_heads": given.whole("num_kv_heads"),
             "ffn": given.whole("intermediate_size"),
             "vocab": given.whole("padded_vocab_size"),
-            "untied_embeddings": given.true("no_weight_tying"),
-            "position_embedding": given.text("pos_emb"),
+            "tied": None if given.true("no_weight_tying") is None else not given.true("no_weight_tying"),
+            "positions": {"rotary": "rope"}.get(positions, positions) if positions else None,
             "dtype": given.dtype("precision"),
             "recompute": None if checkpointed is None else "full" if checkpointed else "none",
             "flash_attention": "flash" in (given.text("attention_config") or "") or None,

@@ -51,9 +51,9 @@ def settle(texts: Mapping[str, str]) -> Settled:
             "ffn": given.whole("ffn_hidden_size"),
             "vocab": given.whole("padded_vocab_size"),
             "vocab_unpadded": given.whole("vocab_size"),
-            "swiglu": given.true("swiglu"),
-            "untied_embeddings": given.true("untie_embeddings_and_output_weights"),
-            "position_embedding": given.text("position_embedding_type"),
+            "gated": given.true("swiglu"),
+            "tied": _tied(given),
+            "positions": given.text("position_embedding_type"),
             "experts": _experts(given),
             "experts_per_token": given.whole("moe_router_topk", "topk") if _experts(given) else None,
             "dtype": _dtype(given),
@@ -104,6 +104,11 @@ def _kv_heads(given: Arguments) -> int | None:
     if given.true("group_query_attention"):
         return given.whole("num_query_groups")
     return given.whole("num_key_value_heads")
+
+
+def _tied(given: Arguments) -> bool | None:
+    untied = given.true("untie_embeddings_and_output_weights")
+    return None if untied is None else not untied
 
 
 def _experts(given: Arguments) -> int | None:

@@ -1,0 +1,28 @@
+"""Lines read, for the tests of dialects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.part import Part
+
+
+def read_text(text: str) -> Part:
+    """The only part of a text."""
+    (part,) = read_lines("log", text.split("\n"))
+    return part
+
+
+def step_of(line: str, dialect: str) -> dict[str, float]:
+    """The one step that a line tells of, by field; the dialect must be the one that reads it."""
+    part = read_text(line)
+    assert list(part.steps) == [dialect]
+    steps = part.steps[dialect]
+    assert len(steps) == 1
+    return {name: float(steps[name][0]) for name in steps.columns}
+
+
+def facts_of(part: Part) -> dict[str, list[Any]]:
+    """Every value stated of each field."""
+    return {name: [fact.value for fact in facts] for name, facts in part.facts.items()}
