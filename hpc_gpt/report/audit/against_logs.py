@@ -77,7 +77,7 @@ def _check_time(pair: Pair) -> None:
     )
     by = _by(pair.run, "step_s")
     if says(figures.first):
-        arithmetic = f"{said} is the first iteration alone ({figures.first:.2f} s); {middle}"
+        arithmetic = f"{said} is {figures.first_words} alone ({figures.first:.2f} s); {middle}"
         pair.ledger.breaks(pair.row, "first_iteration", "step_s", said, found, arithmetic, by)
     elif says(figures.of_all):
         arithmetic = f"{said} is the mean of all iterations ({figures.of_all:.2f} s), the first among them"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpc_gpt.readers.part import Column
 from hpc_gpt.readers.run_read import RunRead
 
 # A median of the steady steps agrees with the record's figure where they differ by no more than this share.
@@ -15,8 +16,10 @@ _FEW = 10
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Seconds a step. `mean`, `median`, `low` and `high` are of the `count` steady steps after each attempt's first;
-    `first` is the first step's alone and `of_all` the mean with it. `step_s` is the record's own; None where unknown.
+    """Seconds a step, None where unknown. `step_s` is the record's own.
+
+    `mean`, `median`, `low` and `high` are of the `count` steady steps after each attempt's first; `first` is the first
+    step's alone, in `first_words`, and `of_all` the mean with it.
     """
 
     step_s: float | None
@@ -26,6 +29,7 @@ class StepFigures:
     low: float | None = None
     high: float | None = None
     first: float | None = None
+    first_words: str = "the first iteration"
     of_all: float | None = None
 
     @property
@@ -57,7 +61,7 @@ def step_figures(run: RunRead) -> StepFigures:
     if step_s is not None and abs(median / step_s - 1) > _SAME and abs(float(kept.mean()) / step_s - 1) > _SAME:
         return StepFigures(step_s)
     low, high = (kept.min(), kept.max()) if len(kept) < _FEW else np.quantile(kept, (0.1, 0.9))
-    # The first line of a log that goes on from a checkpoint, or is one of many, is not the first step.
+    # Of very many lines only some are kept, and a mean of those is none of all.
     whole = begins[0] and usable[0] and curve.stride == 1
     return StepFigures(
         step_s,
@@ -67,5 +71,14 @@ def step_figures(run: RunRead) -> StepFigures:
         float(low),
         float(high),
         float(times[0]) if whole else None,
+        _first_words(curve.step),
         float(times[usable].mean()) if whole else None,
     )
+
+
+def _first_words(step: Column) -> str:
+    """What the first line of a log is of: one iteration, or the mean of several."""
+    numbers = step[:2][np.isfinite(step[:2])]
+    if len(numbers) == 2 and numbers[1] - numbers[0] > 1:
+        return f"the first line, up to iteration {numbers[0]:.0f},"
+    return "the first iteration" if not len(numbers) or numbers[0] <= 1 else f"iteration {numbers[0]:.0f}"
