@@ -20,8 +20,9 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
 
     The steady steps of both, the ratio of their medians and its 95 % interval (blocks of steps are drawn anew, since
     neighbours are alike): "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percent are of speed: twice as fast
-    is 100 % faster. Where a step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory,
-    how each ended, and the settings that differ, those that decide speed first.
+    is 100 % faster. The interval is about these runs' steps; that a repeat would be as fast, it does not say. Where a
+    step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory, how each ended, and the
+    settings that differ, those that decide speed first.
 
     A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, or a record.json.
     Of more than two each is compared with the first.

@@ -202,11 +202,11 @@ def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losse
     if verdict in ("same_run", "identical"):
         return []
     notes = []
-    job = a.record.job_id
-    if job is not None and job == b.record.job_id and a.folder is None and b.folder is None:
+    job, are_logs = a.record.job_id, a.folder is None and b.folder is None
+    if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
-    elif losses is not None and losses.alike == losses.common >= 8:
-        notes.append("the losses are the same to the last digit: two logs of one run, or a repeat with one seed")
+    elif are_logs and losses is not None and losses.alike == losses.common >= 8:
+        notes.append("equal losses: two logs of one run, or the same training once more")
     hashes = a.record.config_hash, b.record.config_hash
     if verdict in ("faster", "slower") and hashes[0] is not None and hashes[0] == hashes[1]:
         others = [each.key for each in apart if each.is_stated]

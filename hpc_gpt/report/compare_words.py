@@ -94,7 +94,8 @@ def title(run: RunRead) -> str:
     if record.tp:
         parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
     if record.gpus:
-        parts.append(f"{record.gpus} ranks" if run.folder and not record.device else f"{record.gpus} GPUs")
+        what = "rank" if run.folder and not record.device else "GPU"
+        parts.append(f"{record.gpus} {what}{'' if record.gpus == 1 else 's'}")
     parts += [str(part) for part in (record.device, record.engine, record.dtype) if part]
     return plain(", ".join(parts))
 
@@ -119,7 +120,8 @@ def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
         return [f"the same to the last digit at {'all ' if losses.common > 1 else ''}{_steps(losses.common)}"]
     text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.step:,.0f}, the last that both have"
     if losses.alike:
-        text += f"; the same to the last digit at the first {_steps(losses.alike)}"
+        first = _steps(losses.alike) if losses.alike > 1 else "common step"
+        text += f"; the same to the last digit at the first {first}"
     if losses.tail is None:
         return [text]
     tail, over = losses.tail, f"over the last {_steps(losses.tail_steps)}"
@@ -153,7 +155,8 @@ def _ended(run: RunRead) -> str:
 
 
 def _value(value: Any) -> str:
-    return _cut(show_value(value))
+    """In full: settings that differ in the seventh digit do differ."""
+    return _cut(f"{value:.10g}" if isinstance(value, float) else show_value(value))
 
 
 def _cut(text: str, most: int = _LONGEST) -> str:

@@ -95,3 +95,51 @@ def test_a_run_that_is_not_there(own_folders):
     done = hpc_gpt("compare", finished(1).run_id, "nowhere")
     assert done.code == 5
     assert "'nowhere'" in error_of(done)[0]
+
+
+def megatron_log(path, seed: int, step_ms: float):
+    noise = np.random.default_rng(seed).standard_normal(60)
+    lines = [
+        f" iteration {step:8d}/     100 | consumed samples: {step * 512:12d} | elapsed time per iteration (ms): "
+        f"{step_ms * (1 + 0.01 * noise[step - 1]):.1f} | learning rate: 1.500E-04 | global batch size:   512 | "
+        f"lm loss: {2 + 4 / step:.6E} | loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 | "
+        "number of nan iterations:   0 |\n"
+        for step in range(1, 61)
+    ]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_anyones_logs(tmp_path):
+    a, b = megatron_log(tmp_path / "a.log", 1, 1000.0), megatron_log(tmp_path / "b.out", 2, 800.0)
+    done = hpc_gpt("compare", a, b)
+    assert done.code == 0, done.stderr
+    assert "\nB is faster than A by 25 % (" in done.stdout
+    assert "the same to the last digit at all 60 common steps" in done.stdout
+    assert "equal losses: two logs of one run" in done.stdout
+
+
+def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
+    a = megatron_log(tmp_path / "a.log", 1, 1000.0)
+    (tmp_path / "many").mkdir()
+    for name in ("x.log", "y.log"):
+        megatron_log(tmp_path / "many" / name, 2, 800.0)
+    done = hpc_gpt("compare", a, tmp_path / "many")
+    assert done.code == 5
+    message, _ = error_of(done)
+    assert "2 runs" in message
+    assert "x" in message
+
+
+def test_a_log_against_a_run_of_ours(own_folders, tmp_path):
+    done = hpc_gpt("compare", finished(1).run_id, megatron_log(tmp_path / "a.log", 1, 1000.0))
+    assert done.code == 0, done.stderr
+    assert "tokens/s" in done.stdout or "a step is taken to be the same work" in done.stdout
+
+
+def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
+    done = hpc_gpt("compare", *sorted((shared / "logs").glob("*.out")))
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("cannot be said: ") == 2
+    assert "faster than A by" not in done.stdout
+    assert "lower by" not in done.stdout

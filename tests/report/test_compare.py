@@ -141,7 +141,7 @@ def test_equal_losses_are_told_of():
     comparison = compare_runs(made(1, losses=losses), made(2, losses=losses))
     text = as_text(comparison, "A", "B")
     assert "loss       the same to the last digit at all 200 common steps" in text
-    assert "two logs of one run, or a repeat with one seed" in text
+    assert "equal losses: two logs of one run, or the same training once more" in text
     assert comparison.losses.diverge is False
 
 
@@ -260,6 +260,11 @@ def test_settings_apart_come_in_the_order_of_what_decides_speed():
     text = as_text(compare_runs(RunRead(a), RunRead(b)), "A", "B")
     assert "hf_" not in text
     assert "only B states 1 setting: versions.cuda" in text
+
+
+def test_settings_are_shown_in_full():
+    text = as_text(compare_runs(made(1, settings={"lr": 0.00012}), made(2, settings={"lr": 0.0001200001})), "A", "B")
+    assert "lr  0.00012 -> 0.0001200001" in text
 
 
 def test_many_settings_are_cut_and_counted():
