@@ -49,12 +49,20 @@ ENDED_WORDS: dict[str, tuple[str, int | None]] = {
 }
 # Flags are in words; these tell at which level one counts. The first that is found settles it.
 _FLAG_LEVELS = (
-    (KNOW, re.compile(r"\bare null\b|\bis null\b|\bpeaks? known for device|^the profile says device", re.I)),
+    (
+        KNOW,
+        re.compile(
+            r"\b(?:are|is) null\b|^the profile says device|^the first cause rests|trained again counts"
+            r"|^[a-z][a-z0-9_-]{1,40}: ",  # a dialect, and what is to be known of its figures
+            re.I,
+        ),
+    ),
     (
         DOUBT,
         re.compile(
-            r"cannot exist|impossible|cannot be right|contradict|faster than the peak|is wrong|are wrong|no number"
-            r"|\bnan\b|every step .{0,40}skipped|disagree|does not fit|instead of|but the program counted",
+            r"cannot exist|impossible|cannot be(?! read)|contradict|faster than the peak|(?:is|are) wrong|no number"
+            r"|\bnan\b|^every step was skipped|disagree|is no multiple|are no multiple|layout \S+ needs"
+            r"|but the global batch|the program counts? \S+ samples|does not fit",
             re.I,
         ),
     ),
@@ -159,21 +167,21 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
     told = " ".join(flags).lower()
     if (nan := number(record.nan_steps)) and "no number" not in told and "nan" not in told:
         yield DOUBT, f"{nan:,.0f} steps with a NaN loss", ""
-    if (skipped := number(record.skipped_steps)) and "skipped" not in told:
+    if (skipped := number(record.skipped_steps)) and "every step was skipped" not in told:
         yield LOOK, f"{skipped:,.0f} steps skipped", ""
     if again := trained_again(run.curve):
         restarts = len(set(run.curve.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {restarts} restart{'s' if restarts != 1 else ''}", ""
-    yield from _speed(record, medians)
+    yield from _speed(record, medians, "spread widely" in told)
 
 
-def _speed(record: Record, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
+def _speed(record: Record, medians: dict[tuple[object, ...], float], told: bool) -> Iterator[tuple[int, str, str]]:
     step, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
     usual = medians.get(_like(record))
     if step and usual and step >= _SLOWER * usual:
         words = f"{step / usual:.2f} x the step time that runs of its kind have at the median"
         yield LOOK, f"{words} ({show_digits(step)} s for {show_digits(usual)} s)", ""
-    if low and high and high / low >= _WIDE:
+    if low and high and high / low >= _WIDE and not told:
         words = f"step time varies: 90th percentile {show_digits(high)} s is {high / low:.1f} x the 10th"
         yield LOOK, f"{words} ({show_digits(low)} s)", ""
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.part import Failure, Place
 from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.secrets import REMOVED
 from hpc_gpt.record import Record
 from hpc_gpt.report.page import build_page
-from hpc_gpt.report.page.safe_text import HIDDEN, safe
+from hpc_gpt.report.page.safe_text import safe
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
 VOID = {"meta", "link", "br", "wbr", "img", "input"}
@@ -121,7 +122,7 @@ def test_no_secret_and_no_setting_is_on_the_page():
     page = build_page([RunRead(record, failures=[Failure("error", f"password={secret}", Place("a", 1))])])
     assert secret not in page
     assert "swordfish" not in page
-    assert HIDDEN in page
+    assert REMOVED in page
 
 
 @pytest.mark.parametrize(
