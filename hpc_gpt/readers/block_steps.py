@@ -301,7 +301,8 @@ def _facts_of_steps(
 def _memory(reader: LineReader, block: Block, lines: Places) -> None:
     """Peaks of memory that lines of steps tell: only those that rise, or cannot be, are read for themselves."""
     columns = [block.column(name, lines) for name in MEMORY_FIELDS]
-    risen = np.zeros(len(lines), np.bool_)
+    # Lines of several ranks, where the first of them bore no label, each have a peak of their own.
+    risen = np.full(len(lines), block.rank is not None and reader.parts[-1].step_rank is None)
     for column in columns:
         peak = np.maximum.accumulate(np.where(np.isnan(column), -1.0, column))
         risen |= peak > np.append(-1.0, peak[:-1])

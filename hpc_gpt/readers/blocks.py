@@ -26,16 +26,16 @@ class _Apart:
 class BlockReader:
     """Takes the bytes of one log in order, in blocks that end where a line, or a piece of one, ends."""
 
-    def __init__(self, reader: LineReader, lines: int = 0) -> None:
+    def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
         self.reader = reader
-        self._lines = lines  # newlines so far
-        self._begun = False  # something stands behind the last of them
+        self.newlines = newlines  # so far
+        self.begun = begun  # something stands behind the last of them
         self._kinds = LineKinds()
 
     @property
     def lines(self) -> int:
         """How many lines there were, the one that no newline ends with them."""
-        return self._lines + self._begun
+        return self.newlines + self.begun
 
     def finish(self) -> list[Part]:
         """The parts. The reader is used up."""
@@ -56,11 +56,11 @@ class BlockReader:
         stops = np.flatnonzero(ends)
         starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
         if len(stops) == 0 or ends is newlines:
-            numbers = self._lines + 1 + np.arange(len(starts), dtype=np.int64)
+            numbers = self.newlines + 1 + np.arange(len(starts), dtype=np.int64)
         else:
-            numbers = self._lines + 1 + np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
-        self._lines = int(numbers[-1]) - 1
-        self._begun = data[-1] != 10
+            numbers = self.newlines + 1 + np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
+        self.newlines = int(numbers[-1]) - 1
+        self.begun = data[-1] != 10
         self._take(Block(data, zeros.split(b"\n"), starts, np.append(stops, len(data)), numbers))
 
     def _take(self, block: Block) -> None:

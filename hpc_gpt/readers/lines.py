@@ -17,7 +17,7 @@ from hpc_gpt.readers.spans import field_spans
 from hpc_gpt.readers.step_rows import MOST_ROWS, StepRows
 
 _MOST_VALUES = 8  # distinct values kept of one fact
-_MOST_PARTS = 2000
+MOST_PARTS = 2000
 # Of a part, and of a file: what comes after is counted.
 _MOST = {
     "failures": (1000, 10_000),
@@ -34,7 +34,7 @@ _LONGEST_TEXT = 1000  # characters of a value
 LONGEST_LINE = 64_000  # characters of a line that are looked at
 ALL_TIMERS = 1024  # lines of timers of a part that are all added up
 SOME_TIMERS = 256  # of those after them, each so many-th
-FULL = f"lines of steps after {_MOST_PARTS} restarts"
+FULL = f"lines of steps after {MOST_PARTS} restarts"
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
 
@@ -51,6 +51,21 @@ class LineReader:
         self._taken: dict[str, int] = {}
         self._kept = 0
         self.timer_lines: dict[str, int] = {}  # of this part, by the timer's name where a line is of one
+
+    def bounds(self) -> dict[str, Any]:
+        """How near the reader is to its bounds, as plain values."""
+        return {
+            "full": self.full,
+            "most_rows": self._most_rows,
+            "kept": self._kept,
+            "taken": self._taken,
+            "timer_lines": self.timer_lines,
+        }
+
+    def set_bounds(self, bounds: dict[str, Any]) -> None:
+        """As `bounds` gave them."""
+        self.full, self._most_rows, self._kept = bounds["full"], bounds["most_rows"], bounds["kept"]
+        self._taken, self.timer_lines = bounds["taken"], bounds["timer_lines"]
 
     def take(self, number: int, line: str) -> None:
         """One line, without its end. A carriage return in it parts two states of a bar."""
@@ -154,7 +169,7 @@ class LineReader:
         self.parts[-1].started = True
 
     def _next_part(self, number: int) -> None:
-        if len(self.parts) >= _MOST_PARTS:
+        if len(self.parts) >= MOST_PARTS:
             self.full = True
             return
         part = self.parts[-1]

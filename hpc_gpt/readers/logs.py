@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.readers.blocks import BlockReader
+from hpc_gpt.readers.kept_state import KeptState
 from hpc_gpt.readers.lines import LineReader
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.source import Source
@@ -31,9 +32,21 @@ def read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
-        reader = BlockReader(LineReader(source.file))
-        for chunk in source.chunks():
-            reader.take(chunk)
+        kept = KeptState(source, path)
+        reader = BlockReader(kept.reader, kept.lines, kept.begun)
+        held = b""
+        if not (kept.offset and source.compressed):
+            for chunk in source.chunks(kept.offset):
+                reader.take(held)
+                held = chunk
+        # A line that is still being written is read now, and again when it is whole.
+        if not source.compressed and not held.endswith((b"\n", b"\r")):
+            kept.keep(kept.reader, source.offset, reader.newlines, reader.begun)
+            reader.take(held)
+        else:
+            reader.take(held)
+            offset = source.size if source.compressed else source.offset
+            kept.keep(kept.reader, offset, reader.newlines, reader.begun)
         return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hpc_gpt.readers.part import Column
 
 MOST_STEP = 2.0**53  # above it a float no longer counts
-_MOST_GIB = 1e6
+MOST_GIB = 1e6
 _LONGEST_S = 1e9
 # Above nothing.
 _POSITIVE = frozenset(("step_s",))
@@ -65,7 +65,7 @@ def sound_step(step: float) -> bool:
 
 def sound_gib(gib: float) -> bool:
     """Whether a GPU's memory can be so full."""
-    return 0 <= gib <= _MOST_GIB
+    return 0 <= gib <= MOST_GIB
 
 
 def whole_rank(value: object) -> int | None:

@@ -29,7 +29,9 @@ class Source:
     """One log, opened. `refused`: why it is none, in words; then there are no chunks.
 
     `bytes_read`: bytes taken from the file, before decompression. `left_out`: what was skipped, in words, and how
-    often. `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`: of the file when it was opened.
+    often. `offset`: where in a plain file the last chunk given ends, -1 where what was removed hides that.
+    `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: of the file when it was
+    opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +39,15 @@ class Source:
         self.refused: str | None = None
         self.left_out: dict[str, int] = {}
         self.bytes_read = 0
+        self.offset = 0
         self.compressed: str | None = None
-        self.size = self.device = self.inode = 0
+        self.size = self.device = self.inode = self.changed_ns = 0
         self.is_stdin = str(path) == STDIN
         self._stream: BinaryIO | None = None
         self._head = b""
         self._unread = 0
+        self._given = 0  # where the last block given on ends
+        self._changed = False  # the blocks given on are not as the file has them
         try:
             self._open(path)
         except (OSError, ValueError) as fault:
@@ -88,6 +93,7 @@ class Source:
         """
         if self._stream is None:
             return
+        self._given = start
         tail = b""
         dropping = False
         for block in self._text(start):
@@ -100,12 +106,15 @@ class Source:
             text = tail + block if tail else block
             end = (text.rfind(b"\n") + 1) or (text.rfind(b"\r") + 1)
             tail = text[end:]
+            self.offset = -1 if self._changed else self._given - len(tail)
             if end:
                 yield text if not tail else text[:end]
             if len(tail) > LONGEST_PIECE:
                 yield tail[:LONGEST_PIECE]
                 self.leave_out("bytes of a line after its first 262,144", len(tail) - LONGEST_PIECE)
                 tail, dropping = b"", True
+        if dropping:
+            self.offset = -1
         if tail:
             yield tail
 
@@ -123,6 +132,7 @@ class Source:
             if not stat.S_ISREG(found.st_mode):
                 return self.refuse(_kind(found.st_mode))
             self.size, self.device, self.inode = found.st_size, found.st_dev, found.st_ino
+            self.changed_ns = found.st_mtime_ns
         self._unread = self.size
         self._head = self._raw(HEAD)
         self.compressed = compression(self._head)
@@ -145,6 +155,7 @@ class Source:
                 more = self._stream.read(size - len(found))
             except OSError as fault:
                 self.leave_out(f"the rest of the file: {_words(fault)}")
+                self._changed = True
                 more = b""
             if not more:
                 self._unread = 0
@@ -170,14 +181,17 @@ class Source:
         first = start == 0
         decoder: codecs.IncrementalDecoder | None = None
         for block in blocks:
+            self._given += len(block)
             if first:
                 first = False
                 if block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                     decoder = codecs.getincrementaldecoder("utf-16")("replace")
                 block = block.removeprefix(codecs.BOM_UTF8)
             if decoder is not None:
+                self._changed = True
                 block = decoder.decode(block).encode("utf-8", "replace")
             if b"\0" in block:
+                self._changed = True
                 self.leave_out("NUL bytes", block.count(b"\0"))
                 block = block.replace(b"\0", b"")
             if block:
@@ -196,8 +210,8 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
     member = zlib.decompressobj(wbits=31)
     begun = False
     for block in blocks:
-        data = block
-        while data:
+        data, more = block, True
+        while data or more:
             if member.eof:
                 data = data.lstrip(b"\0")  # tapes and block devices pad with these
                 if not data:
@@ -211,6 +225,7 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
             if found:
                 yield found
             data = member.unused_data if member.eof else member.unconsumed_tail
+            more = len(found) == CHUNK  # what came in may not all have gone out
     return member.eof or not begun
 
 

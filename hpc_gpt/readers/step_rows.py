@@ -19,7 +19,7 @@ from hpc_gpt.readers.sound import sound_columns
 
 MOST_ROWS = 1 << 17  # of all lines of steps of a file
 SUMMED = ("skipped", "nan")
-_PENDING = 1024
+PENDING = 1024
 
 
 @dataclass
@@ -43,7 +43,7 @@ class StepRows:
     totals: dict[str, float] = field(default_factory=dict)
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
-    _closed: int = -1  # the last line that is in the columns
+    closed: int = -1  # the last line that is in the columns
     _pending: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
     _blocks: list[StepBlock] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class StepRows:
         if len(line):
             self._blocks.append(StepBlock(at, line, columns))
         self.count += count
-        self._closed = self.count - 1
+        self.closed = self.count - 1
         for name, value in totals.items():
             self._sum(name, value)
         self.add(*last)
@@ -105,18 +105,33 @@ class StepRows:
         whole = _joined(self._blocks)
         if self.open_row and (not len(whole.at) or whole.at[-1] != self.count - 1):
             whole = _joined([whole, _block([(self.count - 1, self.open_line, self.open_row)])])
-        columns = sound_columns(whole.columns, left_out)
+        # A loss of nothing but NaN is news; other fields then have no figure at all.
+        columns = {
+            name: column
+            for name, column in sound_columns(whole.columns, left_out).items()
+            if name == "loss" or not np.isnan(column).all()
+        }
         return Steps(columns, whole.line, self.stride, self.count, dict(self.totals))
+
+    def settled(self) -> StepBlock:
+        """All columns but for the open line."""
+        self._settle()
+        self._blocks = [_joined(self._blocks)]
+        return self._blocks[0]
+
+    def resume(self, closed: int, block: StepBlock) -> None:
+        """Go on from what `settled` gave, the last line in it being `closed`."""
+        self.closed, self._blocks = closed, [block]
 
     def _close(self) -> None:
         """The open line is whole: into the columns with it."""
         row, ordinal = self.open_row, self.count - 1
-        if not self.count or self._closed == ordinal:
+        if not self.count or self.closed == ordinal:
             return
-        self._closed = ordinal
+        self.closed = ordinal
         if ordinal % self.stride == 0:
             self._pending.append((ordinal, self.open_line, row))
-            if len(self._pending) >= _PENDING:
+            if len(self._pending) >= PENDING:
                 self._settle()
         for name in SUMMED:
             if name in row:
@@ -132,7 +147,7 @@ class StepRows:
         if self._pending:
             self._blocks.append(_block(self._pending))
             self._pending = []
-        if len(self._blocks) > _PENDING:
+        if len(self._blocks) > PENDING:
             self._blocks = [_joined(self._blocks)]
 
 
