@@ -1,0 +1,198 @@
+"""hpc-gpt why: our own runs in every state, anyone's logs, and what must not be shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.record import ENDED
+from hpc_gpt.report.advice import ADVICE
+from hpc_gpt.report.why import last_lines, lines_around
+from hpc_gpt.run_folder import RunFolder
+from tests.cli.command import error_of, hpc_gpt
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.readers.test_causes import OOM, TIME_LIMIT, step, timeout
+
+KEYS = {
+    "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",
+    "retry", "means", "to_do", "exclude", "attempts", "unread",
+}  # fmt: skip
+
+
+def submitted(cluster: str = "local") -> RunFolder:
+    run = unsubmitted_run(cluster)
+    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    return run
+
+
+def why(name: object, *more: str, code: int = 0) -> str:
+    done = hpc_gpt("why", name, *more)
+    assert (done.code, "Traceback" in done.stderr) == (code, False), done.stderr
+    return done.stdout
+
+
+def why_json(name: object, code: int = 0) -> dict:
+    found = json.loads(why(name, "--json", code=code))
+    assert set(found) == KEYS
+    assert found["schema"] == 1
+    return found
+
+
+# --- our own runs
+
+
+def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> None:
+    run = submitted()
+    attempt = add_attempt(run, [metrics_line(1)], "gpu_memory", cause=f"rank 3: {OOM}")
+    words = ["starting", "rank 3 failed:", "Traceback (most recent call last):", OOM, "rank 1 lost another rank: gone"]
+    attempt.log.write_text("\n".join(words) + "\n")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["cause"], found["retry"]) == ("gpu_memory", f"rank 3: {OOM}", False)
+    assert (found["file"], found["line"]) == (str(attempt.log), 4)
+    assert [line["text"] for line in found["lines"]] == words
+    assert found["attempts"][0]["followed"]["count"] == 1
+    shown = why(run.run_id)
+    assert f"where    {attempt.log}:4" in shown
+    assert f"> 4 | {OOM}" in shown
+    assert "smaller micro-batch" in shown
+    assert "exclude" not in shown
+
+
+def test_slurms_own_output_says_what_the_trainer_could_not() -> None:
+    run = submitted("generic-slurm")
+    add_attempt(run, [metrics_line(1)], "error", cause="rank 1 ended with exit code 1")
+    (run.path / "slurm-4711.out").write_text("srun: error: Node failure on r6i4n5\n")
+    found = why_json(run.path)
+    assert (found["ended"], found["node"], found["failed_node"]) == ("node_failure", "r6i4n5", "r6i4n5")
+    assert found["exclude"] == f"hpc-gpt submit --resume {run.run_id} --exclude r6i4n5"
+    assert f"exclude  {found['exclude']}" in why(run.path)
+
+
+def test_a_job_that_died_before_its_first_attempt() -> None:
+    run = submitted("generic-slurm")
+    (run.path / "slurm-4711.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
+    found = why_json(run.run_id)
+    assert found["cause"] == "module: command not found"
+    assert found["attempts"][0]["ended"] == "user_error"
+
+
+def test_every_attempt_is_told_and_the_last_decides() -> None:
+    run = submitted()
+    first = add_attempt(run, [metrics_line(1)], "walltime", cause="the time limit of 60 s is over", requeue=True)
+    first.log.write_text(TIME_LIMIT + "\n")
+    add_attempt(run, [metrics_line(2)], "nan", cause="rank 0: 8 steps in a row with a loss that is no number")
+    found = why_json(run.run_id)
+    assert [attempt["ended"] for attempt in found["attempts"]] == ["walltime", "nan"]
+    assert found["cause"] == "rank 0: 8 steps in a row with a loss that is no number"
+    shown = why(run.run_id).splitlines()
+    assert shown[-2:] == [
+        "  1  walltime: the time limit of 60 s is over",
+        "  2  nan: rank 0: 8 steps in a row with a loss that is no number",
+    ]
+
+
+def test_a_run_that_did_not_fail_says_how_it_stands() -> None:
+    run = submitted()
+    assert why(run.run_id).startswith(f"{run.run_id} (demo): pending: waits in the queue")
+    add_attempt(run, [metrics_line(1)], "done").log.write_text("KeyError: 'survived'\n")
+    shown = why(run.run_id)
+    assert shown.startswith(f"{run.run_id} (demo): done: trained all its steps")
+    assert "KeyError" not in shown
+
+
+def test_nothing_said_is_exit_1() -> None:
+    run = submitted()
+    add_attempt(run, [], None, job_id="1")
+    add_attempt(run, [metrics_line(1)], None, job_id="4711", started=1.0)
+    for path in sorted(run.path.rglob("*"), reverse=True):
+        os.utime(path, (1, 1))
+    shown = why(run.run_id, code=1)
+    assert "unknown: nothing says how it ended" in shown
+
+
+def test_no_such_run_is_exit_5() -> None:
+    done = hpc_gpt("why", "20990101-000000-abcd")
+    assert done.code == 5
+    message, _ = error_of(done)
+    assert "no run '20990101-000000-abcd'" in message
+
+
+# --- anyone's logs
+
+
+def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for rank in range(4):
+        lines = [step(1), step(2), step(3)] if rank == 0 else []
+        lines += [f"[rank{rank}]: {OOM}"] if rank == 3 else [timeout(rank)]
+        (folder / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+    found = why_json(folder)
+    assert (found["ended"], found["rank"]) == ("gpu_memory", 3)
+    assert (found["file"], found["line"]) == (str(folder / "rank_3.log"), 1)
+    assert [other["ended"] for other in found["attempts"][0]["others"]] == ["collective_timeout"] * 3
+
+
+def test_a_bad_node_of_a_foreign_log_gives_a_directive(tmp_path: Path) -> None:
+    log = tmp_path / "gpt-4711.out"
+    log.write_text("\n".join([step(1), step(2), "srun: error: Node failure on r6i4n5"]) + "\n")
+    found = why_json(log)
+    assert (found["ended"], found["exclude"], found["retry"]) == ("node_failure", "#SBATCH --exclude=r6i4n5", True)
+
+
+def test_a_log_that_ends_without_a_word_shows_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.out"
+    log.write_text("\n".join([step(1), step(2), "the last word", ""]))
+    shown = why(log, code=1)
+    assert "the log ends at step 2 of 1000" in shown
+    assert "  3 | the last word" in shown
+
+
+def test_no_secret_and_no_control_character_is_shown(tmp_path: Path) -> None:
+    log = tmp_path / "gpt.out"
+    token = "hf_abcdefghijklmnopqrstuvwxyz"
+    hostile = f"\x1b]0;title\x07\x1b[2Jexport WANDB_API_KEY=0123456789abcdef\u202e token {token}"
+    log.write_text("\n".join([step(1), hostile, f"ValueError: \x1b[31m {token} \x07\x9b", "<script>"]) + "\n")
+    for more in ([], ["--json"]):
+        shown = why(log, *more)
+        assert not set(shown) & set("\x1b\x07\x9b\u202e")
+        assert token not in shown
+        assert "0123456789abcdef" not in shown
+        assert "[removed]" in shown
+
+
+# --- lines
+
+
+def test_lines_around_a_line_of_a_long_log(tmp_path: Path) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("".join(f"line {number}\n" for number in range(1, 900_001)))
+    for line in (1, 2, 400_000, 899_999, 900_000):
+        wanted = [(n, f"line {n}") for n in range(max(1, line - 2), min(900_000, line + 1) + 1)]
+        assert lines_around(log, line, before=2, after=1) == wanted
+    assert last_lines(log, 2) == [(899_999, "line 899999"), (900_000, "line 900000")]
+    log.write_text("one\n\ntwo")
+    assert last_lines(log) == [(1, "one"), (3, "two")]
+    assert lines_around(log, 3) == [(1, "one"), (2, ""), (3, "two")]
+
+
+@pytest.mark.parametrize("text", [b"", b"\0\0\0", b"\n" * 5])
+def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.log").write_bytes(text)
+    assert [shown for _, shown in lines_around(tmp_path / "a.log", 1) if shown] == []
+    assert last_lines(tmp_path / "a.log") == []
+    assert last_lines(tmp_path / "missing") == []
+
+
+# --- the table of classes
+
+
+def test_every_class_has_advice_and_help_lists_it() -> None:
+    assert list(ADVICE) == ENDED
+    listed = json.loads(hpc_gpt("help", "causes", "--json").stdout)
+    assert [row["ended"] for row in listed["causes"]] == ENDED
+    shown = hpc_gpt("help", "causes").stdout
+    assert all(f"{name}: " in shown for name in ENDED)
