@@ -55,14 +55,19 @@ def _of_files(run: RunParts, left_out: dict[str, dict[str, int]]) -> dict[str, i
     return dict(counts)
 
 
+# Folders and log's name, from short to long, of a log whose own name says nothing, and of the others.
+_OF_GENERAL = ((1, False), (2, False), (1, True), (2, True), (3, False), (3, True), (5, True), (9, True))
+_OF_NAMED = tuple((folders, True) for folders in (0, 1, 2, 3, 4, 5, 7, 9))
+
+
 def _names(runs: Sequence[RunParts]) -> list[str]:
     """A name for each run: the log's, its folder's where the log's says nothing, more folders where two are alike."""
     names = [_name(run, 0) for run in runs]
-    for depth in range(1, 8):
+    for length in range(1, len(_OF_NAMED)):
         twice = {name for name, count in Counter(names).items() if count > 1}
         if not twice:
             return names
-        names = [_name(run, depth) if name in twice else name for run, name in zip(runs, names, strict=True)]
+        names = [_name(run, length) if name in twice else name for run, name in zip(runs, names, strict=True)]
     met: Counter[str] = Counter()
     for index, name in enumerate(names):
         met[name] += 1
@@ -70,15 +75,14 @@ def _names(runs: Sequence[RunParts]) -> list[str]:
     return names
 
 
-def _name(run: RunParts, depth: int) -> str:
-    """With `depth` more folders than are needed. The second run of a file is `name#2`."""
+def _name(run: RunParts, length: int) -> str:
+    """The second run of a file is `name#2`."""
     log = run.names[0]
     if str(log.path) == STDIN:
         name = "stdin"
     else:
-        general = is_general(log.stem)
-        folders = [part for part in log.path.absolute().parent.parts[1:] if part not in ("..", ".")]
-        taken = folders[len(folders) - depth - general :] if depth + general else []
-        own = [log.stem] if log.stem and (not general or not taken or depth) else []
-        name = "/".join([*taken, *own]) or log.path.name
+        folders = [part for part in log.path.absolute().parent.parts[1:] if part != ".."]
+        count, with_stem = (_OF_GENERAL if is_general(log.stem) else _OF_NAMED)[length]
+        taken = folders[-count:] if count else []
+        name = "/".join([*taken, *([log.stem] if log.stem and (with_stem or not taken) else [])]) or log.path.name
     return name if run.number == 1 else f"{name}#{run.number}"

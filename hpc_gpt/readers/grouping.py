@@ -17,6 +17,7 @@ The rule. Two parts that differ in layout, shape or batch are never of one run. 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -274,7 +275,8 @@ def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
     name = run.names[0]
     # A rotated log is older the higher its number.
     older = -(name.rotation or 0)
-    return at if at is not None else 0.0, older, tuple(int(number) for number in name.numbers), str(name.path)
+    numbers = tuple(int(number) for number in re.findall(r"\d{1,18}", str(name.path)))
+    return at if at is not None else 0.0, older, numbers, str(name.path)
 
 
 def _goes_on(earlier: RunParts, later: RunParts) -> bool:
@@ -295,6 +297,7 @@ def _goes_on(earlier: RunParts, later: RunParts) -> bool:
     if not before[0] < after[0] <= before[1] + 2 * interval or _finished(earlier.attempts[-1]):
         return False
     named = earlier.names[0].job_id is not None and earlier.names[0].job_id != later.names[0].job_id
+    named = named or "#attempt" in later.names[0].shape
     return named or _same_folder(one, other) or before[1] < after[0]
 
 

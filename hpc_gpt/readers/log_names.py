@@ -130,8 +130,8 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
 
 
 def is_general(stem: str) -> bool:
-    """Whether a name says nothing of a run, so that its folder's has to: `train`, `slurm`, `log_2`, nothing at all."""
-    return _tidy(re.sub(r"\d+", "", stem)).lower() in _GENERAL or not _tidy(re.sub(r"\d+", "", stem))
+    """Whether a name says nothing of a run, so that its folder's has to: `train`, `stdout`, nothing at all."""
+    return not stem or stem.lower() in _GENERAL
 
 
 def _tidy(stem: str) -> str:
