@@ -29,6 +29,8 @@ _KEYS = {
     "tokens per GPU per second": "tokens_per_s_gpu",
     "tokens per GPU (tokens/s/GPU)": "tokens_per_s_gpu",
     "tokens/s/GPU": "tokens_per_s_gpu",
+    "tokens/sec/gpu": "tokens_per_s_gpu",
+    "tokens-per-second-per-gpu": "tokens_per_s_gpu",
     "tokens/s/GPU inst/harmonic mean": "tokens_per_s_gpu",
     "TFLOPs": "tflops",
     "TFLOPS": "tflops",

@@ -61,7 +61,7 @@ FACTS = {
     "node",
 }
 # A program that prints Megatron's line with more in it: the longer match is its own.
-KIN = {("gpt_neox", "megatron"), ("megatron_primus", "megatron")}
+KIN = {("gpt_neox", "megatron"), ("megatron_primus", "megatron"), ("megatron_2019", "megatron")}
 # Figures that end a line in some versions, or of some runs, and not in others: where they do not, a cut one cannot be
 # told. A line of timers has as many as the program measured.
 UNTOLD = {
