@@ -37,11 +37,13 @@ DIALECT = Dialect(
             + _later("lr|learning[_ ]rate", "lr")
             + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
             + _later(
-                "(?:step|iter|iteration)[_ ]time|time[_/ ]per[_ ](?:step|iter|iteration)|sec/(?:step|iter)",
+                "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)|sec/(?:step|iter)",
                 "step_s",
                 " ?s",
             )
-            + _later("(?:step|iter|iteration)[_ ]time|time[_/ ]per[_ ](?:step|iter|iteration)", "step_ms", " ?ms"),
+            + _later(
+                "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)", "step_ms", " ?ms"
+            ),
         ),
     ),
     specimen="""\

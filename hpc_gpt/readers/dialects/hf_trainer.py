@@ -158,6 +158,19 @@ DIALECT = Dialect(
             "|| all params: ",
             rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
         ),
+        Pattern(
+            "fact",
+            "Continuing training from global step ",
+            rf"\bContinuing training from global step (?P<resumed_step>{INT})" + END,
+        ),
+        Pattern(
+            "save",
+            "Saving model checkpoint to ",
+            r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END,
+        ),
+        Pattern(
+            "end", "Training completed. Do not forget to share", r"\bTraining completed\. Do not forget", ended="done"
+        ),
         Pattern("fact", "Using ", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
         Pattern(
             "fact",
@@ -201,6 +214,9 @@ INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=10
   "n_embd": 768,
   "vocab_size": 50257
 INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=500, fp16=True, mp_parameters=)
+Continuing training from global step 500
+Saving model checkpoint to output_dir/checkpoint-500
+Training completed. Do not forget to share your model on huggingface.co/models =)
 trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
 {'loss': 1.1431, 'grad_norm': 0.8125, 'learning_rate': 1.0526315789473684e-05, 'epoch': 0.04}
 {'eval_loss': 2.8139, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.329, 'epoch': 1.0}

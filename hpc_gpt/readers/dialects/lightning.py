@@ -7,7 +7,7 @@ step. The rate is smoothed and holds validation and saves: no step time is taken
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, NUMBER
+from hpc_gpt.readers.numerals import CLOCK, LINE_START, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
@@ -26,7 +26,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "v_num=",
-            r"(?:\bEpoch 0[^|%\n]{0,20}|^(?![^|%\n]{0,200}Epoch)[^|%\n]{0,80})"
+            rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})"
             + _LABEL
             + rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
             + _POSTFIX,

@@ -50,7 +50,12 @@ DIALECT = Dialect(
             _event("train_loss") + rf"\"value\": (?P<loss>{NUMBER}), " + _SAMPLES,
         ),
         Pattern("step", '"key": "block_stop"', _event("block_stop") + r"\"value\": [\w\"]{1,40}, " + _SAMPLES),
-        Pattern("eval", '"key": "eval_accuracy"', _event("eval_accuracy") + rf"\"value\": (?P<loss_eval>{NUMBER}),"),
+        # An evaluation comes after its block, whose time does not hold it: so it is one more figure of the block.
+        Pattern(
+            "more",
+            '"key": "eval_accuracy"',
+            _event("eval_accuracy").replace("P<at_ms>", ":") + rf"\"value\": (?P<loss_eval>{NUMBER}),",
+        ),
         Pattern("start", '"key": "init_start"', _event("init_start").replace("P<at_ms>", ":")),
         Pattern(
             "end",
