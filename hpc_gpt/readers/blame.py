@@ -12,7 +12,7 @@ _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
 _OF = re.compile(r"OpType=([A-Z_a-z]{1,40})")
 _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
-_LEFT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d")
+_LEFT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 # More ranks than this share that did not report are no one's fault.

@@ -93,11 +93,11 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     survived: list[Failure] = []
     open_: list[Failure] = []
     for part in parts:
-        rank = rank_of_file(part.file)
+        rank, survived_before = rank_of_file(part.file), _survived_before(part, reached_end)
         for failure in join_blocks(one_a_line([*part.failures, *_said_ends(part)])):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             failures.append(failure)
-            (survived if _was_survived(failure, part, reached_end) else open_).append(failure)
+            (survived if failure.place.line < survived_before else open_).append(failure)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
@@ -171,11 +171,18 @@ def _said_ends(part: Part) -> list[Failure]:
     ]
 
 
-def _was_survived(failure: Failure, part: Part, reached_end: bool) -> bool:
-    line = failure.place.line
-    after = max((int((steps.line > line).sum()) for steps in part.steps.values()), default=0)
-    later_end = any(ended == "done" and where.line > line for ended, where in part.ends)
-    return later_end or after >= (1 if reached_end else SURVIVED_STEPS)
+def _survived_before(part: Part, reached_end: bool) -> int:
+    """The line before which a part's failures ended nothing, for training went on behind it; 0 without one."""
+    needed = 1 if reached_end else SURVIVED_STEPS
+    found = [0, *(where.line for ended, where in part.ends if ended == "done")]
+    found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
+    for steps in part.steps.values():
+        # Of many lines a sample is kept: each stands for several.
+        enough = needed if steps.stride == 1 else 1
+        found += [int(steps.line[-enough])] if len(steps) >= enough else []
+    if len(part.progress) >= needed:
+        found.append(part.progress[-needed][2])
+    return max(found)
 
 
 def _telling(failure: Failure) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.lines import read_lines
 from hpc_gpt.readers.part import Failure, Part, Place
+from hpc_gpt.record import ENDED
 
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TIME_LIMIT = "slurmstepd: error: *** JOB 7 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"
@@ -174,6 +179,15 @@ def test_what_training_went_on_after_ended_nothing() -> None:
     assert cause.survived[0] in cause.ordered
 
 
+def test_a_bar_that_went_on_and_a_summary_at_the_end_tell_that_it_was_survived() -> None:
+    bars = [f" {n}%|#| {n}/100 [00:{n}<01:00, 1.00s/it]" for n in (10, 20, 30)]
+    summary = "{'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'epoch': 1.0}"
+    lines = [bars[0], "ImportError: no apex", *bars[1:], "KeyError: 'logged'", summary, "MemoryError"]
+    cause = cause_of(("a.out", lines))
+    assert cause.ended == "host_memory"
+    assert [failure.words for failure in cause.survived] == ["ImportError: no apex", "KeyError: 'logged'"]
+
+
 def test_one_late_step_of_another_rank_does_not_make_a_failure_survived() -> None:
     assert cause_of(("a.out", [step(1), f"[rank3]: {OOM}", step(2)])).ended == "gpu_memory"
 
@@ -265,3 +279,36 @@ def test_many_failures_take_no_square_of_time(echo: bool) -> None:
     failures = [Failure("error", f"KeyError: {n}", Place("a", n), n % 64, None, None, echo) for n in range(1, 40_001)]
     parts = [Part(f"log_{rank}.txt", failures=failures[rank::64]) for rank in range(64)]
     assert len(first_cause(parts, False).ordered) == 40_000
+
+
+_FAILURES = st.builds(
+    Failure,
+    st.sampled_from(ENDED),
+    st.text(max_size=60)
+    | st.sampled_from(["rank     : 3 (local_rank: 3)", "exitcode  : 1 (pid: 2)", "host      : n1"]),
+    st.builds(Place, st.just("x"), st.integers(1, 40)),
+    st.none() | st.integers(0, 10**9),
+    st.none() | st.sampled_from(["n1", "n2"]),
+    st.none() | st.floats(0, 5e9) | st.integers(0, 5).map(float),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a.log", "rank_1.log"]), st.lists(_FAILURES, max_size=12)), max_size=3),
+    st.booleans(),
+)
+def test_whatever_failures_there_are_each_is_told_once_the_cause_first(files, reached_end: bool) -> None:
+    parts = [
+        Part(name, failures=[replace(failure, place=Place(f"{name}{n}", failure.place.line)) for failure in failures])
+        for n, (name, failures) in enumerate(files)
+    ]
+    cause = first_cause(parts, reached_end)
+    places = [str(failure.place) for failure in cause.ordered]
+    assert cause.ended in ENDED
+    assert len(places) == len(set(places))
+    assert {*places} <= {str(failure.place) for part in parts for failure in part.failures}
+    assert cause.failure is None or cause.ordered[0] == cause.failure
+    assert cause.words.isprintable()
+    said = [failure for part in parts for failure in part.failures if not failure.echo]
+    assert not said or cause.failure is not None

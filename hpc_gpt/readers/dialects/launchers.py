@@ -138,6 +138,23 @@ DIALECT = Dialect(
             ended="cancelled",
             echo=True,
         ),
+        # mpirun's
+        Pattern(
+            "failure",
+            "exit",
+            r"(?P<words>process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node (?P<node>[\w.-]{1,80}) exited on signal "
+            r"(?!15\b)\d{1,3}.{0,60})",
+            ended="error",
+            echo=True,
+        ),
+        # Lightning's
+        Pattern(
+            "failure",
+            "KeyboardInterrupt",
+            r"(?P<words>Detected KeyboardInterrupt\b.{0,100})",
+            ended="cancelled",
+            echo=True,
+        ),
         # this project's ranks
         Pattern(
             "failure",
@@ -178,6 +195,8 @@ Fatal Python error: Aborted
 [r6i4n5:04711] Signal: Segmentation fault (11)
 [r6i4n5:04711] Signal: Aborted (6)
 Received SIGTERM: 15
+mpirun noticed that process rank 3 with PID 4711 on node r6i4n5 exited on signal 9 (Killed).
+Detected KeyboardInterrupt, attempting graceful shutdown ...
 rank 2 lost another rank: RuntimeError: Connection closed by peer
 rank 0: Error: preset gpt9 is not known
 """,

@@ -37,9 +37,9 @@ DIALECT = Dialect(
         _cancelled("JOB|STEP", "DUE TO PREEMPTION", "preempted"),
         _cancelled("JOB|STEP", "DUE TO NODE FAILURE", "node_failure"),
         _cancelled("JOB|STEP", "DUE TO JOB REQUEUE", "requeued"),
-        _cancelled("JOB", "(?!DUE TO)", "cancelled"),
+        _cancelled("JOB", "(?!DUE TO [TPNJ])", "cancelled"),
         # srun ends a step, too, when one of its tasks has failed.
-        _cancelled("STEP", "(?!DUE TO)", "cancelled", echo=True),
+        _cancelled("STEP", "(?!DUE TO [TPNJ])", "cancelled", echo=True),
         Pattern(
             "failure",
             "rror",
