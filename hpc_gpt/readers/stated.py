@@ -72,12 +72,21 @@ def _places(
         for name, value in settled.items():
             if without.get(name) != value:
                 places.setdefault(name, (key, part.arguments[key][1]))
-    # Two arguments that say the same: neither is missed alone.
-    for name, value in settled.items():
-        alike = [key for key in read if texts[key].strip() == str(value)]
-        if alike:
-            places.setdefault(name, (alike[0], part.arguments[alike[0]][1]))
+    # Two arguments that say the same: neither is missed alone, but what the first says counts.
+    for key in read if settled.keys() - places.keys() else ():
+        otherwise = dialect.settle({**texts, key: _other(texts[key])})
+        for name, value in settled.items():
+            if otherwise.get(name) != value:
+                places.setdefault(name, (key, part.arguments[key][1]))
     return places
+
+
+def _other(text: str) -> str:
+    """A text that means something else."""
+    text = text.strip()
+    if text.isdecimal() and len(text) < 19:
+        return str(int(text) + 1)
+    return {"True": "False", "False": "True"}.get(text, f"not {text}")
 
 
 class _Watched(Mapping[str, str]):

@@ -81,11 +81,9 @@ def _engine(given: Arguments, pp: int | None) -> Mapping[str, str | int | None]:
 
 
 def _dtype(given: Arguments) -> str | None:
-    if given.true("bf16"):
-        return "bf16"
-    if given.true("fp16"):
-        return "fp16"
-    return given.dtype("params_dtype")
+    if given.text("params_dtype") is not None:
+        return given.dtype("params_dtype")
+    return "bf16" if given.true("bf16") else "fp16" if given.true("fp16") else None
 
 
 def _recompute(given: Arguments) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from hpc_gpt.readers.arguments import Arguments, quotient
 from hpc_gpt.readers.dialects.gpt_neox import settle as settle_neox
 from hpc_gpt.readers.dialects.megatron_arguments import settle
+from hpc_gpt.readers.stated import asked_at
 from tests.readers.dialects.reading import facts_of, read_text
 
 
@@ -228,6 +229,22 @@ def test_neox_says_the_world_of_its_launcher_first() -> None:
         "NeoXArgs.configure_distributed_args() using world size: 96 and model-parallel size: 2 "
     )
     assert facts_of(part) == {"gpus": [96], "tp": [2]}
+
+
+def test_a_field_names_the_argument_it_hangs_on_where_two_say_the_same() -> None:
+    part = read_text(
+        "  encoder_seq_length .............................. 1024\n"
+        "  fp16 ............................................ True\n"
+        "  global_batch_size ............................... 1024\n"
+        "  params_dtype .................................... torch.float16\n"
+        "  seq_length ...................................... 1024"
+    )
+    sources = {name: each.source for name, each in asked_at(part).items()}
+    assert sources == {
+        "dtype": "log:4 (argument params_dtype)",
+        "global_batch": "log:3 (argument global_batch_size)",
+        "seq": "log:5 (argument seq_length)",
+    }
 
 
 @pytest.mark.parametrize("text", ["", "None", "many", "1.5", "1e400", "nan", "9" * 5000, "inf"])
