@@ -15,9 +15,11 @@ def settle_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, s
     Ranks go through tp fastest, then cp and dp, then pp, as Megatron and DeepSpeed have them; with Megatron's
     `--use-tp-pp-dp-mapping` through pp before dp.
     """
+    parts = list(parts)
     seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
     if not seen:
         return
+    begun = {part.file: line for part in reversed(parts) if (line := _first_step_line(part)) is not None}
     stages = _stage_of(draft, arguments)
     few: list[int] = []
     pp = draft.whole("pp") or 1
@@ -26,6 +28,8 @@ def settle_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, s
         if not figures:
             continue
         _, highest, memory = max(figures, key=lambda each: each[1])
+        if memory.place.line < begun.get(memory.place.file, 0):
+            draft.flag(f"memory was told of before the first step ({memory.place}): training may take more")
         peaks: dict[int, float] = {}
         for rank, value, _ in figures:
             if rank is not None and stages is not None and (stage := stages(rank)) is not None:
@@ -42,6 +46,12 @@ def settle_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, s
     if few and pp > 1:
         told = f"of {max(few)} of {pp} stages" if max(few) else "without saying of which rank"
         draft.flag(f"memory is told {told}: one figure, the highest")
+
+
+def _first_step_line(part: Part) -> int | None:
+    lines = [int(steps.line[0]) for steps in part.steps.values() if len(steps)]
+    lines += [line for _, _, line in part.progress[:1]]
+    return min(lines, default=None)
 
 
 def _figure(memory: Memory, key: str) -> float | None:
