@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LIVE = ("pending", "running")
 BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200
 _MOST_LISTED = 10
+# Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
+_FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 # The trainer's own word says no more than that something went wrong: the logs may say what.
 _VAGUE = (None, "unknown", "error")
 
@@ -231,13 +234,24 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 parts += log.parts
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         ended = table.get("ended")
-        cause = first_cause(parts, ended == "done")
+        cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
         attempts.append(_with_own_word(attempt.number, ended, table.get("cause"), cause))
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
         cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
         if cause.ended != "unknown":
             attempts.append(AttemptWhy(0, cause.ended, cause.words, cause))
     return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
+
+
+def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
+    """The node of an attempt that its own script could not end: srun names any other node that dies."""
+    silent = ended == "node_failure" and not any(failure.ended == ended for failure in cause.ordered)
+    first = _FIRST_NODE.match(node_list) if silent and isinstance(node_list, str) else None
+    if first is None:
+        return cause
+    node = first[1] + (first[2] or "")
+    sure = "the script itself was lost, so it is taken to be the node on which it ran: the first of the list"
+    return Cause("node_failure", str(said.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
 
 
 def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
@@ -251,7 +265,7 @@ def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cau
         return AttemptWhy(number, cause.ended, one_line(better), cause)
     ended = ended or "unknown"
     place = _place_of(ended, words, cause)
-    if place is not cause.failure:
+    if place is not cause.failure and not (place is None and cause.ended == ended):
         rank = place.rank if place else None
         rest = [failure for failure in cause.ordered if failure is not place]
         ordered = [place, *rest] if place else rest

@@ -71,6 +71,16 @@ def test_slurms_own_output_says_what_the_trainer_could_not() -> None:
     assert f"exclude  {found['exclude']}" in why(run.path)
 
 
+@pytest.mark.parametrize(("node_list", "node"), [("r6i4n[5-7,9]", "r6i4n5"), ("n3,n5", "n3"), (None, None)])
+def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list: str | None, node: str | None) -> None:
+    run = submitted("generic-slurm")
+    words = "a node of the job died"
+    add_attempt(run, [metrics_line(1)], "node_failure", cause=words, node_list=node_list).log.write_text("step 1\n")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["failed_node"], found["cause"]) == ("node_failure", node, words)
+    assert "the script itself was lost" in (found["sure"] or "") or node is None
+
+
 def test_a_job_that_died_before_its_first_attempt() -> None:
     run = submitted("generic-slurm")
     (run.path / "slurm-4711.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
