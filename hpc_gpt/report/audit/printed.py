@@ -15,7 +15,7 @@ _NUMBER = re.compile(
     r"(?:[eE](?P<exponent>[+-]?\d{1,4}))?(?P<rest>.{0,60})",
     re.DOTALL,
 )
-_UNIT = re.compile(r"%|[A-Za-zµμ][A-Za-zµμ]{0,15}(?: ?/ ?[A-Za-z]{1,10}){0,2}")
+_UNIT = re.compile(r"%|(?:[A-Za-z]{1,8} )?[A-Za-zµμ][A-Za-zµμ]{0,15}(?: ?/ ?[A-Za-z]{1,10}){0,2}")
 _DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
 _BLANKS = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f\u2002\u2003\t", " "), "\u200b": "", "\ufeff": ""})
 

@@ -85,8 +85,8 @@ UNITS: dict[str, Units] = {
     "step_s": _TIMES,
     "size": _SIZES | {f"{unit} {word}": size for unit, size in _SIZES.items() for word in ("params", "parameters")},
     **dict.fromkeys(("tflops", "tflops_seed", "tflops_hardware", "tflops_model"), _TFLOPS),
-    "tokens_per_s": _TOKENS | _RATES,
-    "tokens_per_s_per_gpu": _PER_GPU | _RATES,
+    "tokens_per_s": _TOKENS | _RATES | {f"k {unit}": 1000 for unit in _TOKENS},
+    "tokens_per_s_per_gpu": _PER_GPU | _RATES | {f"k {unit}": 1000 for unit in _PER_GPU},
     "samples_per_s": _SAMPLES,
     "mfu": _SHARES,
     "hfu": _SHARES,
@@ -100,6 +100,7 @@ UNITS: dict[str, Units] = {
 # What a Throughput is, by the unit that stands beside it.
 THROUGHPUT = dict.fromkeys(_TIMES, "step_s") | dict.fromkeys(_SAMPLES, "samples_per_s")
 THROUGHPUT |= dict.fromkeys(_TOKENS, "tokens_per_s") | dict.fromkeys(_PER_GPU, "tokens_per_s_per_gpu")
+THROUGHPUT |= {f"k {unit}": quantity for unit, quantity in THROUGHPUT.items() if quantity.startswith("tokens")}
 THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
 # Whole numbers, of which a row has one or more.
 WHOLE: tuple[str, ...] = (

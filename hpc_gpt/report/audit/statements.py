@@ -46,7 +46,7 @@ def _spelled(quantities: Sequence[str]) -> str:
 _IS = r"(?:==?|:|is|are|of|was|set to)"
 _CONSTANT = re.compile(
     rf"(?<![\w$-])(?P<name>{_spelled(_CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
-    r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?P<rest>.{0,12})",
+    r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?=(?P<rest>.{0,12}))",
     re.IGNORECASE,
 )
 # "at most TP=4" fixes nothing; "with TP=4" does only where the sentence is about every row.
@@ -193,14 +193,19 @@ class Statements:
 
 def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:
     text = passage.text
-    for match in _CONSTANT.finditer(text):
+    matches = list(_CONSTANT.finditer(text))
+    sizes: dict[str, set[str]] = {}
+    for match in matches:
+        sizes.setdefault(_quantity(match["name"]), set()).add(match["number"])
+    for match in matches:
         before = text[max(0, match.start() - 24) : match.start()]
         some = _OF_SOME.search(before) and not _OF_ALL.search(text)
-        if _LIMITED.search(before) or some or _OTHERS.match(match["rest"]):
+        quantity, value = _quantity(match["name"]), Fraction(match["number"].replace(",", ""))
+        # A line that names two sizes of one thing is about some rows each.
+        if _LIMITED.search(before) or some or _OTHERS.match(match["rest"]) or len(sizes[quantity]) > 1:
             continue
-        value = Fraction(match["number"].replace(",", ""))
         if value > 0:
-            yield Constant(_quantity(match["name"]), value, passage.line, passage.section, table)
+            yield Constant(quantity, value, passage.line, passage.section, table)
     for match in _WITHOUT.finditer(text):
         yield Constant(_quantity(match["name"]), Fraction(1), passage.line, passage.section, table)
 
