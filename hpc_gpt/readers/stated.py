@@ -64,29 +64,28 @@ def asked_at(part: Part) -> dict[str, Stated]:
 def _places(
     dialect: Dialect, texts: Mapping[str, str], settled: Mapping[str, Any], read: Sequence[str], part: Part
 ) -> dict[str, tuple[str, Place]]:
-    """The argument each field hangs on: without it, the field is another or none."""
+    """The argument each field hangs on: without it, the field is another or none.
+
+    Those that say just what the field does are tried first; of two that say it, neither is missed alone.
+    """
     assert dialect.settle is not None
+    without: dict[str, Mapping[str, Any]] = {}
+
+    def hangs_on(name: str, key: str) -> bool:
+        assert dialect.settle is not None
+        if key not in without:
+            without[key] = dialect.settle({each: text for each, text in texts.items() if each != key})
+        return bool(without[key].get(name) != settled[name])
+
     places: dict[str, tuple[str, Place]] = {}
-    for key in read:
-        without = dialect.settle({name: text for name, text in texts.items() if name != key})
-        for name, value in settled.items():
-            if without.get(name) != value:
-                places.setdefault(name, (key, part.arguments[key][1]))
-    # Two arguments that say the same: neither is missed alone, but what the first says counts.
-    for key in read if settled.keys() - places.keys() else ():
-        otherwise = dialect.settle({**texts, key: _other(texts[key])})
-        for name, value in settled.items():
-            if otherwise.get(name) != value:
-                places.setdefault(name, (key, part.arguments[key][1]))
+    for name, value in settled.items():
+        alike = [key for key in read if texts[key].strip() == str(value)]
+        tried = alike if len(alike) > 1 else [key for key in read if key not in alike]
+        key = alike[0] if len(alike) == 1 else next((key for key in tried if hangs_on(name, key)), None)
+        key = key if key is not None or not alike else alike[0]
+        if key is not None:
+            places[name] = (key, part.arguments[key][1])
     return places
-
-
-def _other(text: str) -> str:
-    """A text that means something else."""
-    text = text.strip()
-    if text.isdecimal() and len(text) < 19:
-        return str(int(text) + 1)
-    return {"True": "False", "False": "True"}.get(text, f"not {text}")
 
 
 class _Watched(Mapping[str, str]):
