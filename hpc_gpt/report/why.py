@@ -245,7 +245,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
 
 def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
     """The node of an attempt that its own script could not end: srun names any other node that dies."""
-    silent = ended == "node_failure" and not any(failure.ended == ended for failure in cause.ordered)
+    named = any(failure.ended == ended and failure.node for failure in cause.ordered)
+    silent = ended == "node_failure" and not named
     first = _FIRST_NODE.match(node_list) if silent and isinstance(node_list, str) else None
     if first is None:
         return cause

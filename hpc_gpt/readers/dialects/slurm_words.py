@@ -73,10 +73,16 @@ DIALECT = Dialect(
         Pattern(
             "failure",
             "srun: ",
-            r"(?P<words>srun: error: (?:Timed out waiting for job step to complete|\S{0,60} ?"
-            r"step_launch_notify_io_failure|Aborting, .{0,60}io error|\S{1,60}: Zero Bytes were transmitted"
-            r"|.{0,60}Communication connection failure|.{0,60}error on node (?P<node>[\w.-]{1,80})).{0,200})",
+            r"(?P<words>srun: error: (?:\S{0,60} ?step_launch_notify_io_failure|Aborting, .{0,60}io error"
+            r"|\S{1,60}: Zero Bytes were transmitted|.{0,60}Communication connection failure).{0,200})",
             ended="node_failure",
+        ),
+        Pattern(
+            "failure",
+            "srun: ",
+            r"(?P<words>srun: error: Timed out waiting for job step to complete.{0,100})",
+            ended="node_failure",
+            echo=True,
         ),
         Pattern(
             "failure",
@@ -136,6 +142,7 @@ srun: error: r6i4n5: task 12: Exited with exit code 1
 srun: error: r6i4n5: tasks 0-3: Terminated
 srun: error: Node failure on r6i4n5
 srun: error: Timed out waiting for job step to complete
+srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
 srun: error: Unable to create step for job 1999618: More processors requested than permitted
 sbatch: error: Batch job submission failed: Invalid partition name specified
 slurmstepd: error: execve(): /home/me/train.sh: Permission denied
