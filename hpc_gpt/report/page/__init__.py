@@ -38,6 +38,7 @@ CHARTED_RUNS = 24
 SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
+ENDS_COUNTED = 12
 MARKER = '<meta name="generator" content="hpc-gpt report'
 
 
@@ -168,7 +169,9 @@ def _title(labels: Sequence[str]) -> str:
 def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:
     """The runs by how they ended, and how many anomalies matter."""
     counts = Counter(ended_words(run.record.ended) for run in runs)
-    parts = [f"{count:,} {words}" for words, count in counts.most_common()]
+    parts = [f"{count:,} {words}" for words, count in counts.most_common(ENDS_COUNTED)]
+    if len(counts) > ENDS_COUNTED:
+        parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
     serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
     text = f"{len(runs):,} run{'s' if len(runs) != 1 else ''}: {', '.join(parts)}." if runs else "No runs."
     return text + (f" {serious:,} anomal{'ies' if serious != 1 else 'y'} in their figures." if serious else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.report.page.axes import Axis, axis_of
-from hpc_gpt.report.page.curves import Points, pieces, thinned
+from hpc_gpt.report.page.curves import BUCKETS, Points, pieces, thinned
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, line_path, ornament
 
 WIDTH, HEIGHT = 400.0, 236.0
@@ -17,6 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 390.0, 26.0, 200.0
 SERIES = 8  # as many as the page's styles tell apart by colour and dash
 MARKED_POINTS = 30  # a line of so few points shows each
 NAMED_RESTARTS = 6
+MOST_STRETCHES = 100  # of more, as of a log whose attempts are mixed up, one line is drawn
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,13 @@ def _frame(x: Axis, y: Axis, unit: str) -> Iterator[str]:
 
 
 def _line(one: Series, x: Axis, y: Axis) -> Iterator[str]:
-    for piece in pieces(one.attempt, one.again):
+    stretches = pieces(one.attempt, one.again)
+    if len(stretches) > MOST_STRETCHES:
+        stretches = [slice(0, len(one.x))]
+    for piece in stretches:
         # Parted by where it is drawn, so that a bucket is as wide on a logarithmic axis.
-        across, up = thinned(x.at(one.x[piece]), one.y[piece], LEFT, RIGHT)
+        share = math.ceil(BUCKETS * (piece.stop - piece.start) / len(one.x))
+        across, up = thinned(x.at(one.x[piece]), one.y[piece], share)
         path = line_path(across, y.at(up))
         if path:
             yield element(
@@ -156,7 +162,7 @@ def _rails(marks: Marks, x: Axis) -> Iterator[str]:
 def _apart(marks: Marks, x: Axis, y: Axis) -> Iterator[str]:
     if marks.points is None:
         return
-    across, up = thinned(x.at(marks.points[0]), marks.points[1], LEFT, RIGHT, 60)
+    across, up = thinned(x.at(marks.points[0]), marks.points[1], 60)
     for a, b in zip(across.tolist(), y.at(up).tolist(), strict=True):
         if b == b:
             yield element("circle", cx=a, cy=b, r=3, class_="point")

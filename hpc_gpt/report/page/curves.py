@@ -12,16 +12,26 @@ Points = NDArray[np.float64]
 BUCKETS = 300
 
 
-def thinned(x: Points, y: Points, low: float, high: float, buckets: int = BUCKETS) -> tuple[Points, Points]:
-    """At most two points for each of the `buckets` that part low..high: the least and the greatest y, in their order.
+def thinned(x: Points, y: Points, buckets: int = BUCKETS) -> tuple[Points, Points]:
+    """At most two points for each of the `buckets` that part the span of x: the least and the greatest y, in order.
 
     A bucket with no finite y gives one NaN, so that a gap stays a gap. x, y: (n,), x finite and in order of training;
-    where it goes back into a bucket, that one starts anew. Short curves come back as they are.
+    where it goes back and forth, so that buckets do not do, places in that order are parted instead. Short curves come
+    back as they are.
     """
-    if len(x) <= 2 * buckets or high <= low:
+    if len(x) <= 2 * buckets:
         return x, y
+    places = _extremes(x, y, buckets)
+    if len(places) > 4 * buckets:
+        places = _extremes(np.arange(len(x), dtype=np.float64), y, buckets)
+    return x[places], np.where(np.isfinite(y[places]), y[places], np.nan)
+
+
+def _extremes(x: Points, y: Points, buckets: int) -> NDArray[np.int64]:
+    """The places of what `thinned` keeps."""
+    low, high = float(x.min()), float(x.max())
     # Halved before they are taken apart, so that the span of absurd figures is finite.
-    span = high / 2 - low / 2
+    span = high / 2 - low / 2 or 1.0
     bucket = np.clip((x / 2 - low / 2) / span * buckets, 0, buckets - 1).astype(np.int64)
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     known = np.where(np.isfinite(y), y, np.nan)
@@ -31,8 +41,7 @@ def thinned(x: Points, y: Points, low: float, high: float, buckets: int = BUCKET
         found = np.flatnonzero(known == np.repeat(extreme.reduceat(known, starts), lengths))
         stretch = np.searchsorted(starts, found, side="right")
         kept.append(found[np.diff(stretch, prepend=0) > 0])
-    places = np.unique(np.concatenate(kept))
-    return x[places], known[places]
+    return np.unique(np.concatenate(kept))
 
 
 def pieces(*changes: NDArray[np.generic]) -> list[slice]:

@@ -135,3 +135,14 @@ def test_a_mean_over_the_whole_run_is_not_called_a_median_of_steady_steps():
 def test_steps_are_counted_in_whole_numbers():
     loss, _ = run_figures(RunRead(megatron(), curve(3)), "demo", "run-1")
     assert [one.text for one in drawn(loss).iter("text") if one.get("text-anchor") == "middle"] == ["1", "2", "3"]
+
+
+def test_a_log_of_very_many_attempts_stays_a_small_drawing():
+    line = curve(100_000)
+    mixed = replace(line, attempt=np.arange(len(line.step)) % 7 + 1)
+    loss, seconds = run_figures(RunRead(megatron(), mixed), "demo", "run-1")
+    assert len(loss.chart.markup) + len(seconds.chart.markup) < 60_000
+    several = curve(100_000, attempts=90)
+    loss, seconds = run_figures(RunRead(megatron(), several), "demo", "run-1")
+    assert len(loss.chart.markup) + len(seconds.chart.markup) < 90_000
+    assert max(float(spot) for spot in re.findall(r"L([\d.]+) ", loss.chart.markup)) > 380

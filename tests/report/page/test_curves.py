@@ -18,7 +18,7 @@ FIGURES = st.one_of(st.floats(-1e9, 1e9), st.just(math.nan), st.just(math.inf))
 
 def test_a_short_curve_is_drawn_as_it_is():
     x, y = np.arange(2.0 * BUCKETS), np.random.default_rng(0).random(2 * BUCKETS)
-    across, up = thinned(x, y, x[0], x[-1])
+    across, up = thinned(x, y)
     assert across is x
     assert up is y
 
@@ -27,7 +27,7 @@ def test_one_spike_of_a_million_steps_survives_both_ways():
     y = np.ones(1_000_000)
     y[123_456], y[777_777] = 99.0, -5.0
     x = np.arange(1.0, len(y) + 1)
-    across, up = thinned(x, y, x[0], x[-1])
+    across, up = thinned(x, y)
     assert len(across) <= 2 * BUCKETS
     assert dict(zip(across.tolist(), up.tolist(), strict=True))[123_457.0] == 99.0
     assert dict(zip(across.tolist(), up.tolist(), strict=True))[777_778.0] == -5.0
@@ -37,7 +37,7 @@ def test_a_gap_as_wide_as_a_bucket_stays_a_gap():
     y = np.ones(30_000)
     y[12_000:18_000] = np.nan
     x = np.arange(len(y), dtype=float)
-    across, up = thinned(x, y, x[0], x[-1])
+    across, up = thinned(x, y)
     assert len(unbroken(up)) == 2
     assert not ((across[np.isfinite(up)] >= 12_000) & (across[np.isfinite(up)] < 18_000)).any()
 
@@ -45,7 +45,7 @@ def test_a_gap_as_wide_as_a_bucket_stays_a_gap():
 @given(arrays(float, st.integers(1, 400), elements=FIGURES), st.integers(1, 40))
 def test_what_is_drawn_is_part_of_the_curve_with_its_extremes(y, buckets):
     x = np.arange(len(y), dtype=float)
-    across, up = thinned(x, y, 0.0, max(float(len(y) - 1), 1.0), buckets)
+    across, up = thinned(x, y, buckets)
     assert len(across) <= max(2 * buckets, 1)
     assert (np.diff(across) > 0).all()
     finite = y[np.isfinite(y)]
@@ -54,6 +54,21 @@ def test_what_is_drawn_is_part_of_the_curve_with_its_extremes(y, buckets):
     if len(finite):
         assert drawn.min() == finite.min()
         assert drawn.max() == finite.max()
+
+
+def test_steps_that_go_back_and_forth_are_thinned_too():
+    x = np.tile([1.0, 1e6], 50_000)
+    y = np.arange(len(x), dtype=float)
+    y[77_777] = -1.0
+    across, up = thinned(x, y)
+    assert len(across) <= 4 * BUCKETS
+    assert up.min() == -1.0
+
+
+def test_one_step_told_many_times_is_thinned_too():
+    across, up = thinned(np.ones(5000), np.arange(5000.0))
+    assert up.tolist() == [0.0, 4999.0]
+    assert len(across) == 2
 
 
 def test_a_stretch_ends_where_any_array_changes():
