@@ -130,14 +130,14 @@ def _take_entries(
         except OSError as fault:
             found.skip("a link to nothing" if entry.is_symlink() else _why(fault), path)
             continue
-        if not stat.S_ISREG(about.st_mode):
-            found.skip("not a plain file", path)
-            continue
         key = (about.st_dev, about.st_ino)
         if key in seen:
             found.skip("file met before, as through a link", path)
             continue
         seen.add(key)
+        if not stat.S_ISREG(about.st_mode):
+            found.skip("not a plain file", path)
+            continue
         _take_file(path, about.st_size, found)
 
 

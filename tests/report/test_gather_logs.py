@@ -1,0 +1,80 @@
+"""Runs of other programs in a report: beside our own, by file or folder, and what is refused."""
+
+import io
+import sys
+
+import pytest
+
+from hpc_gpt.errors import NoSuchRun
+from hpc_gpt.report.gather import gather_paths, read_one
+from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.readers.made_logs import dump, iterations, write_log
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def lab(tmp_path):
+    write_log(tmp_path / "lab" / "a.log", dump(), iterations(1, 5))
+    write_log(tmp_path / "lab" / "two.log", dump(), iterations(1, 5, of=5), dump(micro_batch_size=2), iterations(1, 9))
+    return tmp_path / "lab"
+
+
+def test_our_own_runs_and_logs_side_by_side(lab, logs):
+    run = make_run(lab / "ours")
+    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    (lab / "notes.txt").write_text("nothing\n")
+    gathered = gather_paths([str(lab)], logs)
+    assert [run.record.dialect for run in gathered.runs] == ["hpc-gpt", "megatron", "megatron", "megatron"]
+    assert run.record.is_file()
+    assert not (lab / "record.json").exists()
+    assert gathered.notes == [f"skipped holds no line that a reader knows: {lab / 'notes.txt'}"]
+    assert not gathered.unread
+
+
+def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
+    (lab / "notes.txt").write_text("nothing\n")
+    gathered = gather_paths([str(lab / "notes.txt"), str(lab / "a.log")], logs)
+    assert [run.record.run for run in gathered.runs] == ["a"]
+    assert gathered.unread == [f"{lab / 'notes.txt'}: holds no line that a reader knows"]
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, logs):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(NoSuchRun, match="no runs under"):
+        gather_paths([str(tmp_path / "none")], logs)
+    with pytest.raises(NoSuchRun):
+        gather_paths(["no such thing"], logs)
+
+
+def test_standard_input_is_a_log(logs, monkeypatch):
+    text = "\n".join([*dump(), *iterations(1, 5)])
+
+    class Stream:
+        buffer = io.BytesIO(text.encode())
+
+    monkeypatch.setattr(sys, "stdin", Stream())
+    (run,) = gather_paths(["-"], logs).runs
+    assert (run.record.run, run.record.gpus) == ("stdin", 8)
+
+
+def test_one_run_by_a_log_a_folder_or_its_number_in_a_log(lab, logs):
+    assert read_one(str(lab / "a.log"), logs).record.micro_batch == 4
+    assert read_one(f"{lab / 'two.log'}#1", logs).record.micro_batch == 4
+    assert read_one(f"{lab / 'two.log'}#2", logs).record.micro_batch == 2
+    own = make_run(logs)
+    assert read_one(own.run_id, logs).folder == own.path
+    assert read_one(str(own.path), logs).folder == own.path
+    write_log(lab / "only" / "b.log", dump(), iterations(1, 5))
+    assert read_one(str(lab / "only"), logs).record.run == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("two.log", "2 runs in .*: two, two#2"), ("two.log#3", "no run in"), ("", "3 runs in")]
+)
+def test_none_or_several_are_refused(lab, logs, name, words):
+    with pytest.raises(NoSuchRun, match=words):
+        read_one(str(lab / name), logs)
