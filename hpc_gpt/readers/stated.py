@@ -64,28 +64,39 @@ def asked_at(part: Part) -> dict[str, Stated]:
 def _places(
     dialect: Dialect, texts: Mapping[str, str], settled: Mapping[str, Any], read: Sequence[str], part: Part
 ) -> dict[str, tuple[str, Place]]:
-    """The argument each field hangs on: without it, the field is another or none.
+    """The argument each field hangs on: were it another, or else were it missing, the field would be.
 
-    Those that say just what the field does are tried first; of two that say it, neither is missed alone.
+    Those that say just what the field does are tried first. Of two that say it, the one that counts is found by another
+    text in its place: neither is missed alone.
     """
-    assert dialect.settle is not None
-    without: dict[str, Mapping[str, Any]] = {}
+    settle = dialect.settle
+    assert settle is not None
+    tried: dict[tuple[str, bool], Mapping[str, Any]] = {}
 
-    def hangs_on(name: str, key: str) -> bool:
-        assert dialect.settle is not None
-        if key not in without:
-            without[key] = dialect.settle({each: text for each, text in texts.items() if each != key})
-        return bool(without[key].get(name) != settled[name])
+    def hangs_on(name: str, key: str, missing: bool) -> bool:
+        if (key, missing) not in tried:
+            other = {each: text for each, text in texts.items() if each != key}
+            tried[key, missing] = settle(other if missing else {**other, key: _other(texts[key])})
+        return bool(tried[key, missing].get(name) != settled[name])
 
     places: dict[str, tuple[str, Place]] = {}
     for name, value in settled.items():
         alike = [key for key in read if texts[key].strip() == str(value)]
-        tried = alike if len(alike) > 1 else [key for key in read if key not in alike]
-        key = alike[0] if len(alike) == 1 else next((key for key in tried if hangs_on(name, key)), None)
-        key = key if key is not None or not alike else alike[0]
+        order = [*alike, *(key for key in read if key not in alike)]
+        trials = ((key, missing) for missing in (False, True) for key in order)
+        key = next((key for key, missing in trials if hangs_on(name, key, missing)), None)
+        key = alike[0] if key is None and alike else key
         if key is not None:
             places[name] = (key, part.arguments[key][1])
     return places
+
+
+def _other(text: str) -> str:
+    """A text that means something else."""
+    text = text.strip()
+    if text.isdecimal() and len(text) < 19:
+        return str(int(text) + 1)
+    return {"True": "False", "False": "True"}.get(text, f"not {text}")
 
 
 class _Watched(Mapping[str, str]):

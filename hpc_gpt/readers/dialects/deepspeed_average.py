@@ -6,6 +6,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(
     name="deepspeed_average",
+    engine="deepspeed",
     patterns=(
         Pattern(
             "step",

@@ -6,6 +6,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(
     name="deepspeed_throughput",
+    engine="deepspeed",
     patterns=(
         Pattern(
             "step",
@@ -20,6 +21,7 @@ DIALECT = Dialect(
 """,
     seen="DeepSpeed/issues/3742",
     flags=(
-        "DeepSpeed's throughput timer runs from forward to step: what lies between steps, as loading data, is not in it",
+        "DeepSpeed's throughput timer gives the last step before its line, from forward to step: what lies between "
+        "steps, as loading data, is not in it",
     ),
 )

@@ -28,6 +28,7 @@ def settle(texts: Mapping[str, str]) -> Settled:
     cp = given.whole("context_parallel_size", "ds_sequence_parallel_size")
     dp = given.whole("data_parallel_size") or quotient(gpus, tp, pp, cp or 1)
     micro_batches = (given.whole("gas", "gradient_accumulation_steps") or 1) if old else None
+    positions = given.text("position_embedding_type")
     global_batch = given.whole("global_batch_size")
     if global_batch is None and micro_batch and micro_batches and dp:
         global_batch = micro_batch * micro_batches * dp
@@ -51,9 +52,10 @@ def settle(texts: Mapping[str, str]) -> Settled:
             "ffn": given.whole("ffn_hidden_size"),
             "vocab": given.whole("padded_vocab_size"),
             "vocab_unpadded": given.whole("vocab_size"),
-            "gated": given.true("swiglu"),
-            "tied": _tied(given),
-            "positions": given.text("position_embedding_type"),
+            "swiglu": given.true("swiglu"),
+            "untied_embeddings": given.true("untie_embeddings_and_output_weights"),
+            # Of an enumeration, as PositionEmbeddingType.alibi, the name alone.
+            "position_embedding": positions.rpartition(".")[2] if positions else None,
             "experts": _experts(given),
             "experts_per_token": given.whole("moe_router_topk", "topk") if _experts(given) else None,
             "dtype": _dtype(given),
@@ -102,11 +104,6 @@ def _kv_heads(given: Arguments) -> int | None:
     if given.true("group_query_attention"):
         return given.whole("num_query_groups")
     return given.whole("num_key_value_heads")
-
-
-def _tied(given: Arguments) -> bool | None:
-    untied = given.true("untie_embeddings_and_output_weights")
-    return None if untied is None else not untied
 
 
 def _experts(given: Arguments) -> int | None:

@@ -158,7 +158,7 @@ def test_a_model_of_today() -> None:
             "num_query_groups": "8",
             "swiglu": "True",
             "untie_embeddings_and_output_weights": "True",
-            "position_embedding_type": "rope",
+            "position_embedding_type": "PositionEmbeddingType.rope",
             "bf16": "True",
             "params_dtype": "torch.bfloat16",
             "use_distributed_optimizer": "True",
@@ -176,9 +176,9 @@ def test_a_model_of_today() -> None:
         "dp": 2,
         "ep": 1,
         "kv_heads": 8,
-        "gated": True,
-        "tied": False,
-        "positions": "rope",
+        "swiglu": True,
+        "untied_embeddings": True,
+        "position_embedding": "rope",
         "dtype": "bf16",
         "distributed_optimizer": True,
         "optimizer_offload": False,
@@ -217,8 +217,8 @@ def test_neox() -> None:
         "dtype": "fp16",
         "recompute": "full",
         "hidden": 6144,
-        "positions": "rope",
-        "tied": False,
+        "position_embedding": "rope",
+        "untied_embeddings": True,
     }
     assert settle_neox({"pipe_parallel_size": "0"}) == {"engine": "deepspeed-zero", "pp": 1}
 
