@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
+from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.part import Part, Steps
 
 # What a line of steps tells its time by, the best first.
@@ -15,12 +18,20 @@ LARGEST = 1e15
 
 def main_steps(part: Part) -> tuple[str, Steps] | None:
     """(dialect, its lines of steps) of those that time a step most directly, then of the most lines, then of the most
-    fields; None without any. Lines that have neither number, time nor loss tell of the steps of others."""
+    fields; None without any. Lines that have neither number, time nor loss tell of the steps of others, and lines that
+    were recognised by shape alone tell nothing beside a known program's.
+    """
     told = ("step", "loss", *TIMES)
     found = [
         (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in told)
     ]
-    return min(found, key=lambda pair: _worth(*pair), default=None)
+    known = [pair for pair in found if pair[0] not in _last_resorts()]
+    return min(known or found, key=lambda pair: _worth(*pair), default=None)
+
+
+@cache
+def _last_resorts() -> frozenset[str]:
+    return frozenset(dialect.name for dialect in dialects() if dialect.last_resort)
 
 
 def _worth(name: str, steps: Steps) -> tuple[int, int, int, str]:

@@ -45,9 +45,15 @@ DIALECT = Dialect(
                 "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)", "step_ms", " ?ms"
             ),
         ),
+        Pattern(
+            "step",
+            "oss",
+            rf"(?i){_LOSS}[^\n]{{0,100}}?{_STEP}(?P<step>\d{{1,12}})(?=[\s,;|)\]}}]|$)",
+        ),
     ),
     specimen="""\
 [INFO] global_step=120 epoch=0 train_loss=3.2184 lr=0.0003 grad_norm=1.21 step_time=0.412s
+loss:0.92626953125, global_step:160
 Step 120/1000, Loss: 3.2184, LR: 3.0e-4
 """,
     seen="common to loops written by hand",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.numerals import END, INT, NUMBER
+from hpc_gpt.readers.numerals import CLOCK, END, INT, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _SHAPE = {
@@ -102,6 +102,16 @@ DIALECT = Dialect(
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
             + _entry(r"memory/device_(?:mem_)?reserved ?\([gG]i[bB]\)", "memory_reserved_gib"),
+        ),
+        # LLaMA-Factory's own log of the same figures.
+        Pattern(
+            "step",
+            '"current_steps": ',
+            r"\{\"current_steps\": (?P<step>\d{1,12}), \"total_steps\": (?P<steps_planned>\d{1,12}), (?=[^{}\n]{0,2000}\})"
+            rf"(?=(?:[^{{}}\n]{{0,500}}?\"loss\": (?P<loss>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,500}}?\"(?:lr|learning_rate)\": (?P<lr>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,500}}?\"epoch\": (?P<epoch>{NUMBER})(?=[,}}]))?)"
+            rf"(?=(?:[^{{}}\n]{{0,500}}?\"elapsed_time\": \"(?P<elapsed_s>{CLOCK})\")?)",
         ),
         Pattern(
             "eval",
@@ -219,6 +229,7 @@ Saving model checkpoint to output_dir/checkpoint-500
 Training completed. Do not forget to share your model on huggingface.co/models =)
 trainable params: 11,272,192 || all params: 1,247,086,592 || trainable%: 0.9039
 {'loss': 1.1431, 'grad_norm': 0.8125, 'learning_rate': 1.0526315789473684e-05, 'epoch': 0.04}
+{"current_steps": 10, "total_steps": 500, "loss": 0.8, "lr": 5e-05, "epoch": 0.1, "percentage": 2.0, "elapsed_time": "0:01:00", "remaining_time": "0:49:00"}
 {'eval_loss': 2.8139, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.329, 'epoch': 1.0}
 {'train_runtime': 919.094, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, 'epoch': 1.0}
 [INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >>   train_runtime            = 0:14:31.66

@@ -36,10 +36,16 @@ DIALECT = Dialect(
             "v_num=",
             r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + _POSTFIX,
         ),
+        Pattern(
+            "fact",
+            "Total params",
+            LINE_START + r"(?P<params>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
+        ),
     ),
     specimen="""\
  93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]
 Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
+124 M     Total params
 Epoch 3:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 """,
     seen="Lightning-AI/pytorch-lightning/issues/4225",

@@ -53,6 +53,7 @@ DIALECT = Dialect(
             "average loss after step=",
             rf"\baverage loss after step=(?P<step>\d{{1,12}}): eval_step_count=\d{{1,9}}, eval_loss=(?P<loss_eval>{NUMBER}),",
         ),
+        Pattern("fact", "Num_devices: ", r"\bNum_devices: (?P<gpus>\d{1,7}), shape "),
         Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
             "argument",
@@ -66,6 +67,7 @@ completed step: 9, seconds: 5.667, TFLOP/s/device: 134.924, Tokens/s/device: 867
 completed step: 3, seconds: 4.021, TFLOP/s: 110.210, loss: 10.801
 Completed eval after train step 99, loss=3.412, perplexity=30.326, total_weights=196608
 number parameters: 1.104 billion
+Num_devices: 8, shape (1, 1, 8, 1)
 Config param max_target_length: 2048
 """,
     seen="AI-Hypercomputer/maxtext/pull/2232; src/maxtext/common/metric_logger.py",

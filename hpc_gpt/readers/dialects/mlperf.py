@@ -75,6 +75,9 @@ DIALECT = Dialect(
         _value("max_sequence_length", "seq"),
         _value("seq_length", "seq"),
         _value("max_steps", "steps_planned"),
+        Pattern("fact", ":::SYSJSON ", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,"),
+        Pattern("fact", ":::SYSJSON ", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,"),
+        Pattern("fact", ":::SYSJSON ", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\""),
         Pattern(
             "fact",
             '"key": "submission_benchmark"',
@@ -82,6 +85,7 @@ DIALECT = Dialect(
         ),
     ),
     specimen="""\
+:::SYSJSON {"submitter":"NVIDIA","division":"closed","status":"onprem","system_name":"eos_n64","number_of_nodes":"64","accelerators_per_node":"8","accelerator_model_name":"NVIDIA H100-SXM5-80GB","framework":"NeMo"}
 :::MLLOG {"namespace": "", "time_ms": 1696466380017, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing": 11.039475679397583}, "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 277, "step": 8388608}}
 :::MLLOG {"namespace": "", "time_ms": 1745500000000, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 102.4, "train_step_time": 11.25}, "metadata": {"file": "/workspace/code/callbacks.py", "lineno": 230, "step": 46080}}
 :::MLLOG {"namespace": "", "time_ms": 1721026805975, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 1.9257918929116467}, "metadata": {"file": "/workspace/ft-llm/custom_callbacks.py", "lineno": 161, "step": 3072}}

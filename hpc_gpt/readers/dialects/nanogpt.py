@@ -1,6 +1,6 @@
 """nanoGPT. It divides its printed MFU by the A100's 312 TFLOP/s whatever the GPU, and leaves the positions out of P.
 
-A line is one step, timed after a synchronisation that only the logged steps have; its loss is of the last micro-batch.
+For the first logged steps it prints -100 %. A line is one step, timed after a synchronisation that only the logged steps have; its loss is of the last micro-batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIALECT = Dialect(
             "step",
             "ms",
             rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), time (?P<step_ms>{NUMBER})ms"
-            rf"(?:, mfu (?P<mfu_percent>{NUMBER})%)?",
+            rf"(?:, mfu (?:-100\.00|(?P<mfu_percent>{NUMBER}))%)?",
         ),
         Pattern(
             "eval",
@@ -43,6 +43,7 @@ DIALECT = Dialect(
     ),
     specimen="""\
 iter 1631: loss 4.0863, time 561.94ms
+iter 10: loss 9.8012, time 575.02ms, mfu -100.00%
 iter 1640: loss 4.0711, time 560.02ms, mfu 34.12%
 step 250: train loss 4.1012, val loss 4.2077
 number of parameters: 124.34M

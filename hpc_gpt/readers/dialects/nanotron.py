@@ -55,6 +55,26 @@ DIALECT = Dialect(
             + _column("global_batch_size", "global_batch", INT)
             + _column("train_steps", "steps_planned", INT),
         ),
+        # The configuration, as pprint sets it out: one argument a line.
+        Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
+        *(
+            Pattern("fact", f"{name}=", rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=,\s*$)")
+            for name, fact in (
+                ("pp", "pp"),
+                ("tp", "tp"),
+                ("context_parallel_size", "cp"),
+                ("sequence_length", "seq"),
+                ("micro_batch_size", "micro_batch"),
+                ("batch_accumulation_per_replica", "micro_batches"),
+                ("hidden_size", "hidden"),
+                ("intermediate_size", "ffn"),
+                ("num_hidden_layers", "layers"),
+                ("num_attention_heads", "heads"),
+                ("num_key_value_heads", "kv_heads"),
+                ("vocab_size", "vocab"),
+                ("zero_stage", "zero_stage"),
+            )
+        ),
         Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \("),
         Pattern(
             "memory",
@@ -70,6 +90,9 @@ DIALECT = Dialect(
 10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 327281 / 378950 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.38 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.25
 06/02 10:11:12 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.06M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.05M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:08:01
 06/02 10:11:02 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
 06/02 10:11:01 [INFO|DP=0]: Total number of parameters: 1.71B (3262.13MiB)
 """,
     seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",

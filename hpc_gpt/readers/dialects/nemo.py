@@ -1,7 +1,7 @@
 """NVIDIA NeMo: 1.x on Lightning's bar, 2.x on lines of its own.
 
 The bar's count is the step after the one that `global_step` names, which has three digits (9e+3): the count is taken. A
-NaN is printed as `nan.0`. `train_step_timing in s` is the time of the last step, after a synchronisation.
+NaN is printed as `nan.0`. Its configuration is printed as YAML, a setting a line. `train_step_timing in s` is the time of the last step, after a synchronisation.
 """
 
 from __future__ import annotations
@@ -53,17 +53,23 @@ DIALECT = Dialect(
             + _column("TFLOPS_per_GPU", "tflops")
             + _column("val_loss", "loss_eval"),
         ),
-        Pattern("fact", "micro_batch_size: ", LINE_START + rf"micro_batch_size: (?P<micro_batch>{INT})(?=\s*$)"),
-        Pattern("fact", "global_batch_size: ", LINE_START + rf"global_batch_size: (?P<global_batch>{INT})(?=\s*$)"),
-        Pattern(
-            "fact", "tensor_model_parallel_size: ", LINE_START + rf"tensor_model_parallel_size: (?P<tp>{INT})(?=\s*$)"
+        *(
+            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)")
+            for name, fact in (
+                ("micro_batch_size", "micro_batch"),
+                ("global_batch_size", "global_batch"),
+                ("tensor_model_parallel_size", "tp"),
+                ("pipeline_model_parallel_size", "pp"),
+                ("context_parallel_size", "cp"),
+                ("encoder_seq_length", "seq"),
+                ("num_layers", "layers"),
+                ("num_attention_heads", "heads"),
+                ("hidden_size", "hidden"),
+                ("ffn_hidden_size", "ffn"),
+                ("num_nodes", "nodes"),
+                ("devices", "gpus_per_node"),
+            )
         ),
-        Pattern(
-            "fact",
-            "pipeline_model_parallel_size: ",
-            LINE_START + rf"pipeline_model_parallel_size: (?P<pp>{INT})(?=\s*$)",
-        ),
-        Pattern("fact", "encoder_seq_length: ", LINE_START + rf"encoder_seq_length: (?P<seq>{INT})(?=\s*$)"),
     ),
     specimen="""\
 Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpc_gpt.readers.numerals import INT, NUMBER
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
-_LOSS = rf"loss: {{1,8}}(?P<loss>{NUMBER}) {{2}}"
+_LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss
 _NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"
 _MEMORY = rf"memory: {{1,8}}(?P<memory_reserved_gib>{NUMBER})GiB\({NUMBER}%\) {{2}}"
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"

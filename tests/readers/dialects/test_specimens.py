@@ -76,6 +76,7 @@ UNTOLD = {
     },
     "gpt_neox": {"zero_optimization"},
     "megatron_bridge": {"allocated", "reserved"},
+    "torchtune": {"tokens_per_s_gpu", "grad_norm", "reserved"},
 }
 # A scheduler's own words, which no launcher labels.
 ALONE = ("JobId=",)

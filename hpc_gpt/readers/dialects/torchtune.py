@@ -1,0 +1,34 @@
+"""torchtune's logs on disk: a line a step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import NUMBER
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+
+def _entry(key: str, group: str, end: str = "(?= )") -> str:
+    return rf"(?=(?:[^\n]{{0,1000}}? {key}:(?P<{group}>{NUMBER}){end})?)"
+
+
+DIALECT = Dialect(
+    name="torchtune",
+    engine="torchtune",
+    patterns=(
+        Pattern(
+            "step",
+            " | loss:",
+            rf"\bStep (?P<step>\d{{1,12}}) \|(?= loss:{NUMBER} )"
+            + _entry("loss", "loss")
+            + _entry("lr", "lr")
+            + _entry("tokens_per_second_per_gpu", "tokens_per_s_gpu", r"(?=\s|$)")
+            + _entry("grad_norm", "grad_norm", r"(?=\s|$)")
+            + _entry("peak_memory_alloc", "memory_allocated_gib")
+            + _entry("peak_memory_reserved", "memory_reserved_gib", r"(?=\s|$)"),
+        ),
+    ),
+    specimen="""\
+Step 1 | loss:2.085338592529297 lr:2e-05 tokens_per_second_per_gpu:57.828881833956174
+Step 2 | loss:1.8718312978744507 lr:2e-05 tokens_per_second_per_gpu:405.044978758513 peak_memory_active:13.1 peak_memory_alloc:13.05 peak_memory_reserved:14.2
+""",
+    seen="meta-pytorch/torchtune/pull/1358",
+)
