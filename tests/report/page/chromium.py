@@ -82,6 +82,11 @@ class Chromium:
             raise RuntimeError(str(result["exceptionDetails"]))
         return result["result"].get("value")
 
+    def until(self, expression: str) -> None:
+        """Waits for a JavaScript expression to be true, as after an event that comes later; TimeoutError, in the end."""
+        look = f"const look = () => ({expression}) ? done(true) : setTimeout(look, 10); look();"
+        self.run(f"new Promise((done) => {{ {look} }})")
+
     def press(self, key: str, code: int, text: str = "") -> None:
         """A key of the keyboard, down and up, where the focus is."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": code, "nativeVirtualKeyCode": code}

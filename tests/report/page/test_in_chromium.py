@@ -160,8 +160,8 @@ def test_the_keyboard_sorts_filters_and_opens(browser, pages):
     assert browser.run("document.querySelector('[role=status]').textContent") == "2 of 7 runs"
     browser.run("document.querySelector('table.runs tbody a[href=\"#run-2\"]').focus()")
     browser.press("Enter", 13, "\r")
+    browser.until("document.activeElement.tagName === 'SUMMARY'")
     assert browser.run("document.getElementById('run-2').closest('details').open")
-    assert browser.run("document.activeElement.tagName") == "SUMMARY"
     assert browser.run("[...document.querySelectorAll('details.run')].filter((one) => one.open).length") == 1
 
 
@@ -275,7 +275,7 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
     assert len(texts) == 1000
     assert texts == sorted(texts)
     browser.click("table.runs tbody a[href='#run-901']")
-    assert browser.run("document.getElementById('run-901').getBoundingClientRect().height > 5"), "it is unfolded"
+    browser.until("document.getElementById('run-901').getBoundingClientRect().height > 5")
     browser.run("document.querySelector('input').focus()")
     browser.call("Input.insertText", text="node failure")
     assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"
