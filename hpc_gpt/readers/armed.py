@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -39,11 +40,17 @@ def by_literal() -> tuple[tuple[str, tuple[Armed, ...]], ...]:
     return tuple((literal, tuple(group)) for literal, group in found.items())
 
 
-def find(line: str) -> list[Found]:
-    """What the patterns say of a line, or of a piece of one between carriage returns, colours gone."""
-    tried = [each for literal, group in by_literal() if literal in line for each in group]
-    tried.sort(key=lambda each: each.number)
-    found = [(match, each) for each in tried for match in each.regex.finditer(line)]
+def find(line: str, tried: Sequence[Armed] | None = None) -> list[Found]:
+    """What the patterns say of a line, or of a piece of one between carriage returns, colours gone.
+
+    `tried`: those that may match it, in the order of their numbers, where they are known.
+    """
+    if tried is None:
+        wanted = [each for literal, group in by_literal() if literal in line for each in group]
+        wanted.sort(key=lambda each: each.number)
+    else:
+        wanted = [each for each in tried if each.pattern.literal in line]
+    found = [(match, each) for each in wanted for match in each.regex.finditer(line)]
     if len({each.dialect.last_resort for _, each in found}) > 1:
         found = [pair for pair in found if not pair[1].dialect.last_resort]
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.armed import find
+from hpc_gpt.readers.armed import Found
 from hpc_gpt.readers.digit_columns import Places
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS
 from hpc_gpt.readers.line_kinds import MEMORY_FIELDS, LineKind, LineKinds
@@ -68,6 +68,13 @@ class Block:
     def text(self, index: int) -> str:
         """A line as text."""
         return self.line(index).decode("utf-8", "replace")
+
+    def found(self, index: int) -> tuple[str, list[Found]]:
+        """A line of a known kind as text, and what is found in it."""
+        text, each = self.text(index), self.table.kind(int(self.kinds[index])).each
+        match = each.regex.search(text)
+        assert match
+        return text, [(match, each)]
 
     def place(self, reader: LineReader, index: int) -> Place:
         """Where a line is."""
@@ -128,8 +135,7 @@ def take_known(reader: LineReader, block: Block, start: int, stop: int) -> None:
 
 def _one_by_one(reader: LineReader, block: Block, lines: Places) -> None:
     for index in np.sort(lines).tolist():
-        text = block.text(index)
-        reader.apply(int(block.numbers[index]), text, find(text))
+        reader.apply(int(block.numbers[index]), *block.found(index))
 
 
 def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int:
@@ -250,8 +256,7 @@ def _take_rows(
     nans = sum(_nan_losses(block, kind, lines[those]) for kind, those in block.by_kind(lines[:-1]))
     if nans:
         totals["nan_loss"] = float(nans)
-    text = block.text(int(lines[-1]))
-    match, each = find(text)[0]
+    text, ((match, each),) = block.found(int(lines[-1]))
     last = row_of(values_of(text, match, each.pattern), time_of(text))
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
     reader.bound_rows(rows, before)
@@ -321,8 +326,7 @@ def _take_timers(reader: LineReader, block: Block, timers: Places) -> None:
     """Lines of timers: the first ones of a part all, then some."""
     for nth, index in enumerate(timers.tolist(), reader.timer_lines.get("", 0)):
         if nth < ALL_TIMERS or nth % SOME_TIMERS == 0 or "" not in reader.timer_lines:
-            text = block.text(index)
-            match, each = find(text)[0]
+            text, ((match, each),) = block.found(index)
             reader.timers(values_of(text, match, each.pattern))
         else:
             reader.timer_lines[""] = nth + 1

@@ -8,8 +8,9 @@ import numpy as np
 
 from hpc_gpt.readers.armed import Found
 from hpc_gpt.readers.block_steps import Block, take_known
-from hpc_gpt.readers.line_kinds import UNKNOWN, LineKinds, zeroed
+from hpc_gpt.readers.line_kinds import UNKNOWN, kinds_for_a_log, zeroed
 from hpc_gpt.readers.lines import LONGEST_LINE, LineReader
+from hpc_gpt.readers.literals import literal_scan
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.prefix import without_colours
 
@@ -30,7 +31,7 @@ class BlockReader:
         self.reader = reader
         self.newlines = newlines  # so far
         self.begun = begun  # something stands behind the last of them
-        self._kinds = LineKinds()
+        self._kinds = kinds_for_a_log()
 
     @property
     def lines(self) -> int:
@@ -79,7 +80,11 @@ class BlockReader:
         table = self._kinds.table
         block.kinds = np.fromiter(map(table.__getitem__, block.zeros), np.int64, len(block.zeros))
         apart: list[_Apart] = []
-        for index in np.flatnonzero(block.kinds == UNKNOWN).tolist():
+        unknown = np.flatnonzero(block.kinds == UNKNOWN).tolist()
+        if not unknown:
+            return apart
+        candidates = literal_scan().candidates([block.zeros[index] for index in unknown])
+        for index, tried in zip(unknown, candidates, strict=True):
             zeros = block.zeros[index]
             number = table[zeros]  # an earlier line of this block may have taught it
             if number == UNKNOWN:
@@ -87,7 +92,7 @@ class BlockReader:
                 if len(line) > LONGEST_LINE:
                     apart.append(_Apart(index, line.decode("utf-8", "replace"), None))
                     continue
-                number, text, found = self._kinds.learn(zeros, line)
+                number, text, found = self._kinds.learn(zeros, line, tried)
                 if number == UNKNOWN:
                     apart.append(_Apart(index, text, found))
             block.kinds[index] = number

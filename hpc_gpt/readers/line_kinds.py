@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.armed import Armed, Found, by_literal, find
+from hpc_gpt.readers.armed import Armed, Found, find
 from hpc_gpt.readers.digit_columns import DigitColumn, Places, TimeColumn
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, TEXT_FIELDS, unit
 from hpc_gpt.readers.part import Column
@@ -26,7 +26,6 @@ _FIRST = 2  # of the kinds below
 _MOST_KINDS = 20_000
 _LONGEST = 4_000  # bytes of a line that is remembered
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")
-_ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 # What of a pattern holds digits and asks for none: repetitions, whole ranges.
 _NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
 
@@ -90,16 +89,15 @@ class LineKinds:
         timers[:_FIRST] = False
         return steps, timers
 
-    def learn(self, zeros: bytes, line: bytes) -> tuple[int, str, list[Found]]:
+    def learn(self, zeros: bytes, line: bytes, tried: list[Armed]) -> tuple[int, str, list[Found]]:
         """The number of a line that is not in the table, the line as text, and what is found in it if it is UNKNOWN.
 
-        `zeros`: the line, every digit made a 0.
+        `zeros`: the line, every digit made a 0. `tried`: the patterns whose literal stands in it.
         """
-        tried = [each for literal, group in _zeroed_literals() if literal in zeros for each in group]
         if not tried:
             return self._remember(zeros, NOTHING), "", []
         text = line.decode("utf-8", "replace")
-        found = find(text)
+        found = find(text, tried)
         blind = all(_digit_blind(each.pattern.regex) for each in tried)
         if not found:
             return (self._remember(zeros, NOTHING) if blind else NOTHING), text, found
@@ -126,11 +124,6 @@ class LineKinds:
             self._timers[key] = _FIRST + len(self.kinds)
         self.kinds.append(made)
         return _FIRST + len(self.kinds) - 1
-
-
-@cache
-def _zeroed_literals() -> tuple[tuple[bytes, tuple[Armed, ...]], ...]:
-    return tuple((literal.encode().translate(_ZEROS), group) for literal, group in by_literal())
 
 
 @cache
@@ -186,3 +179,14 @@ def _at(text: str) -> TimeColumn | None:
     if not spans:
         return None
     return TimeColumn({name: (len(text[:a].encode()), len(text[:b].encode())) for name, (a, b) in spans.items()})
+
+
+_shared = LineKinds()
+
+
+def kinds_for_a_log() -> LineKinds:
+    """The formats met so far, in other logs too; new ones where there are many."""
+    global _shared
+    if len(_shared.table) > _MOST_KINDS // 2:
+        _shared = LineKinds()
+    return _shared
