@@ -83,7 +83,7 @@ class Chromium:
         return result["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Waits for a JavaScript expression to be true, as after an event that comes later; TimeoutError, in the end."""
+        """Waits for a JavaScript expression to be true, as after an event; TimeoutError in the end."""
         look = f"const look = () => ({expression}) ? done(true) : setTimeout(look, 10); look();"
         self.run(f"new Promise((done) => {{ {look} }})")
 
