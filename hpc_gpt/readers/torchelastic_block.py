@@ -18,31 +18,37 @@ _LONGEST_BLOCK = 8  # lines
 
 
 def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, ascending by line, with each block of the report as one: its rank, its node, its exit code.
+    """The failures, ascending by line, with each whole block as one: its rank, its node, its exit code.
 
-    The block below `Root Cause` says that it was the first observed.
+    The block below `Root Cause` says that it was the first observed. Lines of a block that was cut off stay as they
+    are.
     """
     joined: list[Failure] = []
-    host: Failure | None = None
-    rank: Failure | None = None
-    root: Failure | None = None
+    begun: list[Failure] = []
     for failure in failures:
-        if _ROOT.match(failure.words):
-            root = failure
-        elif _HOST.match(failure.words):
-            host, rank = failure, None
-        elif _RANK.match(failure.words):
-            rank = failure
-        elif _EXIT.match(failure.words) and rank is not None and _near(failure, rank):
-            node = host.node if host is not None and _near(failure, host) else None
-            words = f"rank {rank.rank} {_how(failure)}"
-            if root is not None and _near(failure, root):
-                words = f"{words}, {FIRST_OBSERVED}"
-            joined.append(replace(failure, words=words, rank=rank.rank, node=None if node == "localhost" else node))
-            host = rank = root = None
+        another = _HOST.match(failure.words) and any(_HOST.match(each.words) for each in begun)
+        if begun and (another or not 0 < failure.place.line - begun[0].place.line <= _LONGEST_BLOCK):
+            joined += begun
+            begun = []
+        if failure.echo and any(regex.match(failure.words) for regex in (_ROOT, _HOST, _RANK)):
+            begun.append(failure)
+        elif begun and _EXIT.match(failure.words) and (whole := _joined(begun, failure)):
+            joined.append(whole)
+            begun = []
         else:
             joined.append(failure)
-    return joined
+    return sorted([*joined, *begun], key=lambda failure: failure.place.line)
+
+
+def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
+    rank = next((failure.rank for failure in begun if _RANK.match(failure.words)), None)
+    if rank is None:
+        return None
+    node = next((failure.node for failure in begun if _HOST.match(failure.words)), None)
+    words = f"rank {rank} {_how(end)}"
+    if any(_ROOT.match(failure.words) for failure in begun):
+        words = f"{words}, {FIRST_OBSERVED}"
+    return replace(end, words=words, rank=rank, node=None if node == "localhost" else node)
 
 
 def _how(failure: Failure) -> str:
@@ -56,7 +62,3 @@ def _how(failure: Failure) -> str:
         )
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _near(failure: Failure, other: Failure) -> bool:
-    return 0 < failure.place.line - other.place.line <= _LONGEST_BLOCK

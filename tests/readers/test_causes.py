@@ -231,6 +231,14 @@ def test_torchelastics_block_is_one_failure_with_rank_node_and_exit_code() -> No
     assert (found.ended, found.node) == ("gpu_memory", "r6i4n5")
 
 
+def test_a_block_that_was_cut_off_is_told_as_far_as_it_goes() -> None:
+    cause = cause_of(
+        ("a.out", ["Root Cause (first observed failure):", "  host      : n5", "  rank      : 3 (local_rank: 3)"])
+    )
+    assert (cause.ended, len(cause.ordered)) == ("error", 3)
+    assert cause.node == "n5"
+
+
 def test_of_chained_exceptions_the_first_raised_is_the_cause() -> None:
     lines = [
         "KeyError: 'tokens'",
