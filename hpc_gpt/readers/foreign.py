@@ -15,6 +15,7 @@ from hpc_gpt.readers.foreign_ends import settle_ends
 from hpc_gpt.readers.foreign_times import ForeignTimes, settle_times
 from hpc_gpt.readers.grouping import RunParts
 from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.run_read import Curve, RunRead
 from hpc_gpt.readers.run_steps import RunSteps, run_steps
 from hpc_gpt.readers.secrets import without_secrets
@@ -29,7 +30,11 @@ _SETTINGS = (
     *("cp", "ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
     *("optimizer_offload", "param_offload", "partition_activations", "samples_per_epoch", "epochs", "params_printed"),
+    *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
+    *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
+# Dialects of lines that many programs print.
+_NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
@@ -81,10 +86,13 @@ def _dialect(steps: RunSteps, parts: Sequence[Part]) -> str | None:
             return fact.dialect
     found = [each for part in parts for each in dialects_of(part)]
     trained = [each.name for each in found if each.engine is not None]
-    trains = [
-        each.name for each in found if any(p.kind in ("step", "progress", "total", "fact") for p in each.patterns)
-    ]
-    return next(iter([*trained, *trains, *(each.name for each in found)]), None)
+    trains = [each.name for each in found if _trains(each)]
+    return next(iter([*trained, *trains]), None)
+
+
+def _trains(dialect: Dialect) -> bool:
+    """Whether it is a training program's, and not only that of what stands around one."""
+    return dialect.engine is not None or any(each.kind in ("step", "progress", "total") for each in dialect.patterns)
 
 
 def _settle_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
@@ -96,8 +104,8 @@ def _settle_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> 
         other = next((each for each in found.values() if each.engine is not None), None)
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
-        elif dialect is not None:
-            draft.infer("engine", dialect, "the program whose lines they are")
+        elif own is not None and own.name not in _NO_ENGINE:
+            draft.infer("engine", own.name, "the program whose lines they are")
 
 
 def _settle_losses(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
@@ -139,7 +147,7 @@ def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
         if lost > (draft.get("nan_steps") or 0):
             draft.set("nan_steps", lost, "lines with a loss that is no number")
         if lost:
-            draft.flag(f"{lost} lines with a loss that is no number")
+            draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
     else:
         skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
         if skipped:
@@ -162,7 +170,8 @@ def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
             begun = int(column[first] * each) if numbers[first] <= steps.interval else begun
             total = int((column[last] - column[first]) * each) + begun
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
-    if not (batch and seq):
+    step_tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
+    if not step_tokens:
         return None
     known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
     count = 0
@@ -172,7 +181,7 @@ def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
     elif draft.get("step_s") is not None:
         count = int(draft.get("steps_used") or 0)
     if 0 < count < 10**12:
-        draft.set("tokens_total", count * batch * seq, f"inferred: {count} steps x global_batch x seq")
+        draft.set("tokens_total", count * step_tokens, f"inferred: {count} steps x {step_tokens} tokens")
     return None
 
 

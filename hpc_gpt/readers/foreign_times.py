@@ -54,7 +54,7 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
     batch, seq, gpus = draft.whole("global_batch"), draft.whole("seq"), draft.whole("gpus")
-    tokens = batch * seq if batch and seq else None
+    tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
     for key, whole, of in (
         ("tokens_per_s", tokens, "global_batch x seq"),
         ("tokens_per_s_gpu", tokens, "global_batch x seq"),
@@ -192,8 +192,8 @@ def _steps_of(draft: Draft, steps: RunSteps, part: Part) -> tuple[float, str]:
     last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
     begun = draft.get("resumed_step") or 0
     planned = draft.whole("steps_planned")
-    if planned and (not bars or max(bars) >= planned or last >= planned):
+    if planned and planned > begun and (not bars or max(bars) >= planned or last >= planned):
         return planned - begun, f"steps ({draft.sources['steps_planned']})"
-    if bars:
+    if bars and max(bars) > begun:
         return max(bars) - begun, "steps of the bar"
-    return (last - begun, "steps") if last else (0.0, "")
+    return (last - begun, "steps") if last > begun else (0.0, "")

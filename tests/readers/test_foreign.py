@@ -130,7 +130,7 @@ def test_skipped_and_nan_steps_are_counted_and_set_apart():
     assert (record.skipped_steps, record.nan_steps, record.step_s) == (2, 1, 1.0)
     assert run.curve.skipped.tolist() == [False, True, True] + [False] * 18
     assert not run.curve.steady[[1, 2, 19]].any()
-    assert flags_with(run, "1 lines with a loss that is no number")
+    assert flags_with(run, "1 line with a loss that is no number")
 
 
 def test_a_log_of_nothing_but_skips_gives_its_median_and_says_what_that_is():
@@ -266,3 +266,16 @@ def test_report_writes_nothing_beside_a_foreign_log(tmp_path):
 def test_a_record_of_a_log_is_json(tmp_path):
     record = read(dump(), iterations(1, 5)).record
     assert json.loads(record.to_json())["dialect"] == "megatron"
+
+
+def test_a_total_over_steps_that_were_trained_before_is_no_figure():
+    lines = ["  Continuing training from global step 500", "Total optimization steps = 16"]
+    record = read(lines, "{'train_runtime': 900.0, 'train_samples_per_second': 1.0, 'epoch': 1.0}").record
+    assert record.step_s is None
+
+
+def test_a_log_of_failures_alone_is_of_no_engine():
+    line = "slurmstepd: error: *** JOB 1999618 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"
+    record = read(line).record
+    assert (record.engine, record.dialect, record.ended) == (None, None, "walltime")
+    assert record.job_id == "1999618"
