@@ -1,0 +1,25 @@
+"""What NVIDIA's driver calls the GPUs, where a job script asks it. A name cut short with dots is no name."""
+
+from __future__ import annotations
+
+from hpc_gpt.readers.numerals import LINE_START
+from hpc_gpt.readers.pattern import Dialect, Pattern
+
+DIALECT = Dialect(
+    name="nvidia_smi",
+    patterns=(
+        Pattern("fact", " (UUID: ", LINE_START + r"GPU \d{1,3}: (?P<device>[^()\n]{3,60}?) \(UUID: "),
+        Pattern(
+            "fact",
+            " 00000000:",
+            LINE_START
+            + r"\| {1,4}\d{1,3}  (?P<device>[A-Za-z][ \w-]{2,40}?) {1,30}(?:On|Off|N/A) {0,4}\| {1,4}00000000:",
+        ),
+    ),
+    specimen="""\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)
+|   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |
+|   0  NVIDIA H200                    On  |   00000000:19:00.0 Off |                    0 |
+""",
+    seen="nvidia-smi 525 and 570; made",
+)

@@ -1,0 +1,26 @@
+"""The driver's names of GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.devices import device_named
+from tests.readers.dialects.reading import facts_of, read_text
+
+
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        ("GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-00000000-0000-0000-0000-000000000000)", "v100-32g"),
+        ("3: GPU 3: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)", "a100-80g"),
+        ("|   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |", "h100-80g"),
+        ("|   7  NVIDIA H200                    On  |   00000000:DB:00.0 Off |                    0 |", "h200"),
+    ],
+)
+def test_the_name(line: str, device: str) -> None:
+    (names,) = facts_of(read_text(line)).values()
+    assert [device_named(name) for name in names] == [device]
+
+
+def test_a_name_cut_short_is_none() -> None:
+    assert not read_text("|   0  Tesla V100-SXM2...  On   | 00000000:1A:00.0 Off |                    0 |").facts
