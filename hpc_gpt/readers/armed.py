@@ -50,9 +50,10 @@ def find(line: str, tried: Sequence[Armed] | None = None) -> list[Found]:
         wanted.sort(key=lambda each: each.number)
     else:
         wanted = [each for each in tried if each.pattern.literal in line]
-    found = [(match, each) for each in wanted for match in each.regex.finditer(line)]
-    if len({each.dialect.last_resort for _, each in found}) > 1:
-        found = [pair for pair in found if not pair[1].dialect.last_resort]
+    first = [each for each in wanted if not each.dialect.last_resort]
+    found = [(match, each) for each in first for match in each.regex.finditer(line)]
+    if not found:
+        found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.regex.finditer(line)]
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
     if not steps:
         return found
