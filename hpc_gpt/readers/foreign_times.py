@@ -20,6 +20,7 @@ from hpc_gpt.readers.step_times import OUTLIER, RULE, SLOW, StepTimes, measure_s
 
 # Times of day in whole seconds tell a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
+_APART = 0.02  # two programs that time the same steps agree to this share, or it is told
 
 
 @dataclass
@@ -44,6 +45,8 @@ def settle_times(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> Foreig
         found.steady[usable[times.steady]] = True
         _settle(draft, steps, times, how, found)
         _tell(draft, steps, found, asked)
+        if not how:
+            _tell_others(draft, steps, parts)
     else:
         _from_total(draft, steps, parts)
     return found
@@ -66,38 +69,35 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
         if known.any() and whole and (gpus or not share):
             rate = np.where(known, steps[key], np.nan) * (gpus if share and gpus else 1)
             return whole / rate, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
-    elapsed = _differences(steps, steps["elapsed_s"])
-    if np.isfinite(elapsed).any():
-        return elapsed, "differences of the time since the start"
-    at = _differences(steps, steps["at"])
-    if np.isfinite(at).any() and (np.nanmedian(at) >= _COARSE_S or (steps["at"] % 1 != 0).any()):
-        return at, "differences of the lines' times of day"
-    if np.isfinite(at).any():
-        how = "differences of the lines' times of day, which are whole seconds, over a tenth of the lines"
-        return _smoothed(steps), how
+    for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day")):
+        seconds, how = _differences(steps, steps[key])
+        if np.isfinite(seconds).any():
+            return seconds, f"differences of {what}{how}"
     return np.full(len(steps), np.nan), ""
 
 
-def _differences(steps: RunSteps, clock: Column) -> Column:
-    """Seconds a step between neighbouring lines of an attempt; NaN for the first of each."""
-    seconds = np.full(len(steps), np.nan)
-    if len(steps) > 1:
-        apart = np.diff(steps["step"])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            each = np.diff(clock) / apart
-        seconds[1:] = np.where((np.diff(steps.attempt) == 0) & (apart > 0) & (each >= 0), each, np.nan)
-    return seconds
+def _differences(steps: RunSteps, clock: Column) -> tuple[Column, str]:
+    """(seconds a step since an earlier line of the same attempt, NaN without one; what must be known of them).
+
+    That line is the one before, or one a tenth of the lines before where the clock shows whole seconds alone and the
+    lines come so often that these tell nothing.
+    """
+    found = _over(steps, clock, 1)
+    known = clock[np.isfinite(clock)]
+    between = np.diff(known)
+    if len(between) and (known % 1 == 0).all() and np.median(between) < _COARSE_S:
+        return _over(steps, clock, max(1, len(steps) // 10)), ", which are whole seconds, over a tenth of the lines"
+    return found, ""
 
 
-def _smoothed(steps: RunSteps) -> Column:
-    """As `_differences`, over a tenth of the lines each."""
-    reach = max(1, len(steps) // 10)
+def _over(steps: RunSteps, clock: Column, reach: int) -> Column:
     seconds = np.full(len(steps), np.nan)
-    same = steps.attempt[reach:] == steps.attempt[:-reach]
-    apart = steps["step"][reach:] - steps["step"][:-reach]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        each = (steps["at"][reach:] - steps["at"][:-reach]) / apart
-    seconds[reach:] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+    if len(steps) > reach:
+        same = steps.attempt[reach:] == steps.attempt[:-reach]
+        apart = steps["step"][reach:] - steps["step"][:-reach]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            each = (clock[reach:] - clock[:-reach]) / apart
+        seconds[reach:] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
     return seconds
 
 
@@ -165,6 +165,20 @@ def _tell(draft: Draft, steps: RunSteps, found: ForeignTimes, asked: str) -> Non
         )
     if steps.stride > 1:
         draft.flag(f"of {steps.count:,} lines of steps each {steps.stride}th was kept")
+
+
+def _tell_others(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
+    """Another program in the log that times the same steps otherwise, as DeepSpeed beside Megatron."""
+    for part in parts:
+        for name, other in part.steps.items():
+            if name == steps.dialect or "step_s" not in other:
+                continue
+            _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
+            ratio = other["step_s"][there] / steps["step_s"][here]
+            ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
+            if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
+                words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"
+                draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
 
 
 def _from_total(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:

@@ -1,6 +1,7 @@
 """From a log's lines to a record: step time, batch, memory, ends, and what is told of each."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -279,3 +280,23 @@ def test_a_log_of_failures_alone_is_of_no_engine():
     record = read(line).record
     assert (record.engine, record.dialect, record.ended) == (None, None, "walltime")
     assert record.job_id == "1999618"
+
+
+def test_two_programs_that_time_the_same_steps_otherwise_are_told_of():
+    pipe = "[2021-05-27 04:02:{0:02d},142] steps: {0} loss: 12.8004 iter time (s): 0.900 samples/sec: 7.052"
+    lines = [line for step in range(1, 11) for line in (pipe.format(step), iteration(step, 1000.0))]
+    run = read(dump(), lines)
+    assert run.record.step_s == 1.0
+    assert flags_with(run, "times the same steps at 0.900 of what megatron says")
+
+
+@pytest.mark.parametrize(("every", "each_s"), [(1, 20.0), (1, 0.25), (10, 0.5)])
+def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, each_s):
+    lines = []
+    for step in range(every, 400 * every, every):
+        at = datetime.fromtimestamp(1.7e9 + int(step * each_s), UTC).strftime("%Y-%m-%d %H:%M:%S")
+        line = TITAN.replace("2025-07-21 15:57:{0:02d},242", f"{at},000")
+        lines.append(line.format(0, step, "1,000"))
+    run = read(lines)
+    assert run.record.step_s == pytest.approx(each_s, rel=0.03)
+    assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
