@@ -27,11 +27,15 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             "offload_optimizer=",
-            rf"{_BEFORE}zero_config \.{{1,40}} .{{0,4000}}\boffload_optimizer=(?!None)\w",
+            rf"{_BEFORE}zero_config \.{{1,40}} .{{0,4000}}\boffload_optimizer=\w{{1,60}}\(device=[^,)]{{0,40}}\b(?:cpu|nvme)\b",
             facts={"optimizer_offload": True},
         ),
+        # An entry of the JSON may say that the device is none; CPUAdam works nowhere else.
         Pattern(
-            "fact", '"offload_optimizer": {', r'^ {4,16}"offload_optimizer": \{', facts={"optimizer_offload": True}
+            "fact",
+            "Optimizer = DeepSpeedCPUAdam",
+            r"\bDeepSpeed (?:Basic|Final) Optimizer = DeepSpeedCPUAdam\b",
+            facts={"optimizer_offload": True},
         ),
         Pattern("fact", '"cpu_offload": true', r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
     ),

@@ -126,9 +126,16 @@ def test_no_offload_is_no_offload() -> None:
     before = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]   "
     part = read_text(
         f"{before}zero_config .................. stage=2 offload_param=None offload_optimizer=None\n"
-        '    "offload_optimizer": null,\n    "cpu_offload": false'
+        f"{before}zero_config .................. stage=2"
+        " offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device='none', pin_memory=False)\n"
+        '    "offload_optimizer": {\n        "device": "none"\n    },\n    "cpu_offload": false'
     )
     assert not part.facts
+
+
+def test_an_optimizer_of_the_cpu_is_offloaded() -> None:
+    line = "[INFO] [engine.py:641:_configure_optimizer] DeepSpeed Basic Optimizer = DeepSpeedCPUAdam"
+    assert facts_of(read_text(line)) == {"optimizer_offload": [True]}
 
 
 def test_versions_profile_and_end() -> None:
