@@ -326,7 +326,8 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
         of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
         beside = by_folder.get(run.names[0].path.parent, [])
         own = any(part.arguments or part.started for part in run.parts)
-        wanted = of_job if of_job else [] if own or ids else beside
+        # A run whose logs name no job may be that of any.
+        wanted = of_job if of_job else [] if own else [each for each in beside if not (ids and each.job_ids)]
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
             joined.add(id(run))

@@ -14,7 +14,7 @@ from hpc_gpt.report.why import last_lines, lines_around
 from hpc_gpt.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
-from tests.readers.test_causes import OOM, TIME_LIMIT, step, timeout
+from tests.readers.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",
@@ -144,6 +144,19 @@ def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
     assert (found["ended"], found["rank"]) == ("gpu_memory", 3)
     assert (found["file"], found["line"]) == (str(folder / "rank_3.log"), 1)
     assert [other["ended"] for other in found["attempts"][0]["others"]] == ["collective_timeout"] * 3
+
+
+def test_the_rank_that_a_timeout_lacks_and_the_node_that_slurm_names_for_it(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for rank in range(4):
+        lines = [WORLD, *(step(number) for number in range(1, 4))] if rank == 0 else [WORLD]
+        (folder / f"rank_{rank}.log").write_text("\n".join([*lines, *([timeout(rank)] if rank != 2 else [])]) + "\n")
+    (folder / "slurm-4711.out").write_text("srun: error: r6i4n7: task 2: Killed\n")
+    found = why_json(folder)
+    assert (found["ended"], found["rank"], found["failed_node"]) == ("collective_timeout", 2, "r6i4n7")
+    assert found["cause"].endswith("rank 2 did not report it, 3 of 4 ranks did")
+    assert found["exclude"] == "#SBATCH --exclude=r6i4n7"
 
 
 def test_a_bad_node_of_a_foreign_log_gives_a_directive(tmp_path: Path) -> None:
