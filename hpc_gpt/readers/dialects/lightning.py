@@ -1,7 +1,7 @@
 """PyTorch Lightning's bar: the batch of the epoch, and whatever the program has put behind it.
 
 The count begins anew with each epoch, so only the first epoch's is a number of steps; of later ones the loss is taken,
-with the epoch. Old Lightning counts the batches of the validation in it too. With gradient accumulation a batch is not a
+with the epoch. What the count runs up to is an epoch's. Old Lightning counts the batches of the validation in it too. With gradient accumulation a batch is not a
 step. The rate is smoothed and holds validation and saves: no step time is taken from it. A cut bar has no `]`.
 """
 
@@ -28,8 +28,15 @@ DIALECT = Dialect(
             "v_num=",
             rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})"
             + _LABEL
-            + rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
+            + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<"
             + _POSTFIX,
+        ),
+        Pattern(
+            "progress",
+            "v_num=",
+            rf"(?:\bEpoch 0[^|%\n]{{0,20}}|{LINE_START})"
+            + _LABEL
+            + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\]\n]{{0,3000}}reduced_train_loss)[^\]\n]{{0,3000}}\]",
         ),
         Pattern(
             "step",

@@ -40,6 +40,12 @@ DIALECT = Dialect(
             + r"[^\]\n]{0,3000}\]",
         ),
         Pattern(
+            "progress",
+            "reduced_train_loss",
+            r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
+            rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}\]",
+        ),
+        Pattern(
             "step",
             "Training epoch ",
             r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"

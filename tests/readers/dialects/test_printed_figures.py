@@ -301,6 +301,16 @@ STEPS: list[tuple[str, str, list[dict[str, float]]]] = [
     ),
     ("lightning", "Validation DataLoader 0: 100%|████| 50/50 [00:10<00:00,  4.98it/s, v_num=0]", []),
     (
+        "tqdm",
+        "Epoch 2/3:  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it, loss=3.125]",
+        [{"epoch": 2, "loss": 3.125}],
+    ),
+    (
+        "tqdm",
+        "Training:  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it, {'loss': 3.125}]",
+        [{"step": 2, "loss": 3.125}],
+    ),
+    (
         "llama_recipes",
         "Training Epoch: 1/3, step 48/50 completed (loss: 1.1268821954727173):  98%"
         "|███| 49/50 [09:01<00:10, 10.82s/it]",
