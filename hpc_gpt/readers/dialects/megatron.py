@@ -90,6 +90,11 @@ DIALECT = Dialect(
             r"\bsuccessfully saved (?:local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})\b",
         ),
         Pattern(
+            "save",
+            "Checkpoint Save GB: ",
+            r"\bCheckpoint Save GB: [\d.]{1,16}, GB/Sec: [\d.]{1,16}, Latency\(second\): (?P<save_s>\d{1,9}\.\d{1,6})\b",
+        ),
+        Pattern(
             "fact",
             "successfully loaded",
             r"\bsuccessfully loaded checkpoint from [^|]{1,4000} at iteration {1,20}(?P<resumed_step>\d{1,12})\b",

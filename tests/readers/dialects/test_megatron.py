@@ -260,6 +260,11 @@ def test_saves_count_when_they_succeeded() -> None:
     assert part.saves == [(500, None, 2), (1000, None, 3)]
 
 
+def test_a_fork_says_how_long_a_save_took() -> None:
+    part = read_text("Checkpoint Save GB: 1.2, GB/Sec: 0.1, Latency(second): 12.345")
+    assert part.saves == [(None, 12.345, 1)]
+
+
 @pytest.mark.parametrize(
     ("line", "ended"),
     [
