@@ -11,7 +11,7 @@ from hpc_gpt.report.page.curves import Points
 
 # From this ratio of greatest to least on, a linear axis shows the greatest alone.
 _LOG_FROM = 30.0
-_FARTHEST = 1e150
+_FARTHEST, _NEAREST = 1e150, 1e-150  # beyond these a figure is drawn as if it were there
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ def axis_of(values: Points, start: float, stop: float, may_be_log: bool = False,
     if not len(finite):
         return Axis(0.0, 1.0, start, stop)
     low, high = float(finite.min()), float(finite.max())
-    if may_be_log and low > 0 and high / low >= _LOG_FROM:
+    if may_be_log and low > _NEAREST and high / low >= _LOG_FROM:
         room = (high / low) ** around
         return Axis(low / room, high * room, start, stop, True)
-    flat = high - low <= 1e-9 * max(abs(low), abs(high))
-    room = (abs(high) * 0.1 or 1.0) if flat else (high - low) * around
+    size = max(abs(low), abs(high))
+    flat = high - low <= max(1e-9 * size, _NEAREST)
+    room = (high - low) * around if not flat else 0.1 * size if size > _NEAREST else 1.0
     below = low - room
     return Axis(max(below, 0.0) if low >= 0 else below, high + room, start, stop)
 

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from hpc_gpt.report.page.axes import Axis, axis_of
 from hpc_gpt.report.page.curves import BUCKETS, pieces, thinned, unbroken
 
-FIGURES = st.one_of(st.floats(-1e9, 1e9), st.just(math.nan), st.just(math.inf))
+FIGURES = st.one_of(st.floats(-1e9, 1e9), st.floats(allow_nan=False), st.just(math.nan), st.just(math.inf))
 
 
 def test_a_short_curve_is_drawn_as_it_is():
@@ -109,7 +109,10 @@ def test_every_figure_finds_a_place_on_its_axis(figures, may_be_log):
     assert all(axis.low - slack <= figure <= axis.high + slack for figure, _ in axis.ticks())
 
 
-@pytest.mark.parametrize("figures", [[1e300, -1e300], [1e-300, 2e-300], [5e-324], [1e308, 1e308]])
+@pytest.mark.parametrize(
+    "figures",
+    [[1e300, -1e300], [1e-300, 2e-300], [5e-324], [0.0, 5e-324], [5e-324, 1e-310], [1e308, 1e308], [5e-324, 1e308]],
+)
 def test_absurd_figures_are_drawn_somewhere(figures):
     axis = axis_of(np.array(figures), 0.0, 1.0, may_be_log=True)
     assert np.isfinite(axis.at(np.array(figures))).all()
