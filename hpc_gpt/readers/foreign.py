@@ -155,6 +155,9 @@ def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
     saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
     if saves:
         draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
+    timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
+    if count := sum(each for _, each in timed):
+        draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
     _settle_tokens(draft, steps, parts)
 
 
