@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,8 +259,11 @@ def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
 def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     """Rule 4: attempts in files of their own."""
     kept: list[RunParts] = []
+    # Of very many logs with names alike each is held against some before it: what takes long is done once.
+    spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
     for run in sorted(bucket, key=_order):
-        earlier = next((each for each in reversed(kept[-_LOOK_BACK:]) if _goes_on(each, run)), None)
+        near = [each for each in reversed(kept[-_LOOK_BACK:]) if _may_go_on(each, run, spans)]
+        earlier = next((each for each in near if _goes_on(each, run)), None)
         if earlier is None:
             kept.append(run)
         else:
@@ -279,7 +282,14 @@ def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
     return at if at is not None else 0.0, older, numbers, str(name.path)
 
 
+def _may_go_on(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
+    """Whether the steps of one do not rule out that it goes on from the other."""
+    before, after = spans[id(earlier.attempts[-1][0])], spans[id(later.attempts[0][0])]
+    return before is None or (after is not None and before[0] < after[0])
+
+
 def _goes_on(earlier: RunParts, later: RunParts) -> bool:
+    """Whether one goes on where the other ended."""
     one, other = earlier.attempts[-1][0], later.attempts[0][0]
     if earlier.names[0].path.parent != later.names[0].path.parent and "#attempt" not in later.names[0].shape:
         return False
