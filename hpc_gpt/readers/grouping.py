@@ -2,7 +2,8 @@
 
 The rule. Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
 
-1. Stretches of one file are attempts of one run, unless the earlier one had finished.
+1. Stretches of one file are attempts of one run, unless the earlier one had finished. Steps that are counted anew in
+   each pass over the data are no attempts (epochs.py).
 2. Files whose names differ only in a rank or node that a word names (`rank_0`, `node3/`, torchrun's
    `attempt_0/3/stdout.log`) or in the stream (`.out`, `.err`, `.log`) are one run: those without a rank in their name
    where at most one tells of steps, or both tell the same ones.
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpc_gpt.readers.epochs import is_next_epoch, joined
 from hpc_gpt.readers.log_names import LogName, is_rank_number, log_name
 from hpc_gpt.readers.main_steps import has_steps, log_interval, main_steps, step_span
 from hpc_gpt.readers.part import Part
@@ -95,6 +97,10 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
         last, own = runs[-1] if runs else None, marks(part)
+        if last is not None and not contradict(last.marks, own) and is_next_epoch(last.attempts[-1][0], part):
+            last.attempts[-1][0] = joined(last.attempts[-1][0], part)
+            last.marks = united(last.marks, own)
+            continue
         if last is not None and not _finished(last.attempts[-1]) and _same_run(last, part, own):
             last.attempts.append([part])
             last.marks = united(last.marks, own)

@@ -191,3 +191,26 @@ def test_names_are_unlike_all_others(folder, tmp_path):
             write_log(folder / site / f"seed{number}" / "train.log", dump(), iterations(1, 5))
     write_log(folder / "c" / "gpt2.log", dump(), iterations(1, 5))
     assert sorted(runs_of(folder, tmp_path)) == ["a/seed1", "a/seed2", "b/seed1", "b/seed2", "gpt2"]
+
+
+def bar(epoch, step, loss):
+    return f"Epoch {epoch}:  {step}%|██▌       | {step}/100 [0:00:{step // 2:02d}<0:00:50,  2.00it/s, loss={loss:.3f}]"
+
+
+def test_steps_counted_anew_in_each_epoch_are_one_attempt(folder, tmp_path):
+    lines = [bar(epoch, step, 9 - 2 * epoch - step / 100) for epoch in range(3) for step in range(10, 101, 10)]
+    write_log(folder / "train.log", lines)
+    run = only(folder, tmp_path)
+    assert len(run.record.attempts) == 1
+    assert run.curve.step.tolist() == list(range(10, 301, 10))
+    assert run.curve.counts.all()
+    assert (run.record.loss_first, run.record.loss_last) == (8.9, 4.0)
+
+
+def test_a_start_anew_without_a_word_is_an_attempt_where_the_loss_begins_anew(folder, tmp_path):
+    losses = [{"loss": 10 - step / 20} for step in range(100)]
+    lines = [iteration(step, **losses[step]) for _ in range(2) for step in range(1, 61)]
+    write_log(folder / "train.log", lines)
+    run = only(folder, tmp_path)
+    assert len(run.record.attempts) == 2
+    assert run.curve.counts.tolist() == [False] * 60 + [True] * 60
