@@ -53,6 +53,12 @@ class Ledger:
         """The cell could not be checked."""
         self._end(row, self.column(quantity), "not checked", why)
 
+    def agrees(self, row: Row, quantity: str) -> bool:
+        """Whether a check has found the cell right, and none wrong."""
+        column = self.column(quantity)
+        ended = self._ended.get((row.line, column.at)) if column is not None else None
+        return ended is not None and ended[0] == "holds"
+
     def breaks(
         self, row: Row, kind: Kind, quantity: str, said: str, found: str, arithmetic: str, source: str = ""
     ) -> None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 # Written as `plain_name` leaves a name. A name stands for one quantity only.
 _NAMES: dict[str, str] = {
-    "gpus": "gpus|gpu|n gpus|n gpu|ngpus|ngpu|num gpus|num gpu|number of gpus|total gpus|total number of gpus|"
+    "gpus": "gpus|n gpus|n gpu|ngpus|ngpu|num gpus|num gpu|number of gpus|gpu num|total gpus|total number of gpus|"
     "gpu count|world size|worldsize|devices|num devices|number of devices|accelerators",
     "nodes": "nodes|num nodes|n nodes|nnodes|number of nodes|node count",
     "size": "size|model size|params|param|parameters|n params|num params|num parameters|number of parameters|"
@@ -58,6 +58,8 @@ _NAMES: dict[str, str] = {
     "layout": "layout|parallelism|parallel layout|parallel strategy|parallelization",
     "notes": "notes|note|comment|comments|date|remarks|remark|log|status",
 }
+# What a batch is counted in; one in tokens is another figure.
+_COUNTED_IN = ("samples", "sequences", "seqs", "seq")
 # What is a name in a formula or a one-liner, but may head a column of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
 
@@ -75,9 +77,9 @@ _TIMES |= {"us": Fraction(1, 10**6)}
 _SIZES: Units = _worth(10**9, "b|g|bn|billion") | _worth(10**6, "m|mn|million") | {"k": 10**3}
 _SIZES |= _worth(10**12, "t|trillion")
 _TFLOPS: Units = _worth(1, "tflops|tflop/s|tflop|tf|t|tflops/s|tflop/s/gpu|tflops/gpu")
-_TOKENS: Units = _worth(1, "tokens/s|tok/s|tokens/sec|tok/sec|tps|token/s")
-_PER_GPU: Units = _worth(1, "tokens/s/gpu|tok/s/gpu|tokens/sec/gpu|tps/gpu|tokens/gpu/s")
-_SAMPLES: Units = _worth(1, "samples/s|samples/sec|seq/s|sequences/s|samples/second")
+_TOKENS: Units = _worth(1, "tokens/s|tok/s|toks/s|t/s|tokens/sec|tok/sec|tps|token/s")
+_PER_GPU: Units = _worth(1, "tokens/s/gpu|tok/s/gpu|toks/s/gpu|t/s/gpu|tokens/sec/gpu|tps/gpu|tokens/gpu/s")
+_SAMPLES: Units = _worth(1, "samples/s|samples/sec|seq/s|seqs/s|s/s|sequences/s|samples/second")
 _RATES: Units = {"k": 10**3, "m": 10**6}
 _BYTES: Units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SHARES: Units = {"%": Fraction(1, 100)}
@@ -146,9 +148,10 @@ class Named:
     unit: str | None = None
 
 
-def spellings(quantities: Sequence[str]) -> list[str]:
-    """All names of the quantities, longest first."""
-    return sorted((name for quantity in quantities for name in _NAMES[quantity].split("|")), key=len, reverse=True)
+def spelled(quantities: Sequence[str]) -> str:
+    """A pattern of all names of the quantities, longest first; a blank, a hyphen or an underscore between words."""
+    names = sorted((name for quantity in quantities for name in _NAMES[quantity].split("|")), key=len, reverse=True)
+    return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in names)
 
 
 def quantity_of(name: str) -> str | None:
@@ -199,7 +202,9 @@ def named(text: str, in_formula: bool = False) -> Named | None:
     text = text.strip().strip("$#*`").strip()[:200]
     beside = re.fullmatch(r"(?P<name>[^()\[\]]{1,80}?)[,\s]*[(\[](?P<unit>[^()\[\]]{1,30})[)\]]", text)
     name, unit = (beside["name"], plain_unit(beside["unit"])) if beside else (text, None)
-    found = quantity_of(name) or (_IN_FORMULAS.get(plain_name(name)) if in_formula else None)
+    found = quantity_of(name) or quantity_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
+    if found is None and in_formula:
+        found = _IN_FORMULAS.get(plain_name(name))
     if found is None and plain_name(name) in ("step", "iteration", "iter") and unit in _TIMES:
         found = "step_s"
     if found is None:
@@ -218,7 +223,8 @@ def named(text: str, in_formula: bool = False) -> Named | None:
         unit = "ms" if words[0] == "ms" else "s" if {"s", "sec", "seconds"} & set(words) else None
     if unit is not None and unit not in UNITS.get(found, {}):
         # A heading as "TP (tensor)" has a word beside it that is no unit.
-        return Named(found) if found in WHOLE or found == "notes" else None
+        in_tokens = found in ("global_batch", "micro_batch") and unit not in _COUNTED_IN
+        return Named(found) if (found in WHOLE and not in_tokens) or found == "notes" else None
     return Named(found, unit)
 
 

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from hpc_gpt.report.audit.document import Document, Passage, Section, Table
 from hpc_gpt.report.audit.formula import Formula, FormulaError, parse
-from hpc_gpt.report.audit.quantities import UNITS, Named, named, plain_name, plain_unit, quantity_of, spellings
+from hpc_gpt.report.audit.quantities import Named, named, plain_name, quantity_of, spelled
+from hpc_gpt.report.audit.symbols import read_symbols
 
 # Quantities that a sentence may fix, those that hold for the whole document, and those that a formula may be of.
 _CONSTANTS: tuple[str, ...] = (
@@ -35,17 +36,11 @@ _MOST_STATEMENTS = 2000
 _MOST_OF_A_GROUP = 8
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
 _TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
-_SYMBOLIC = (*_CONSTANTS, "size", "step_s", "heads", "nodes")
-
-
-def _spelled(quantities: Sequence[str]) -> str:
-    """A pattern of all names of the quantities, longest first; a blank, a hyphen or an underscore between words."""
-    return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in spellings(quantities))
 
 
 _IS = r"(?:==?|:|is|are|of|was|set to)"
 _CONSTANT = re.compile(
-    rf"(?<![\w$-])(?P<name>{_spelled(_CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
+    rf"(?<![\w$-])(?P<name>{spelled(_CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
     r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?=(?P<rest>.{0,12}))",
     re.IGNORECASE,
 )
@@ -58,20 +53,13 @@ _LIMITED = re.compile(
 _OF_SOME = re.compile(r"\b(?:with|for|at|using|where)\W{0,4}$", re.IGNORECASE)
 _OF_ALL = re.compile(r"\b(?:all|every|each|throughout|everywhere|always)\b", re.IGNORECASE)
 _OTHERS = re.compile(r"[`*]{0,3}\s{0,3}(?:-|–|to|or|and|/|,)\s{0,3}[`*]{0,3}\d", re.IGNORECASE)
-_WITHOUT = re.compile(rf"\b(?:no|without)\s{{1,3}}(?P<name>{_spelled(('tp', 'pp', 'dp', 'cp'))})(?!\w)", re.IGNORECASE)
+_WITHOUT = re.compile(rf"\b(?:no|without)\s{{1,3}}(?P<name>{spelled(('tp', 'pp', 'dp', 'cp'))})(?!\w)", re.IGNORECASE)
 _CODE_SPAN = re.compile(r"(?<!`)`([^`]{3,400})`(?!`)")
-_TARGET = re.compile(rf"(?<![\w$])(?P<name>{_spelled(_TARGETS)})(?!\w)[^.`;]{{0,30}}$", re.IGNORECASE)
+_TARGET = re.compile(rf"(?<![\w$])(?P<name>{spelled(_TARGETS)})(?!\w)[^.`;]{{0,30}}$", re.IGNORECASE)
 _COPULA = re.compile(r"(?:=|:|\bis|\bare|\bas)\s{0,3}[*]{0,2}\s{0,3}$")
 _PLAIN = re.compile(r"(?P<name>[\w #/`*-]{1,40}?)\s{0,3}(?:=|:|\bis\b)\s{0,3}(?P<formula>[^=]{3,300})")
 _ASSIGNED = re.compile(r"\$?(?P<name>[A-Za-z_]\w{0,40})\s{0,3}=\s{0,3}(?P<formula>[^=;'\"]{1,300})")
 _PRINTED = re.compile(r"\bprint\b\s{0,3}(?P<formula>[^;'\"]{3,300})")
-# "P is the number of parameters in billions", "where B global batch, t seconds": a symbol and what it stands for.
-_SYMBOL = re.compile(
-    rf"(?<![\w$-])[`*$]{{0,2}}(?P<symbol>[A-Za-z]\w{{0,7}})[`*$]{{0,2}}(?P<is>\s{{0,3}}(?:=|:|\bis\b|\bare\b|-|–)\s{{0,3}}|\s)"
-    rf"(?:the |total ){{0,2}}(?:(?P<name>{_spelled(_SYMBOLIC)})(?!\w)(?:\s(?:in|\()\s?(?P<unit>\w{{1,12}}))?"
-    r"|(?P<seconds>(?:seconds|secs?)(?:\s(?:per|a)\s(?:step|iteration|iter))?)(?!\w))",
-    re.IGNORECASE,
-)
 _THROUGHPUT = re.compile(
     r"\bthroughput\W{1,5}(?:is|=|means|in)\W{1,5}(?:the )?(?:average |mean )?"
     r"(?P<what>(?:time|seconds|sec|samples|sequences|tokens)\W{1,3}(?:per|/)\W{0,3}\w{1,10})",
@@ -123,7 +111,7 @@ class Statements:
         self.left_out: list[str] = []
         self._fixed: dict[tuple[str, int], Constant | str | None] = {}
         self._stated: dict[tuple[str, int], list[list[Equation]]] = {}
-        symbols = _symbols(document.passages)
+        symbols = read_symbols(document.passages)
         for at, passage in enumerate(document.passages):
             if max(len(self.constants), len(self.equations), len(self.meanings)) > _MOST_STATEMENTS:
                 self.left_out.append(f"what the words after line {passage.line} state: there are too many statements")
@@ -267,27 +255,6 @@ def _equation(name: str, words: str, passage: Passage, symbols: Mapping[str, Nam
         return
     if formula.names and all(name.quantity != meant.quantity for name in formula.names.values()):
         yield Equation(meant.quantity, formula, passage.line, passage.section)
-
-
-def _symbols(passages: Sequence[Passage]) -> dict[str, Named]:
-    """Names of formulas that the document explains. One that it explains in two ways stands for nothing.
-
-    What is said with "is" or "=" counts before what merely stands side by side.
-    """
-    said: dict[str, dict[bool, set[Named]]] = {}
-    for passage in passages:
-        if passage.is_code:
-            continue
-        for match in _SYMBOL.finditer(passage.text):
-            symbol, firmly = match["symbol"], bool(match["is"].strip())
-            if named(symbol, in_formula=True) or (not firmly and len(symbol) > 1):
-                continue
-            quantity = "step_s" if match["seconds"] else _quantity(match["name"])
-            unit = "s" if match["seconds"] else plain_unit(match["unit"] or "")
-            unit = {"billions": "billion", "millions": "million"}.get(unit, unit)
-            meant = Named(quantity, unit if unit in UNITS.get(quantity, {}) else None)
-            said.setdefault(symbol, {}).setdefault(firmly, set()).add(meant)
-    return {symbol: next(iter(ways)) for symbol, by in said.items() if len(ways := by.get(True) or by[False]) == 1}
 
 
 def _quantity(name: str) -> str:

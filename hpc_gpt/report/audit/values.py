@@ -112,7 +112,7 @@ def read_columns(table: Table, statements: Statements) -> list[Column]:
 
 def _column(at: int, table: Table, name: Named | None, statements: Statements) -> Column:
     heading = table.headings[at]
-    if name is None and _names_sizes(table, at):
+    if name is None and not any(_is_size(each) for each in table.headings) and _names_sizes(table, at):
         name = Named("size")
     if axes := axes_of(heading):
         return Column(at, heading, "layout", axes=axes)
@@ -137,6 +137,11 @@ def _column(at: int, table: Table, name: Named | None, statements: Statements) -
         only = units.pop()
         unit = only if only in UNITS.get(quantity, {}) else None
     return Column(at, heading, quantity, unit)
+
+
+def _is_size(heading: str) -> bool:
+    found = named(heading)
+    return found is not None and found.quantity == "size"
 
 
 def _names_sizes(table: Table, at: int) -> bool:
@@ -228,6 +233,8 @@ def read_cell(row: Row, column: Column) -> Known | str:
         unit = plain_unit(cell.unit)
         if unit not in units:
             return f"has the unit {cell.unit[:20]!r}, which is not known here"
+    elif column.quantity == "size" and cell.value >= _FEWEST_PARAMETERS:
+        unit = None
     if column.quantity in WHOLE and (cell.value.denominator != 1 or cell.value < 1):
         return "is no whole number above 0"
     if cell.value <= 0 and column.quantity in ("size", "step_s"):

@@ -81,7 +81,7 @@ def test_a_global_batch_without_a_formula(tmp_path, headings, row, found):
         ("Tokens/s", "96023", "holds"),
         ("Tokens/s", "96,110", "holds"),  # 5.46 may be 5.455
         ("Tokens/s", "96.0K", "holds"),
-        ("Tokens/s", "97,000", "breaks"),
+        ("Tokens/s", "98,500", "breaks"),
         ("Tokens/s", "1500", "not checked"),  # of one GPU
         ("Tokens/s/GPU", "1500", "holds"),
         ("Tokens/s/GPU", "1600", "breaks"),
@@ -202,3 +202,39 @@ def test_text_obeys_no_document(tmp_path):
     assert "\x07" not in text
     assert "paper.md:5: GPUs: impossible layout: TP 4 x PP 8 x DP 1 needs 32 GPUs, the row has 16\n" in text
     assert "1 contradiction in 1 table: of 5 cells 0 hold, 1 break, 0 are blank, 4 were not checked\n" in text
+
+
+FOUNDRY = [
+    "Model", "SeqLen (T)", "# GPUs", "GPU", "MicroBatchSize", "GradAccum", "GlobalBatchSize", "Throughput (S/s)",
+    "Throughput (T/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)", "NumParams",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rates", "broken"),
+    [
+        ((32, 66523, 1039), []),
+        ((0, 1023, 15), []),  # half a sample a second, rounded or cut off
+        ((32, 66523, 2078), ["Throughput (T/s/GPU)"]),
+        ((32, 133046, 2078), ["Throughput (T/s)", "Throughput (T/s/GPU)"]),
+    ],
+)
+def test_rates_agree_with_each_other_where_no_time_is_printed(tmp_path, rates, broken):
+    row = ("70b", 2048, 64, "h100_80gb", 8, 4, 2048, *rates, 4194304, 64862437376)
+    found = audited(tmp_path, table(FOUNDRY, row))
+    assert [finding.column for finding in found.findings] == broken
+    assert cell(found, "GPU")[1] == cell(found, "GlobalBatchSize (T)")[1] == "what the column holds is not known"
+    assert cell(found, "GlobalBatchSize")[1] == "no DP in the row or in words around it"
+
+
+def test_a_column_of_parameters_goes_before_the_models_names(tmp_path):
+    headings = ["Model", "Params", "GPUs", "GBS", "Step time", "TFLOPs"]
+    in_full = ("50B", "48,000,000,000", 64, 1024, "129s", "48.7")
+    rows = table(headings, in_full, ("50B", "48B", 64, 1024, "129s", "50.8"))
+    assert findings(audited(tmp_path, f"{FORMULA}\n\nseq=1024\n\n{rows}")) == [(8, "formula", "50.8", "48.77")]
+
+
+def test_a_model_that_is_named_by_its_size_has_it(tmp_path):
+    headings = ["Model", "GPUs", "GBS", "Step time", "TFLOPs"]
+    rows = table(headings, ("48B", 64, 1024, "129s", "48.7"), ("48B", 64, 1024, "129s", "50.8"))
+    assert findings(audited(tmp_path, f"{FORMULA}\n\nseq=1024\n\n{rows}")) == [(8, "formula", "50.8", "48.77")]
