@@ -27,7 +27,7 @@ DIALECT = Dialect(
             r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})(?=[,\]])",
         ),
         Pattern(
-            "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,4000}global_step(?P<step>\d{1,12})/"
+            "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"
         ),
         Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
         Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
