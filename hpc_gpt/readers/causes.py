@@ -29,6 +29,8 @@ SKEW_S = 2.0
 NEAR_LINES = 200
 SURVIVED_STEPS = 2
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
+# What a rank says whose collective failed: the reason stands behind it, or is another rank's.
+_OF_COLLECTIVES = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_WORD = "nothing says why the log ends"
 # How telling a class is: what explains other failures goes before what other failures explain.
 _TELLING = (
@@ -248,5 +250,9 @@ def _explains(other: Failure, head: Failure) -> bool:
         return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
     if head.ended == "cancelled":
         return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")
+    if head.ended != "error":
+        return False
+    if _OF_COLLECTIVES.search(head.words):
+        return _telling(other) < _telling(head)
     other_rank = other.rank is not None and head.rank is not None and other.rank != head.rank
-    return head.ended == "error" and other.ended in ("gpu_memory", "host_memory", "node_failure") and other_rank
+    return other_rank and other.ended in ("gpu_memory", "host_memory", "node_failure")

@@ -163,6 +163,19 @@ def test_where_few_report_nobody_is_to_blame() -> None:
     assert "did not report" not in cause_of(("a.out", [WORLD, timeout(0), timeout(1)])).words
 
 
+def test_a_collective_that_failed_gives_way_to_its_reason_behind_it() -> None:
+    lines = [
+        "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error",
+        "[rank1]: ncclUnhandledCudaError: Call to CUDA function failed.",
+        "[rank1]: Last error:",
+        "[rank1]: Cuda failure 2 'out of memory'",
+    ]
+    cause = cause_of(("a.out", lines))
+    assert (cause.ended, cause.rank, place(cause)) == ("gpu_memory", 1, "a.out:4")
+    assert cause.sure == "printed 3 lines after error, which it explains"
+    assert cause_of(("a.out", lines[:3])).ended == "error"
+
+
 def test_a_barrier_names_the_rank_that_did_not_come() -> None:
     cause = cause_of(("a.out", ["RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10000 ms"]))
     assert (cause.ended, cause.rank) == ("collective_timeout", 1)

@@ -35,7 +35,7 @@ DIALECT = Dialect(
             raised(
                 ANY_NAME,
                 r"[Ss]ocket [Tt]imeout|client socket has timed out|waiting for clients|wait timeout after \d"
-                r"|Timed out waiting \d{1,12} ?ms for|Application timeout caused pair closure|Rendezvous(?:Timeout)?"
+                r"|Timed out waiting \d{1,12} ?ms for|Application timeout caused pair closure|RendezvousTimeoutError"
                 r"|timed out after \d{1,9} ?(?:ms|s|seconds)|operation timed out|DEADLINE_EXCEEDED: ",
             ),
             ended="collective_timeout",

@@ -34,7 +34,7 @@ DIALECT = Dialect(
                 ANY_NAME,
                 r"in loading state_dict for|is not a local folder and is not a valid model|environment variable "
                 r"\w{1,40} expected|invalid device ordinal|no kernel image is available|Torch not compiled with CUDA"
-                r"|No CUDA GPUs are available|401 Client Error|403 Client Error|Address already in use|EADDRINUSE"
+                r"|401 Client Error|403 Client Error"
                 r"|Duplicate GPU detected|unrecognized configuration",
             ),
             ended="user_error",
