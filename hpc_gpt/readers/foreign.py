@@ -136,6 +136,8 @@ def _evals(steps: RunSteps, parts: Sequence[Part]) -> list[tuple[float, float, s
 
 def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
     """Skipped and NaN steps, tokens, saves."""
+    if not steps.numbered:
+        draft.flag("the lines tell no step's number: they are counted in its place")
     if len(steps):
         summed = "sum over the lines of steps"
         for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
@@ -174,7 +176,7 @@ def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
             total = int((column[last] - column[first]) * each) + begun
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
     step_tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
-    if not step_tokens:
+    if not step_tokens or not steps.numbered:
         return None
     known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
     count = 0

@@ -39,7 +39,8 @@ class RunSteps:
 
     `attempt` counts from 1, `line` and `file` (an index into `files`) say where. `counts`: the step led to the run's
     last state. `after_pause`: an evaluation or a save stands between this line and the one before. `interval`: steps
-    that one line stands for, which is not `interval_known` of a single line. `count`, `stride`, `totals` as in Steps.
+    that one line stands for, which is not `interval_known` of a single line. `numbered`: the steps' numbers are known;
+    else lines are counted in their place. `count`, `stride`, `totals` as in Steps.
     """
 
     columns: dict[str, Column] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class RunSteps:
     after_pause: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     interval: int = 1
     interval_known: bool = True
+    numbered: bool = True
     count: int = 0
     stride: int = 1
     totals: dict[str, float] = field(default_factory=dict)
@@ -84,6 +86,7 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
         if not np.isfinite(columns["step"]).any():
+            found.numbered = interval_asked is not None
             interval = interval_asked or 1
             columns["step"] = np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride
         _join_others(columns, part, name)

@@ -193,12 +193,12 @@ def test_names_are_unlike_all_others(folder, tmp_path):
     assert sorted(runs_of(folder, tmp_path)) == ["a/seed1", "a/seed2", "b/seed1", "b/seed2", "gpt2"]
 
 
-def bar(epoch, step, loss):
-    return f"Epoch {epoch}:  {step}%|██▌       | {step}/100 [0:00:{step // 2:02d}<0:00:50,  2.00it/s, loss={loss:.3f}]"
+def bar(step, loss):
+    return f" {step}%|██▌       | {step}/100 [0:00:{step // 2:02d}<0:00:50,  2.00it/s, loss={loss:.3f}]"
 
 
 def test_steps_counted_anew_in_each_epoch_are_one_attempt(folder, tmp_path):
-    lines = [bar(epoch, step, 9 - 2 * epoch - step / 100) for epoch in range(3) for step in range(10, 101, 10)]
+    lines = [bar(step, 9 - 2 * epoch - step / 100) for epoch in range(3) for step in range(10, 101, 10)]
     write_log(folder / "train.log", lines)
     run = only(folder, tmp_path)
     assert len(run.record.attempts) == 1
