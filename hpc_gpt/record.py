@@ -129,7 +129,7 @@ class Record:
 
     def to_tables(self) -> dict[str, Any]:
         """The record as JSON's own kinds, in the order of the keys. What is not finite becomes null."""
-        tables = _finite({key: getattr(self, key) for key in RECORD_KEYS})
+        tables = finite({key: getattr(self, key) for key in RECORD_KEYS})
         assert isinstance(tables, dict)
         return tables
 
@@ -161,11 +161,12 @@ def write_record(run: RunFolder, record: Record) -> None:
         replace_whole(run.record, record.to_json())
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value as JSON's own kinds; a number that is not finite becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,8 +41,8 @@ def show_digits(figure: float | None, digits: int = 3) -> str:
     """At least `digits` significant digits, never an exponent, whole numbers whole."""
     if figure is None:
         return NOTHING
-    if figure == 0:
-        return "0"
+    if figure == 0 or not math.isfinite(figure):
+        return f"{abs(figure):.0f}" if figure == 0 else str(figure)
     before = len(str(int(abs(figure)))) if abs(figure) >= 1 else 0
     if before:
         return f"{figure:.{max(0, digits - before)}f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from hpc_gpt.report.settings import Apart, settings_apart
 
 # What decides how much work a step is.
 _BATCH = ("global_batch", "seq")
-_SHAPE = ("params", "hidden", "layers", "heads", "vocab")
+_SHAPE = ("params", "hidden", "layers", "heads")
 VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "identical")
 
 
@@ -95,37 +95,45 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
     differ = _differ(a.record, b.record)
 
     def speed(name: str, work: Sequence[float | None]) -> Speed | None:
-        (work_a, work_b), (s_a, s_b), (of_a, of_b) = work, step_s, series
-        if not work_a or not work_b or s_a is None or s_b is None:
+        sizes = [*map(_size, work), *map(_size, step_s)]
+        if not all(sizes):
             return None
+        (work_a, work_b, s_a, s_b), (of_a, of_b) = sizes, series
         interval = None
         if not isinstance(of_a, str) and not isinstance(of_b, str):
             interval = speed_change(of_a, of_b, work_b / work_a, unsure)
         return Speed(name, work_a / s_a, work_b / s_b, interval)
 
-    of_steps = speed("steps_per_s", (1.0, 1.0))
-    by_step = Speed("step_s", step_s[0], step_s[1], of_steps.interval if of_steps else None)
+    steps_per_s = speed("steps_per_s", (1.0, 1.0))
+    by_step = Speed("step_s", step_s[0], step_s[1], steps_per_s.interval if steps_per_s else None)
     if not differ:
         unknown = [key for key in _BATCH if getattr(a.record, key) is None or getattr(b.record, key) is None]
         if unknown:
             notes.append(f"{' and '.join(unknown)} of one is not known: a step is taken to be the same work in both")
         return [by_step]
     per_s = speed("tokens_per_s", tokens)
-    if per_s is None:
-        notes.append(f"{_are(differ)} not the same, and tokens/s not known: step_s may be of unequal work")
+    if per_s is None and differ == ["gpus"]:
+        notes.append("tokens of a step are not known: a step is taken to be the same work in both")
         return [by_step]
+    if per_s is None:
+        notes.append(f"{_are(differ)} not the same, so a step is not the same work, and its tokens are not known")
+        return [replace(by_step, interval=None)]
     if differ != ["gpus"]:
         notes.append(f"{_are(differ)} not the same, so a step is not the same work: tokens/s are compared")
-    found = [per_s]
-    gpus = [run.record.gpus for run in (a, b)]
+    more = []
     if "gpus" in differ:
-        each = [count / own if count and own else None for count, own in zip(tokens, gpus, strict=True)]
-        found += [more for more in [speed("tokens_per_s_gpu", each)] if more]
+        gpus = [_size(run.record.gpus) for run in (a, b)]
+        each = [_size(count) / own if own else None for count, own in zip(tokens, gpus, strict=True)]
+        more.append(speed("tokens_per_s_gpu", each))
     if set(differ) & {"seq", *_SHAPE}:
         notes.append("a token is not the same work in both, so tflops_model, per GPU, stands beside tokens/s")
-        flops = [_flops_per_step(run.record) for run in (a, b)]
-        found += [more for more in [speed("tflops_model", flops)] if more]
-    return found
+        more.append(speed("tflops_model", [_flops_per_step(run.record) for run in (a, b)]))
+    return [per_s, *(each for each in more if each is not None)]
+
+
+def _size(figure: float | None) -> float:
+    """The figure where it is one that can be divided by, else 0."""
+    return float(figure) if figure is not None and math.isfinite(figure) and figure > 0 else 0.0
 
 
 def _median(run: RunRead, series: Series | str) -> float | None:
@@ -134,8 +142,15 @@ def _median(run: RunRead, series: Series | str) -> float | None:
 
 def _differ(a: Record, b: Record) -> list[str]:
     """Keys that both state, and that make a step of B other work than one of A, or let other GPUs share it."""
-    pairs = [(key, getattr(a, key), getattr(b, key)) for key in (*_BATCH, "gpus", *_SHAPE)]
-    return [key for key, of_a, of_b in pairs if of_a is not None and of_b is not None and of_a != of_b]
+
+    def is_other(key: str) -> bool:
+        of_a, of_b = getattr(a, key), getattr(b, key)
+        if of_a is None or of_b is None:
+            return False
+        # Programs count and pad the vocabulary each in its own way.
+        return bool(abs(of_a - of_b) > (0.01 * max(of_a, of_b) if key == "params" else 0))
+
+    return [key for key in (*_BATCH, "gpus", *_SHAPE) if is_other(key)]
 
 
 def tokens_per_step(record: Record) -> float | None:

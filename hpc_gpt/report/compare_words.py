@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.secrets import hide_secrets
-from hpc_gpt.record import SCHEMA
+from hpc_gpt.record import SCHEMA, finite
 from hpc_gpt.report.choice import show_value
 from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_whole
 from hpc_gpt.report.compare import Comparison, Speed
@@ -36,7 +36,7 @@ def verdict_words(comparison: Comparison, a: str, b: str) -> str:
     interval = comparison.speeds[0].interval
     if interval is None:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
-        return f"whether {b} is faster than {a} cannot be said: {why or 'a step time is not known'}"
+        return f"whether {b} is faster than {a} cannot be said: {why or 'a step is not the same work in both'}"
     if comparison.verdict == "no_difference":
         return f"no difference shown between {a} and {b} ({percent_words(interval)[1]} %)"
     middle, ends = percent_words(interval)
@@ -181,10 +181,11 @@ def _named(note: str, a: str, b: str) -> str:
 
 def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
     """One JSON object: `{"schema": 1, "level": 0.95, "comparisons": [...]}`; each is of a run against the first."""
+    pairs = zip(comparisons, names[1:], strict=True)
     return {
         "schema": SCHEMA,
         "level": LEVEL,
-        "comparisons": [_tables(each, names[0], name) for each, name in zip(comparisons, names[1:], strict=True)],
+        "comparisons": [finite(_tables(each, names[0], name)) for each, name in pairs],
     }
 
 

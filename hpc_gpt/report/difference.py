@@ -106,11 +106,12 @@ def _reach(sides: Sequence[Series]) -> float:
     """How far to both sides the interval goes, of a median or of the difference of two."""
     generator = np.random.default_rng(_SEED)
     strays = [side.stray(generator) for side in sides]
-    variances = [float(np.var(stray)) for stray in strays]
-    if not any(variances):
+    largest = max(float(np.max(np.abs(stray))) for stray in strays)
+    if largest == 0:
         return 0.0
+    shares = [float(np.var(stray / largest)) for stray in strays]
     apart = strays[0] - sum(strays[1:])
-    freedom = sum(variances) ** 2 / sum(own**2 / side.freedom for own, side in zip(variances, sides, strict=True))
+    freedom = sum(shares) ** 2 / sum(own**2 / side.freedom for own, side in zip(shares, sides, strict=True))
     wider = student_quantile((1 + LEVEL) / 2, freedom) / NormalDist().inv_cdf((1 + LEVEL) / 2)
     return wider * float(np.quantile(np.abs(apart), LEVEL))
 
@@ -222,9 +223,12 @@ def resolution(values: Values) -> float:
     """
     some = values[:MOST]
     middle = float(np.median(some))
+    if not 1e-12 < middle < 1e12:  # no seconds of a step
+        return 0.0
     first = math.floor(math.log10(middle)) - 1
     for place in range(first, first - 9, -1):
         unit = 10.0**place
-        if np.all(np.abs(some / unit - np.round(some / unit)) < 1e-4):
-            return unit
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.all(np.abs(some / unit - np.round(some / unit)) < 1e-4):
+                return unit
     return 0.0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.readers.run_read import Curve, RunRead
 from hpc_gpt.record import Record
@@ -180,6 +182,49 @@ def test_an_unknown_batch_is_not_taken_for_the_same_in_silence():
     comparison = compare_runs(made(1), made(2, global_batch=None))
     assert comparison.speeds[0].name == "step_s"
     assert "global_batch of one is not known: a step is taken to be the same work in both" in comparison.notes
+
+
+def test_unequal_work_of_unknown_size_makes_no_claim():
+    a, b = made(1, seq=None, tokens_per_s=None), made(2, step_s=50, seq=None, tokens_per_s=None, global_batch=1024)
+    comparison = compare_runs(a, b)
+    assert comparison.verdict == "no_interval"
+    text = as_text(comparison, "A", "B")
+    assert "cannot be said: a step is not the same work in both" in text
+    assert "global_batch is not the same, so a step is not the same work, and its tokens are not known" in text
+
+
+@pytest.mark.parametrize("key", ["params", "vocab"])
+def test_a_vocabulary_that_is_padded_otherwise_is_no_other_work(key):
+    comparison = compare_runs(made(1), made(2, **{key: int(getattr(RECORD, key) * 1.005)}))
+    assert [speed.name for speed in comparison.speeds] == ["step_s"]
+
+
+figures = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e308, 5e-324, 1.0]))
+sizes = st.one_of(st.none(), st.integers(-(10**30), 10**30))
+
+
+@st.composite
+def any_run(draw) -> RunRead:
+    count = draw(st.integers(0, 30))
+    column = st.lists(st.floats(), min_size=count, max_size=count)
+    mask = st.lists(st.booleans(), min_size=count, max_size=count)
+    columns = {name: np.array(draw(column)) for name in ("step", "step_s", "loss")}
+    masks = {name: np.array(draw(mask), np.bool_) for name in ("steady", "counts", "skipped")}
+    whole = {name: draw(sizes) for name in ("gpus", "global_batch", "seq", "params", "hidden", "layers", "vocab")}
+    parts = {name: draw(figures) for name in ("step_s", "tokens_per_s", "tflops_model")}
+    lists = {"memory_reserved_gib": draw(st.one_of(st.none(), st.lists(st.floats())))}
+    texts = {"name": draw(st.text()), "cause": draw(st.text()), "settings": draw(st.dictionaries(st.text(), figures))}
+    curve = Curve(**columns, **masks, attempt=np.ones(count, np.int64))
+    return RunRead(Record(**whole, **parts, **lists, **texts), curve, files=[Path(draw(st.sampled_from("ab")))])
+
+
+@given(any_run(), any_run())
+def test_whatever_a_log_says_it_can_be_compared(a, b):
+    comparison = compare_runs(a, b)
+    assert comparison.verdict in VERDICTS
+    text = title(a) + as_text(comparison, "A", "B")
+    assert text.replace("\n", "").isprintable()
+    json.dumps(as_tables([comparison], ["a", "b"]), allow_nan=False)
 
 
 def test_the_digits_of_a_log_bound_what_can_be_claimed():
