@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpc_gpt.readers.numerals import END, LINE_START
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 
@@ -15,6 +16,10 @@ DIALECT = Dialect(
     patterns=(
         # Printed once a node when it starts several processes, before any of them says a word.
         Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
+        # deepspeed's launcher and accelerate's scripts say it in words.
+        Pattern("fact", "dist_world_size=", r"\bdist_world_size=(?P<gpus>\d{1,7})(?=\s*$)"),
+        Pattern("fact", "nnodes=", r"\bnnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<gpus_per_node>\d{1,5}), "),
+        Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
         _option("--num_gpus", "num_gpus", "gpus_per_node"),
@@ -26,6 +31,8 @@ DIALECT = Dialect(
 + LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr r14i7n0     --master_port 6000     '
 + accelerate launch --num_processes 16 --num_machines 2 train.py
 + deepspeed --num_gpus 8 --num_nodes 2 train.py
+[2023-05-01 10:00:00,123] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
+[2023-05-01 10:00:00,123] [INFO] [launch.py:162:main] dist_world_size=16
 Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
 """,
     seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",
