@@ -8,7 +8,7 @@ import numpy as np
 
 from hpc_gpt.readers.armed import Found
 from hpc_gpt.readers.block_steps import Block, take_known
-from hpc_gpt.readers.line_kinds import UNKNOWN, kinds_for_a_log, zeroed
+from hpc_gpt.readers.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
 from hpc_gpt.readers.lines import LONGEST_LINE, LineReader
 from hpc_gpt.readers.literals import literal_scan
 from hpc_gpt.readers.part import Part
@@ -80,12 +80,19 @@ class BlockReader:
         table = self._kinds.table
         block.kinds = np.fromiter(map(table.__getitem__, block.zeros), np.int64, len(block.zeros))
         apart: list[_Apart] = []
-        unknown = np.flatnonzero(block.kinds == UNKNOWN).tolist()
-        if not unknown:
+        unknown = np.flatnonzero(block.kinds == UNKNOWN)
+        if not len(unknown):
             return apart
-        candidates = literal_scan().candidates([block.zeros[index] for index in unknown])
-        for index, tried in zip(unknown, candidates, strict=True):
-            zeros = block.zeros[index]
+        texts = [block.zeros[index] for index in unknown.tolist()]
+        candidates = literal_scan().candidates(texts)
+        long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
+        wanted = sorted({*candidates, *long})
+        nothing = np.ones(len(unknown), np.bool_)
+        nothing[wanted] = False
+        block.kinds[unknown[nothing]] = NOTHING
+        self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
+        for place in wanted:
+            index, zeros, tried = int(unknown[place]), texts[place], candidates.get(place, [])
             number = table[zeros]  # an earlier line of this block may have taught it
             if number == UNKNOWN:
                 line = block.line(index)

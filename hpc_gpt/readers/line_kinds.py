@@ -8,8 +8,10 @@ This holds as long as no pattern asks for a certain digit; the lines of those th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +96,6 @@ class LineKinds:
 
         `zeros`: the line, every digit made a 0. `tried`: the patterns whose literal stands in it.
         """
-        if not tried:
-            return self._remember(zeros, NOTHING), "", []
         text = line.decode("utf-8", "replace")
         found = find(text, tried)
         blind = all(_digit_blind(each.pattern.regex) for each in tried)
@@ -107,6 +107,12 @@ class LineKinds:
             if made is not None:
                 return self._remember(zeros, self._number(made)), text, found
         return UNKNOWN, text, found
+
+    def remember_nothing(self, lines: Iterable[bytes]) -> None:
+        """Lines in which nothing is, every digit made a 0, as many as there is room for."""
+        for zeros in islice(lines, max(0, _MOST_KINDS // 2 - len(self.table))):
+            if len(zeros) <= _LONGEST:
+                self.table[zeros] = NOTHING
 
     def _has_room(self, zeros: bytes) -> bool:
         return len(self.table) < _MOST_KINDS and len(zeros) <= _LONGEST
@@ -187,6 +193,6 @@ _shared = LineKinds()
 def kinds_for_a_log() -> LineKinds:
     """The formats met so far, in other logs too; new ones where there are many."""
     global _shared
-    if len(_shared.table) > _MOST_KINDS // 2:
+    if len(_shared.table) >= _MOST_KINDS // 2:
         _shared = LineKinds()
     return _shared

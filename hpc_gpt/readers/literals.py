@@ -7,13 +7,16 @@ short ones every place is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.armed import Armed, armed
+from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.required import required_text
 
 ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
@@ -28,80 +31,133 @@ class LiteralScan:
     """The literals of some patterns; digits in lines and literals count as 0."""
 
     def __init__(self, patterns: Sequence[Armed]) -> None:
+        common = _Commonness()
         self._groups: dict[bytes, list[Armed]] = {}
         for each in patterns:
             text = max(each.pattern.literal, required_text(each.pattern.regex), key=len)
             self._groups.setdefault(text.encode().translate(ZEROS), []).append(each)
         self._short = tuple(literal for literal in self._groups if len(literal) < 4)
-        found: dict[bytes, set[bytes]] = {}
-        self._places = {0}
-        for literal in self._groups:
-            if len(literal) < 4:
+        self._literals = [b"", *(literal for literal in self._groups if len(literal) >= 4)]
+        entries: dict[bytes, list[_Entry]] = {}
+        places = {0}
+        for number, literal in enumerate(self._literals):
+            if number == 0:
                 continue
-            size, places = next(window for window in _WINDOWS if len(literal) >= window[0])
-            self._places |= set(places)
-            window = min((literal[at : at + size] for at in range(len(literal) - size + 1)), key=_commonness)
-            for at in range(size - 3):
-                found.setdefault(window[at : at + 4], set()).add(literal)
-        self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(found), np.uint32)
-        self._literals = (frozenset[bytes](), *(frozenset(each) for each in found.values()))
-        self._buckets = self._table()
+            size, begins = next(window for window in _WINDOWS if len(literal) >= window[0])
+            places |= set(begins)
+            windows = [literal[at : at + size] for at in range(len(literal) - size + 1)]
+            first = min(range(len(windows)), key=[common.of(window) for window in windows].__getitem__)
+            for at in range(first, first + size - 3):
+                entries.setdefault(literal[at : at + 4], []).append(_Entry(number, literal, at))
+        self._places = sorted(places)
+        self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(entries), np.uint32)
+        self._tables = _tables(self._grams)
+        # Entry 0 is none: its masks let pass what no value equals.
+        every = [each for of_gram in entries.values() for each in of_gram]
+        self._literal_of = np.array([0, *(each.number for each in every)])
+        self._before = np.array([(0, 1), *(each.around(-4) for each in every)], np.uint32)
+        self._behind = np.array([(0, 1), *(each.around(4) for each in every)], np.uint32)
+        self._entries = np.zeros((len(self._grams), max(map(len, entries.values()), default=1)), np.int64)
+        self._shared = np.array([0, *map(len, entries.values())])  # by gram, how many literals hold it
+        count = 1
+        for gram, of_gram in enumerate(entries.values(), 1):
+            self._entries[gram, : len(of_gram)] = np.arange(count, count + len(of_gram))
+            count += len(of_gram)
 
-    def candidates(self, lines: Sequence[bytes]) -> list[list[Armed]]:
-        """Of each line, its digits made 0, the patterns whose literal stands in it, in their own order."""
-        found: list[set[bytes]] = [set() for _ in lines]
-        text = b"\n".join(lines) + b"\n\n\n\n"
-        starts = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1) - 1
-        for line, gram in self._hits(text, starts):
-            found[line] |= {literal for literal in self._literals[gram] if literal in lines[line]}
+    def candidates(self, lines: Sequence[bytes]) -> dict[int, list[Armed]]:
+        """By line, its digits made 0, the patterns whose literal stands in it, in their own order, if there are any."""
+        found: dict[int, list[Armed]] = {}
+        text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
+        starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
+        for line, number in self._hits(text, starts):
+            if self._literals[number] in lines[line]:
+                found.setdefault(line, []).extend(self._groups[self._literals[number]])
         for literal in self._short:
             if literal in text:
-                for index, line_text in enumerate(lines):
+                for line, line_text in enumerate(lines):
                     if literal in line_text:
-                        found[index].add(literal)
-        return [
-            sorted((each for literal in literals for each in self._groups[literal]), key=lambda each: each.number)
-            if literals
-            else []
-            for literals in found
-        ]
-
-    def _table(self) -> list[NDArray[np.int16]]:
-        """By bucket, the number of the gram in it; where grams share a bucket, each further one is in a table more."""
-        tables = [np.zeros(1 << _BITS, np.int16)]
-        for number, gram in enumerate(self._grams[1:].tolist(), 1):
-            place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
-            free = next((table for table in tables if not table[place]), None)
-            if free is None:
-                free = np.zeros(1 << _BITS, np.int16)
-                tables.append(free)
-            free[place] = number
-        return tables
+                        found.setdefault(line, []).extend(self._groups[literal])
+        for patterns in found.values():
+            if len(patterns) > 1:
+                patterns.sort(key=lambda each: each.number)
+        return found
 
     def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """(line, number of a gram in it), each once."""
+        """(line, number of a literal that is likely in it), each once."""
         pairs = []
-        for place in sorted(self._places):
+        for place in self._places:
             values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
             with np.errstate(over="ignore"):
-                buckets = (values * _FACTOR) >> _SHIFT
-            for row in self._buckets:
-                numbers = row[buckets]
-                hit = np.flatnonzero(numbers)
-                hit = hit[self._grams[numbers[hit]] == values[hit]]
-                if len(hit):
-                    lines = np.searchsorted(starts, hit * 4 + place, side="left")
-                    pairs.append(np.unique(lines * len(self._grams) + numbers[hit]))
+                buckets = (values[1:-1] * _FACTOR) >> _SHIFT
+            for table in self._tables:
+                grams = table[buckets]
+                hit = np.flatnonzero(grams) + 1
+                hit = hit[self._grams[grams[hit - 1]] == values[hit]]
+                if not len(hit):
+                    continue
+                of_hit = grams[hit - 1]
+                for nth in range(int(self._shared[of_hit].max())):
+                    more = self._shared[of_hit] > nth
+                    hit, of_hit = hit[more], of_hit[more]
+                    entries = self._entries[of_hit, nth]
+                    before, behind = self._before[entries], self._behind[entries]
+                    right = (values[hit - 1] & before[:, 0]) == before[:, 1]
+                    right &= (values[hit + 1] & behind[:, 0]) == behind[:, 1]
+                    lines = np.searchsorted(starts, hit[right] * 4 + place, side="left")
+                    pairs.append(lines * len(self._literals) + self._literal_of[entries[right]])
         if not pairs:
             return []
-        whole = np.unique(np.concatenate(pairs))
-        lines, numbers = np.divmod(whole, len(self._grams))
+        lines, numbers = np.divmod(np.unique(np.concatenate(pairs)), len(self._literals))
         return list(zip(lines.tolist(), numbers.tolist(), strict=True))
 
 
-def _commonness(window: bytes) -> int:
-    """How common the bytes are in logs: small letters, spaces and digits most."""
-    return sum(3 if byte in b" 0etaonrisl" else 2 if chr(byte).islower() else 1 for byte in window)
+def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
+    """By bucket, the number of the gram in it; where grams share a bucket, each further one is in a table more."""
+    tables = [np.zeros(1 << _BITS, np.int16)]
+    for number, gram in enumerate(grams[1:].tolist(), 1):
+        place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
+        free = next((table for table in tables if not table[place]), None)
+        if free is None:
+            free = np.zeros(1 << _BITS, np.int16)
+            tables.append(free)
+        free[place] = number
+    return tables
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Four bytes of a literal, from `at` on, and the number of the literal."""
+
+    number: int
+    literal: bytes
+    at: int
+
+    def around(self, offset: int) -> tuple[int, int]:
+        """(mask, value) of the four bytes so far from these, as much of them as is the literal's."""
+        mask, value = bytearray(4), bytearray(4)
+        for index in range(4):
+            place = self.at + offset + index
+            if 0 <= place < len(self.literal):
+                mask[index], value[index] = 0xFF, self.literal[place]
+        return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
+
+
+class _Commonness:
+    """How often four bytes stand in logs, as the specimens of the dialects tell."""
+
+    def __init__(self) -> None:
+        text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS) + b"\0\0\0"
+        every = [np.frombuffer(text, np.uint32, (len(text) - place) // 4, place) for place in range(4)]
+        self._grams, self._counts = np.unique(np.concatenate(every), return_counts=True)
+
+    def of(self, window: bytes) -> int:
+        """The sum over the window's grams; lower-case letters and blanks count too, for what no specimen holds."""
+        grams = np.array(
+            [int.from_bytes(window[at : at + 4], sys.byteorder) for at in range(len(window) - 3)], np.uint32
+        )
+        places = np.minimum(np.searchsorted(self._grams, grams), len(self._grams) - 1)
+        seen = int(self._counts[places][self._grams[places] == grams].sum())
+        return 8 * seen + sum(byte in b" 0etaonrisl" for byte in window)
 
 
 @cache
