@@ -28,7 +28,7 @@ def plainly(text):
     """{step: (line, values)} and the count of damaged lines, one line after the other."""
     found, damaged = {}, 0
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
+        if not line.strip(" \t\r\x0b\x0c"):  # what bytes call blank
             continue
         try:
             values = json.loads(line)
