@@ -98,6 +98,10 @@ def node_of(
         return failure.node
     if rank is not None and rank in nodes:
         return nodes[rank]
+    if failure.ended == "node_failure":
+        every = (each for part in parts for each in part.failures if each.node and not each.echo)
+        if (other := next((each for each in every if each.ended == "node_failure"), None)) is not None:
+            return other.node
     if blamed:
         return None
     in_name = _NODE_IN_FILE.search(failure.place.file)

@@ -109,6 +109,16 @@ def test_where_only_consequences_are_told_the_first_that_names_a_node_is_taken_a
     assert cause.sure.startswith("only its consequences are in the logs; nothing says who killed it")
 
 
+def test_the_node_that_tells_of_a_failed_one_is_not_the_one_that_failed() -> None:
+    """As a real cluster wrote it: n5 lives and says that its step was ended, n6 is gone."""
+    told = (
+        "slurmstepd-n5: error: *** STEP 3.0 ON n5 CANCELLED AT 2026-11-20T14:39:34 DUE TO NODE FAILURE, SEE SLURMCTLD"
+    )
+    cause = cause_of(("a.out", [told, "srun: error: Node failure on n6", "srun: got SIGCONT"]))
+    assert (cause.ended, cause.failed_node) == ("node_failure", "n6")
+    assert cause_of(("a.out", [told])).failed_node is None
+
+
 def test_a_failed_node_is_named() -> None:
     cause = cause_of(
         (

@@ -11,9 +11,8 @@ _ROW_END = r"(?!\w)(?: by \d{1,10})?(?:\||\s|$).{0,200})"
 
 
 def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
-    words = (
-        rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON (?P<node>[\w.-]{{1,80}}) CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
-    )
+    # The node that writes this lives: where a node failed it is another.
+    words = rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON [\w.-]{{1,80}} CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
     return Pattern("failure", "CANCELLED", f"(?P<words>{words})", ended=ended, echo=echo)
 
 

@@ -94,8 +94,8 @@ error echo - - | torch.distributed.DistNetworkError: Connection reset by peer
 error echo - - | ncclRemoteError: A call failed possibly due to a network error or a remote process exiting early
 node_failure echo - r6i4n5 | r6i4n5:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.1.1.1<4242> with status=12
 error echo 3 gpu-a100-07 | srun: error: gpu-a100-07: task 3: Exited with exit code 137
-walltime 0 n1 | 0: slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
-walltime - n1 | slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
+walltime 0 - | 0: slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
+walltime - - | slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***
 cancelled - - | 7|gpt|CANCELLED by 1000|0:0
 cancelled - - | 4            allocation CANCELLED+      0:0
 user_error - - | slurmstepd-n4: error: execve(): /no/such/file: No such file or directory
