@@ -243,10 +243,11 @@ def test_without_javascript_all_is_there(browser, pages):
 
 def test_print_is_black_on_white_and_unfolded(browser, pages):
     browser.open(pages.usual, dark=True)
+    assert not browser.run("document.querySelector('.facts td').checkVisibility()")
     browser.media(dark=True, medium="print")
     assert browser.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.run("document.querySelector('.facts td').getBoundingClientRect().height > 5"), "unfolded, no script"
+    assert browser.run("document.querySelector('.facts td').checkVisibility()"), "unfolded, by the style alone"
     assert browser.run("getComputedStyle(document.getElementById('tools')).display") == "none"
     browser.media()
     paper = [
@@ -275,7 +276,7 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, pages):
     assert len(texts) == 1000
     assert texts == sorted(texts)
     browser.click("table.runs tbody a[href='#run-901']")
-    browser.until("document.getElementById('run-901').getBoundingClientRect().height > 5")
+    browser.until("document.getElementById('run-901').checkVisibility()")
     browser.run("document.querySelector('input').focus()")
     browser.call("Input.insertText", text="node failure")
     assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"
