@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +112,7 @@ def _usable(name: str, value: Any) -> Any:
         return text or None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, bool) else None
-    if not math.isfinite(value) or abs(value) > _LARGEST:
+    if not abs(value) <= _LARGEST:
         return None
     if name in _TOLD and (value < 0 or value != int(value) or (value == 0 and name != "zero_stage")):
         return None

@@ -67,8 +67,9 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
         known = np.isfinite(steps[key]) & (steps[key] > 0)
         share = key.endswith("_gpu")
         if known.any() and whole and (gpus or not share):
-            rate = np.where(known, steps[key], np.nan) * (gpus if share and gpus else 1)
-            return whole / rate, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
+            with np.errstate(over="ignore"):
+                seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
+            return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
     for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day")):
         seconds, how = _differences(steps, steps[key])
         if np.isfinite(seconds).any():

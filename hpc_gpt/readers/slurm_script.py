@@ -132,11 +132,19 @@ def read_script(path: Path) -> Script | None:
 
 
 def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
-    """The script a log is of, among those of its folder.
+    """The script a log is of, among those of its folder, else of the folder above.
 
-    The one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only one.
+    The one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only one of
+    its folder.
     """
     beside = [script for script in scripts if script.path.parent == log.parent]
+    if beside:
+        return beside[0] if len(beside) == 1 else _of_name(log, name, beside)
+    return _of_name(log, name, [script for script in scripts if script.path.parent == log.parent.parent])
+
+
+def _of_name(log: Path, name: str | None, beside: Sequence[Script]) -> Script | None:
+    """The one script that a log's name, or the job's, is of."""
     named = [script for script in beside if _fits(log.name, script)]
     if not named:
         called = [script for script in beside if script.job_name]
@@ -144,9 +152,7 @@ def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Scr
         named = [
             script for script in named if len(script.job_name or "") == max(len(each.job_name or "") for each in named)
         ]
-    if len(named) == 1:
-        return named[0]
-    return beside[0] if len(beside) == 1 and not named else None
+    return named[0] if len(named) == 1 else None
 
 
 def _fits(log: str, script: Script) -> bool:

@@ -225,6 +225,8 @@ WORDS = st.sampled_from(
         *(*dump(), iteration(1), iteration(2, 0.0), iteration(3, float("inf")), iteration(10**15), VALIDATION, SAVED),
         *("time (ms) | forward: nan", "{'train_runtime': 1e400}", " iteration 5/ 7 | elapsed", "Model size: 0B"),
         *("100%|██| 3/3 [00:00<", "100%|██| 3/3 [00:03<00:00,  1.00it/s]"),
+        *(f"  {key} ........................ {'9' * 400}" for key in ("hidden_size", "world_size", "train_iters")),
+        *("[titan] step: 1  loss: 4.0  grad_norm: 1.0  memory: 0.5GiB(0.0%)  tps: 1e-320  tflops: 3  mfu: 0.4%",),
         "using world size: 999999999999999999, data-parallel-size: 0, tensor-model-parallel size: 3",
     ]
 )
