@@ -53,22 +53,26 @@ class Exported:
 
     def settings(self) -> dict[str, bool | float | str]:
         """The run's settings under dotted keys, without secrets."""
-        return {key: _simple(value) for key, value in flat_settings(self.run.record).items()}
+        return {plain_text(key): _simple(value) for key, value in flat_settings(self.run.record).items()}
 
     def figures(self) -> dict[str, float]:
         """The figures of the whole run that are known."""
         found = {key: getattr(self.run.record, key) for key in FIGURES}
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: float(value) for key, value in found.items() if value is not None and abs(value) < np.inf}
 
 
 def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
     """Every run once; no two have one id."""
     once = list({id(run): run for run in runs}.values())
     ids = [_id(run) for run in once]
-    times = Counter(ids)
+    # Copies of a run folder have one id, so then their places tell them apart; at last their order.
+    shared = Counter(ids)
+    ids = [own if shared[own] == 1 else f"{own}-{_digits(_place(run))}" for run, own in zip(once, ids, strict=True)]
+    times: Counter[str] = Counter()
     made = []
     for run, own in zip(once, ids, strict=True):
-        unique = own if times[own] == 1 else f"{own}-{_digits(_place(run))}"
+        times[own] += 1
+        unique = own if times[own] == 1 else f"{own}-{times[own]}"
         step, at, values = _scalars(run)
         made.append(Exported(run, safe_name(run.record.name or "run"), unique, step, at, values))
     return made
@@ -156,7 +160,7 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
 
 def _whole(step: Column) -> Any:
     """Which figures can be the number of a step."""
-    return np.isfinite(step) & (step >= 0) & (step < 2**53)
+    return (step >= 0) & (step < 2**53) & (step == np.floor(step))
 
 
 def _times(at: Column, step_s: Column, started: float | None) -> Column:
@@ -168,4 +172,14 @@ def _times(at: Column, step_s: Column, started: float | None) -> Column:
 
 
 def _simple(value: Any) -> bool | float | str:
-    return value if isinstance(value, bool | int | float) else str(value)[:_TEXT_MOST]
+    """A setting as both tools take it; what is no plain number becomes text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and abs(value) < 2**53:
+        return value
+    return plain_text(str(value))[:_TEXT_MOST]
+
+
+def plain_text(text: str) -> str:
+    """The text without what UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")

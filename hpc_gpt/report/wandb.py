@@ -19,11 +19,12 @@ from typing import Any
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.readers.own_attempts import epoch
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.report.exported import Exported, export_runs, folder_within
+from hpc_gpt.report.exported import Exported, export_runs, folder_within, plain_text
 
 # In each run of ours, so that an export replaces what an earlier one wrote and nothing else.
 MARK = "hpc-gpt.json"
 PROJECT = "hpc-gpt"
+_LAST_YEAR_S = 253402300800  # 10000-01-01, for which the name has no room
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
@@ -40,7 +41,7 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             with _offline(aside) as wandb:
                 made = [_write(wandb, run, aside) for run in exported]
             # Only now that its process has ended is all of it written.
-            places = [place / f"offline-run-{_started(run)}-{run.id}" for run in exported]
+            places = [place / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
             return [_put(own, at, aside) for own, at in zip(made, places, strict=True)]
     except OSError as fault:
         raise RunFolderError(f"{place}: {fault.strerror or fault}", "name another folder for the export") from None
@@ -96,7 +97,7 @@ def _write(wandb: Any, run: Exported, aside: Path) -> Path:
         dir=str(aside),
         project=PROJECT,
         group=run.name,
-        name=f"{record.name or 'run'}/{record.run or run.id}",
+        name=plain_text(f"{record.name or 'run'}/{record.run or run.id}")[:120],
         id=run.id,
         config=run.settings(),
         settings=settings,
@@ -109,10 +110,10 @@ def _write(wandb: Any, run: Exported, aside: Path) -> Path:
     return folder
 
 
-def _started(run: Exported) -> str:
+def started_name(run: Exported) -> str:
     """The run's start as wandb writes it in a folder's name, in UTC; the same at each export."""
     start = epoch(run.run.record.started) or (float(run.at[0]) if len(run.at) else 0.0)
-    return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start))
+    return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
 def _put(made: Path, place: Path, aside: Path) -> Path:

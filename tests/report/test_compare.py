@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from hpc_gpt.readers.run_read import Curve, RunRead
 from hpc_gpt.record import Record
@@ -17,6 +16,7 @@ from hpc_gpt.report.compare import VERDICTS, compare_runs
 from hpc_gpt.report.compare_words import as_tables, as_text, percent_words, title, verdict_words
 from hpc_gpt.report.difference import Interval
 from hpc_gpt.report.settings import flat_settings, settings_apart
+from tests.report.any_run import any_run
 
 RECORD = Record(
     run="r1",
@@ -197,25 +197,6 @@ def test_unequal_work_of_unknown_size_makes_no_claim():
 def test_a_vocabulary_that_is_padded_otherwise_is_no_other_work(key):
     comparison = compare_runs(made(1), made(2, **{key: int(getattr(RECORD, key) * 1.005)}))
     assert [speed.name for speed in comparison.speeds] == ["step_s"]
-
-
-figures = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e308, 5e-324, 1.0]))
-sizes = st.one_of(st.none(), st.integers(-(10**30), 10**30))
-
-
-@st.composite
-def any_run(draw) -> RunRead:
-    count = draw(st.integers(0, 30))
-    column = st.lists(st.floats(), min_size=count, max_size=count)
-    mask = st.lists(st.booleans(), min_size=count, max_size=count)
-    columns = {name: np.array(draw(column)) for name in ("step", "step_s", "loss")}
-    masks = {name: np.array(draw(mask), np.bool_) for name in ("steady", "counts", "skipped")}
-    whole = {name: draw(sizes) for name in ("gpus", "global_batch", "seq", "params", "hidden", "layers", "vocab")}
-    parts = {name: draw(figures) for name in ("step_s", "tokens_per_s", "tflops_model")}
-    lists = {"memory_reserved_gib": draw(st.one_of(st.none(), st.lists(st.floats())))}
-    texts = {"name": draw(st.text()), "cause": draw(st.text()), "settings": draw(st.dictionaries(st.text(), figures))}
-    curve = Curve(**columns, **masks, attempt=np.ones(count, np.int64))
-    return RunRead(Record(**whole, **parts, **lists, **texts), curve, files=[Path(draw(st.sampled_from("ab")))])
 
 
 @given(any_run(), any_run())

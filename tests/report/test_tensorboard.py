@@ -6,17 +6,23 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.report.exported import export_runs, safe_name
 from hpc_gpt.report.tensorboard import EVENT_FILE, write_events
+from hpc_gpt.report.wandb import started_name
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED, add_attempt, metrics_line
+from tests.report.any_run import any_run
 from tests.report.exported_runs import log_run, restarted_run
 
 
@@ -105,6 +111,12 @@ def test_two_logs_of_one_name_are_two_runs(tmp_path):
     assert [made.id for made in export_runs([a, b])] == [made.id for made in export_runs([b, a])][::-1]
 
 
+def test_copies_of_a_run_and_equal_logs_are_runs_of_their_own(tmp_path):
+    run = restarted_run(tmp_path / "logs")
+    copy = replace(run, folder=tmp_path / "copy")
+    assert len({made.id for made in export_runs([run, copy, log_run(tmp_path), log_run(tmp_path)])}) == 4
+
+
 @pytest.mark.parametrize(
     "name",
     ["../../escape", "/etc/passwd", "a/b", "..", ".", "", "x" * 5000, "\x00\n\x1b[2J", "<script>", "naïve", "\udcff"],
@@ -117,6 +129,19 @@ def test_no_name_leads_out_of_the_folder(tmp_path, name):
     assert all(len(part) < 120 and part.isascii() and part.isprintable() for part in path.relative_to(out).parts)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["deep"]
     assert scalars(path, "loss")
+
+
+@settings(max_examples=50)
+@given(run=any_run(), started=st.one_of(st.none(), st.text(), st.just("9999-12-31T23:59:59Z")))
+def test_whatever_a_log_says_it_can_be_exported(run, started):
+    with tempfile.TemporaryDirectory() as folder:
+        run = replace(run, record=replace(run.record, started=started))
+        (path,) = write_events([run], Path(folder))
+        for tag in read_back(path).Tags()["scalars"]:
+            steps = [step for step, _ in scalars(path, tag)]
+            assert steps == sorted(set(steps))
+        (exported,) = export_runs([run])
+        assert started_name(exported).replace("_", "").isdecimal()
 
 
 def test_names_that_only_look_alike_when_made_safe_stay_apart():
