@@ -46,10 +46,11 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own profiles, data or runs."""
+    """No test reads or writes the user's own profiles, data, kept states or runs."""
     for name in list(os.environ):
         if name.startswith("HPC_GPT_") and name != "HPC_GPT_SHARED":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
+    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))

@@ -2,9 +2,10 @@
 
 Kept under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`, in `report/`: one file for each
 log of more than 1 MB, readable to its owner only, as arrays and JSON. HPC_GPT_CACHE=off keeps nothing. A kept state
-is used when path, device and inode are the same, the file is no shorter, and its first bytes, those before the place
-that was read to, and samples between are as they were; and when the readers themselves are. A folder that cannot be
-written, or that is not one's own, is left alone without a word. The least recently used are removed above 256 MiB.
+is used when the readers, and the log's path, device and inode are the same, the log is no shorter, and its first
+bytes, those before the place that was read to, and samples between are as they were. A line rewritten between the
+samples of a log that also grew goes unseen. A folder that cannot be written, or that is not one's own, is left alone
+without a word. The least recently used are removed above 256 MiB.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEAST_BYTES = 1_000_000  # of a log whose state is kept
 MOST_BYTES = 256 << 20  # of all states
 _SAMPLE = 1 << 12
 _SAMPLES = 16
-_ENDS = 1 << 16  # bytes compared at the front and before the place that was read to
+_ENDS = 1 << 14  # bytes compared at the front and before the place that was read to
 
 
 # What a file that is no state, or a damaged one, leads to.
@@ -106,8 +107,9 @@ class KeptState:
         source, offset = self._source, int(state["offset"])
         if state["readers"] != _readers() or not 0 < offset <= source.size:
             return
-        # Compressed data cannot be read from the middle: only a file that did not change is known.
-        if source.compressed and (state["size"], state["changed_ns"]) != (source.size, source.changed_ns):
+        # What did not grow and was written to is another file, and compressed data cannot be read from the middle.
+        same = (state["size"], state["changed_ns"]) == (source.size, source.changed_ns)
+        if not same and (source.compressed or state["size"] == source.size):
             return
         if state["bytes"] != _digest(source, offset):
             return
