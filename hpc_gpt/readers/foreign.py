@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.readers.derived import derive
+from hpc_gpt.readers.discover import STDIN
 from hpc_gpt.readers.draft import Draft, draft_of
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.foreign_ends import settle_ends
@@ -194,7 +195,10 @@ def _settle_name(draft: Draft, run: RunParts) -> None:
     stem = run.names[0].stem
     job_id = draft.get("job_id") or run.names[0].job_id
     bare = stem.replace(str(job_id), "").strip("._- ") if job_id else stem
-    draft.infer("name", bare or run.names[0].path.parent.name or None, "the log's name")
+    stdin = str(run.names[0].path) == STDIN
+    draft.infer(
+        "name", "stdin" if stdin else bare or run.names[0].path.absolute().parent.name or None, "the log's name"
+    )
 
 
 def _tell(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:

@@ -32,12 +32,12 @@ from hpc_gpt.readers.main_steps import has_steps, log_interval, main_steps, step
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.stated import Marks, contradict, marks, united
 
-# Arguments that may differ between attempts of one run.
-_OF_AN_ATTEMPT = {
-    *("rank", "local_rank", "node_rank", "master_addr", "master_port", "job_id", "start_time"),
-    *("load", "finetune", "iteration", "consumed_train_samples", "consumed_valid_samples"),
-    *("exit_duration_in_mins", "exit_interval", "tensorboard_dir", "wandb_save_dir", "wandb_exp_name"),
-}
+# Arguments that may differ between attempts of one run: who runs it, where from, for how long, what is told of it.
+_OF_AN_ATTEMPT = re.compile(
+    r"rank|port|addr|host|node_?list|job|time|date|load|resume|finetune|iteration|consumed|exit|tensorboard|wandb|log_?dir"
+    r"|logging_dir|run_name|profil|verbose|debug",
+    re.IGNORECASE,
+)
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _LOOK_BACK = 50  # files of a name alike among which an earlier attempt is looked for
 
@@ -118,8 +118,8 @@ def _same_run(run: RunParts, part: Part, own: Marks) -> bool:
 
 def _asked_alike(one: Part, other: Part) -> bool:
     """Whether the dumps agree in every argument both have, but for those of an attempt."""
-    both = (one.arguments.keys() & other.arguments.keys()) - _OF_AN_ATTEMPT
-    return all(one.arguments[key][0] == other.arguments[key][0] for key in both)
+    both = one.arguments.keys() & other.arguments.keys()
+    return not any(one.arguments[key][0] != other.arguments[key][0] and not _OF_AN_ATTEMPT.search(key) for key in both)
 
 
 def _finished(attempt: Sequence[Part]) -> bool:

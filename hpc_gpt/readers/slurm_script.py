@@ -134,8 +134,8 @@ def read_script(path: Path) -> Script | None:
 def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
     """The script a log is of, among those of its folder, else of the folder above.
 
-    The one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only one of
-    its folder.
+    The one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only one
+    of its folder.
     """
     beside = [script for script in scripts if script.path.parent == log.parent]
     if beside:

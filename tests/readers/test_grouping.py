@@ -214,3 +214,10 @@ def test_a_start_anew_without_a_word_is_an_attempt_where_the_loss_begins_anew(fo
     run = only(folder, tmp_path)
     assert len(run.record.attempts) == 2
     assert run.curve.counts.tolist() == [False] * 60 + [True] * 60
+
+
+def test_what_differs_between_attempts_by_its_nature_parts_no_run(folder, tmp_path):
+    first, second = dump(load=None, rank=0, lr=0.1), dump(load="/ckpt", rank=3, lr=0.1)
+    write_log(folder / "a.out", first, iterations(1, 30), second, iterations(21, 40))
+    write_log(folder / "b.out", first, iterations(1, 30), dump(lr=0.2), iterations(1, 40))
+    assert sorted(runs_of(folder, tmp_path)) == ["a", "b", "b#2"]
