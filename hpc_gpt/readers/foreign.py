@@ -12,12 +12,14 @@ from hpc_gpt.readers.derived import derive
 from hpc_gpt.readers.discover import STDIN
 from hpc_gpt.readers.draft import Draft, draft_of
 from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.foreign_counts import settle_counts, settle_losses
+from hpc_gpt.readers.foreign_curve import foreign_curve
 from hpc_gpt.readers.foreign_ends import settle_ends
 from hpc_gpt.readers.foreign_times import ForeignTimes, settle_times
-from hpc_gpt.readers.grouping import RunParts
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.run_parts import RunParts
+from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.run_steps import RunSteps, run_steps
 from hpc_gpt.readers.secrets import without_secrets
 from hpc_gpt.readers.slurm_script import Script
@@ -56,8 +58,8 @@ def read_foreign(
     derive(draft, present, arguments)
     settle_params(draft, arguments, parts)
     times = settle_times(draft, steps, parts)
-    _settle_losses(draft, steps, parts)
-    _settle_counts(draft, steps, parts)
+    settle_losses(draft, steps, parts)
+    settle_counts(draft, steps, parts)
     settle_memory(draft, parts, arguments)
     causes = settle_ends(draft, run, steps)
     _settle_name(draft, run)
@@ -66,7 +68,7 @@ def read_foreign(
     record = _with_printed(record, steps, times, parts)
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
-    return RunRead(record, _curve(steps, times, parts), failures, files, causes=causes)
+    return RunRead(record, foreign_curve(steps, times, parts), failures, files, causes=causes)
 
 
 def _arguments(parts: Sequence[Part]) -> dict[str, str]:
@@ -107,88 +109,6 @@ def _settle_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> 
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif own is not None and own.name not in _NO_ENGINE:
             draft.infer("engine", own.name, "the program whose lines they are")
-
-
-def _settle_losses(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
-    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
-    if len(known):
-        first, last = int(known[0]), int(known[-1])
-        draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
-        draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
-        if last > first and steps["loss"][last] >= steps["loss"][first]:
-            draft.flag("the loss did not fall")
-    evals = _evals(steps, parts)
-    if evals:
-        draft.set("loss_eval", evals[-1][1], evals[-1][2])
-
-
-def _evals(steps: RunSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """(step, loss, place) of the evaluations, NaN where the step is not known; in the order of the attempts."""
-    found: list[tuple[float, float, str]] = []
-    for part in reversed(parts):
-        for step, loss, line in part.evals:
-            if np.isfinite(loss):
-                found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
-    column = steps["loss_eval"]
-    for index in np.flatnonzero(np.isfinite(column)):
-        found.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
-    return found
-
-
-def _settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
-    """Skipped and NaN steps, tokens, saves."""
-    if not steps.numbered:
-        draft.flag("the lines tell no step's number: they are counted in its place")
-    if len(steps):
-        summed = "sum over the lines of steps"
-        for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
-            column = steps[key]
-            if np.isfinite(column).any():
-                whole = np.nansum(column[steps.counts]) if steps.stride == 1 else steps.totals.get(key, 0.0)
-                draft.set(name, int(min(whole, 1e15)), summed)
-        lost = int(steps.totals.get("nan_loss", 0))
-        if lost > (draft.get("nan_steps") or 0):
-            draft.set("nan_steps", lost, "lines with a loss that is no number")
-        if lost:
-            draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
-    else:
-        skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
-        if skipped:
-            draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
-    saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
-    if saves:
-        draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
-    timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
-    if count := sum(each for _, each in timed):
-        draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
-    _settle_tokens(draft, steps, parts)
-
-
-def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
-    seq, batch = draft.whole("seq"), draft.whole("global_batch")
-    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
-        known = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
-        if each and len(known) > 1:
-            column, numbers = steps[key], steps["step"]
-            first, last = int(known[0]), int(known[-1])
-            # What the first line's own steps took is not in the difference.
-            begun = batch * seq * steps.interval if batch and seq else 0
-            begun = int(column[first] * each) if numbers[first] <= steps.interval else begun
-            total = int((column[last] - column[first]) * each) + begun
-            return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
-    step_tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
-    if not step_tokens or not steps.numbered:
-        return None
-    known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
-    count = 0
-    if len(known):
-        numbers = steps["step"][known]
-        count = int(numbers.max() - numbers.min()) + steps.interval
-    elif draft.get("step_s") is not None:
-        count = int(draft.get("steps_used") or 0)
-    if 0 < count < 10**12:
-        draft.set("tokens_total", count * step_tokens, f"inferred: {count} steps x {step_tokens} tokens")
-    return None
 
 
 def _settle_name(draft: Draft, run: RunParts) -> None:
@@ -284,56 +204,3 @@ def _with_printed(record: Record, steps: RunSteps, times: ForeignTimes, parts: S
                 record = replace(record, tokens_per_s=float(np.median(rates)) * each)
                 break
     return replace(record, sources=sources)
-
-
-def _curve(steps: RunSteps, times: ForeignTimes, parts: Sequence[Part]) -> Curve:
-    evals = _evals(steps, parts)
-    if not len(steps):
-        return _curve_of_bars(parts)
-    return Curve(
-        step=steps["step"],
-        step_s=times.step_s,
-        loss=steps["loss"],
-        grad_norm=steps["grad_norm"],
-        lr=steps["lr"],
-        tokens_per_s=steps["tokens_per_s"],
-        at=steps["at"],
-        attempt=steps.attempt,
-        steady=times.steady,
-        counts=steps.counts,
-        skipped=steps["skipped"] > 0,
-        eval_step=np.array([step for step, _, _ in evals], np.float64),
-        loss_eval=np.array([loss for _, loss, _ in evals], np.float64),
-        stride=steps.stride,
-    )
-
-
-def _curve_of_bars(parts: Sequence[Part]) -> Curve:
-    """How far the run was: from the bars of the part that has most of them. A bar's step time is no figure."""
-    bars = max((part.progress for part in parts), key=len, default=[])
-    if not bars:
-        return Curve()
-    step = np.array([each for each, _, _ in bars], np.float64)
-    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
-    # Every rank draws the bar: only what goes beyond the furthest so far.
-    new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
-    step, elapsed = step[new], elapsed[new]
-    none = np.full(len(step), np.nan)
-    seconds = none.copy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seconds[1:] = np.diff(elapsed) / np.diff(step)
-    ahead = step > 0
-    no = np.zeros(len(step), np.bool_)
-    return Curve(
-        step=step[ahead],
-        step_s=seconds[ahead],
-        loss=none[ahead],
-        grad_norm=none[ahead],
-        lr=none[ahead],
-        tokens_per_s=none[ahead],
-        at=none[ahead],
-        attempt=np.ones(int(ahead.sum()), np.int64),
-        steady=no[ahead],
-        counts=~no[ahead],
-        skipped=no[ahead],
-    )

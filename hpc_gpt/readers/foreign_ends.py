@@ -11,10 +11,10 @@ import numpy as np
 
 from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.draft import Draft
-from hpc_gpt.readers.grouping import RunParts
 from hpc_gpt.readers.main_steps import step_span
 from hpc_gpt.readers.own_attempts import iso
 from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.run_parts import RunParts
 from hpc_gpt.readers.run_steps import RunSteps
 
 _ZONE = "as printed, taken as UTC"

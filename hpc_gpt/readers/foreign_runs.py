@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hpc_gpt.readers.discover import STDIN, Discovered
 from hpc_gpt.readers.foreign import read_foreign
-from hpc_gpt.readers.grouping import RunParts, group_logs
+from hpc_gpt.readers.grouping import group_logs
 from hpc_gpt.readers.log_names import is_general
 from hpc_gpt.readers.logs import LogRead, read_log
 from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.run_parts import RunParts
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.slurm_script import Script, read_script, script_beside
 

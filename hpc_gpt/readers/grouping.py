@@ -21,64 +21,31 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from hpc_gpt.readers.epochs import is_next_epoch, joined
-from hpc_gpt.readers.log_names import LogName, is_rank_number, log_name
-from hpc_gpt.readers.main_steps import has_steps, log_interval, main_steps, step_span
+from hpc_gpt.readers.log_names import LogName, log_name
+from hpc_gpt.readers.main_steps import log_interval, main_steps, step_span
 from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.rank_logs import add_rank, join_family, join_numbered
+from hpc_gpt.readers.run_parts import RunParts
 from hpc_gpt.readers.stated import Marks, contradict, marks, united
 
 # Arguments that may differ between attempts of one run: who runs it, where from, for how long, what is told of it.
 _OF_AN_ATTEMPT = re.compile(
-    r"rank|port|addr|host|node_?list|job|time|date|load|resume|finetune|iteration|consumed|exit|tensorboard|wandb|log_?dir"
-    r"|logging_dir|run_name|profil|verbose|debug",
+    r"(?:^|_)(?:rank|port|addr|address|host|hosts|hostname|nodelist|node_list|job|time|date|load|resume|resumed|finetune"
+    r"|iteration|consumed|exit|tensorboard|wandb|log_?dir|logging_dir|run_name|profile|verbose|debug)(?:_|$)",
     re.IGNORECASE,
 )
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _LOOK_BACK = 50  # files of a name alike among which an earlier attempt is looked for
 
 
-@dataclass
-class RunParts:
-    """The parts of one run: of each attempt all ranks', the one with the steps first.
-
-    `number`: which run of its file. `marks`: layout, shape and batch as far as its parts say.
-    """
-
-    names: list[LogName]
-    attempts: list[list[Part]]
-    marks: Marks
-    number: int = 1
-
-    @property
-    def files(self) -> list[Path]:
-        return list(dict.fromkeys(name.path for name in self.names))
-
-    @property
-    def parts(self) -> list[Part]:
-        """All parts, the last attempt's first."""
-        return [part for attempt in reversed(self.attempts) for part in attempt]
-
-    @property
-    def has_steps(self) -> bool:
-        return any(has_steps(part) for part in self.parts)
-
-    @property
-    def job_ids(self) -> set[str]:
-        """Ids of the jobs, from the names and from what the logs say."""
-        said = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
-        return said | {name.job_id for name in self.names if name.job_id}
-
-
 def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]]) -> list[RunParts]:
     """The runs that logs and their parts make up, in the order of the logs."""
     runs = [run for path, parts in logs for run in _of_one_file(log_name(path), parts)]
-    runs = _merged(runs, lambda run: run.names[0].family, _join_family)
-    runs = _merged(runs, lambda run: (run.names[0].shape, len(run.names[0].numbers)), _join_numbered)
+    runs = _merged(runs, lambda run: run.names[0].family, join_family)
+    runs = _merged(runs, lambda run: (run.names[0].shape, len(run.names[0].numbers)), join_numbered)
     runs = _merged(runs, lambda run: run.names[0].shape, _join_attempts)
     return _join_wrappers(runs)
 
@@ -131,135 +98,6 @@ def _finished(attempt: Sequence[Part]) -> bool:
         if span and planned and isinstance(planned.value, int | float) and span[1] >= planned.value > 0:
             return True
     return False
-
-
-def _join_family(bucket: list[RunParts]) -> list[RunParts]:
-    """Rule 2: ranks and streams that say so in their names."""
-    files: dict[Path, list[RunParts]] = defaultdict(list)
-    for run in bucket:
-        files[run.names[0].path].append(run)
-    if len(files) < 2:
-        return bucket
-    # The log that tells the story: of most steps, then the lowest rank, then not the errors.
-    first = min(files, key=lambda path: _rank_of_story(files[path]))
-    stories, rest = list(files[first]), [run for path in files if path != first for run in files[path]]
-    for run in rest:
-        fitting = [story for story in stories if _is_rank_of(run, story)]
-        if fitting:
-            _add_rank(fitting[-1] if len(fitting) == 1 else _nearest(run, fitting), run)
-        else:
-            stories.append(run)
-    return stories
-
-
-def _rank_of_story(runs: Sequence[RunParts]) -> tuple[int, float, bool, str]:
-    name = runs[0].names[0]
-    steps = sum(_step_count(part) for run in runs for part in run.parts)
-    rank = name.rank if name.rank is not None else -1
-    return -steps, rank, name.is_errors, str(name.path)
-
-
-def _step_count(part: Part) -> int:
-    found = main_steps(part)
-    return found[1].count if found else len(part.progress)
-
-
-def _is_rank_of(run: RunParts, story: RunParts) -> bool:
-    if contradict(run.marks, story.marks):
-        return False
-    if (run.names[0].labelled and story.names[0].labelled) or not run.has_steps:
-        return True
-    return any(_same_steps(one, other) is not None for one in run.parts for other in story.parts)
-
-
-def _same_steps(one: Part, other: Part) -> bool | None:
-    """Whether two parts that tell the same steps give the same times too; None where they do not tell the same."""
-    first, second = main_steps(one), main_steps(other)
-    if first is None or second is None:
-        spans = step_span(one), step_span(other)
-        return False if (first is None) != (second is None) and spans[0] and spans[1] else None
-    mine, theirs = first[1], second[1]
-    _, here, there = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
-    if not len(here):
-        return None
-    losses = mine["loss"][here], theirs["loss"][there]
-    known = np.isfinite(losses[0]) & np.isfinite(losses[1])
-    if known.any() and not np.allclose(losses[0][known], losses[1][known], rtol=1e-3):
-        return None
-    times = mine["step_s"][here], theirs["step_s"][there]
-    timed = np.isfinite(times[0]) & np.isfinite(times[1])
-    if not known.any() and not (timed.any() and np.allclose(times[0][timed], times[1][timed], rtol=0.2)):
-        return None
-    return bool(timed.any() and np.array_equal(times[0][timed], times[1][timed]))
-
-
-def _nearest(run: RunParts, stories: Sequence[RunParts]) -> RunParts:
-    """The story whose time the run's is in, else the last."""
-    at = run.parts[0].first_at
-    if at is not None:
-        for story in reversed(stories):
-            begun = story.attempts[0][0].first_at
-            if begun is not None and begun <= at:
-                return story
-    return stories[-1]
-
-
-def _add_rank(story: RunParts, rank: RunParts) -> None:
-    """Puts another rank's parts beside those of the attempts they belong to."""
-    story.names += rank.names
-    story.marks = united(story.marks, rank.marks)
-    alike = len(rank.attempts) == len(story.attempts)
-    for index, attempt in enumerate(rank.attempts):
-        beside = index if alike else _attempt_at(story, attempt)
-        story.attempts[beside] += attempt
-
-
-def _attempt_at(story: RunParts, attempt: Sequence[Part]) -> int:
-    """Which attempt of a story other parts are of: by the time of day, else the last."""
-    at = next((part.first_at for part in attempt if part.first_at is not None), None)
-    for index in range(len(story.attempts) - 1, 0, -1):
-        begun = story.attempts[index][0].first_at
-        if at is not None and begun is not None and begun <= at:
-            return index
-    known = at is not None and len(story.attempts) > 1 and story.attempts[0][0].first_at is not None
-    return 0 if known else len(story.attempts) - 1
-
-
-def _join_numbered(bucket: list[RunParts]) -> list[RunParts]:
-    """Rule 3: ranks that are a bare number in the file's name."""
-    joined: set[int] = set()
-    for position in range(len(bucket[0].names[0].numbers) - 1, -1, -1):
-        alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index, run in enumerate(bucket):
-            numbers = run.names[0].numbers
-            if index not in joined:
-                alike[numbers[:position] + numbers[position + 1 :]].append(index)
-        for indices in alike.values():
-            runs = [bucket[index] for index in indices]
-            if len(runs) < 2 or not is_rank_number([run.names[0] for run in runs], position):
-                continue
-            story = _ranks_of_one(runs)
-            if story is not None:
-                for index in indices:
-                    if bucket[index] is not story:
-                        _add_rank(story, bucket[index])
-                        joined.add(index)
-    return [run for index, run in enumerate(bucket) if index not in joined]
-
-
-def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
-    """The story among runs that are ranks of one, by what they tell; None where they are runs of their own."""
-    told = [run for run in runs if run.has_steps]
-    first = min(runs, key=lambda run: _rank_of_story([run]))
-    others = [run for run in runs if run is not first]
-    if any(contradict(run.marks, first.marks) for run in others):
-        return None
-    if len(told) == 1 or not told:
-        own = [run for run in others if any(part.arguments or part.started for part in run.parts)]
-        return first if not own else None
-    if len(told) < len(runs):
-        return None
-    return first if all(_same_steps(run.attempts[-1][0], first.attempts[-1][0]) is False for run in others) else None
 
 
 def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
@@ -345,6 +183,6 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
         # A run whose logs name no job may be that of any.
         wanted = of_job if of_job else [] if own else [each for each in beside if not (ids and each.job_ids)]
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
-            _add_rank(wanted[0], run)
+            add_rank(wanted[0], run)
             joined.add(id(run))
     return [run for run in runs if id(run) not in joined]
