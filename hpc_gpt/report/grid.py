@@ -60,7 +60,7 @@ class Grid:
 def plain(text: str) -> str:
     """The text on one line, without a character that a terminal would obey.
 
-    >>> plain("\x1b[2Jloss\n3")
+    >>> plain("\\x1b[2Jloss\\n3")
     '?[2Jloss?3'
     """
     return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
