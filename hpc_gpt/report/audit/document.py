@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import DataError
 from hpc_gpt.report.audit.quantities import named
 
-_LARGEST_BYTES = 8 * 2**20
+_LARGEST_BYTES = 2 * 2**20
 _MOST_COLUMNS = 200
 _MOST_ROWS = 10_000
 _MOST_TABLES = 500
@@ -20,6 +20,7 @@ _LONGEST_LINE = 4000
 _DELIMITERS = ",;\t|"
 _RULE_CELL = re.compile(r":?-+:?")
 _HEADING = re.compile(r" {0,3}(?P<marks>#{1,6})[ \t]+(?P<text>.*?)[ \t]*#*$")
+_UNDERLINE = re.compile(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _BOLD = re.compile(r"\s*(?:\*\*|__)(?P<text>[^*_].{0,120}?)(?:\*\*|__):?\s*")
 _FENCE = re.compile(r"\s{0,12}(?P<marks>`{3,}|~{3,})")
 
@@ -129,9 +130,11 @@ def _read_csv(path: Path, text: str) -> Document:
     prose = {passage.line for passage in passages}
     body = "\n".join("" if at in prose else line for at, line in enumerate(lines, 1))
     found: list[tuple[int, list[str]]] = []
+    dropped = 0
     reader = csv.reader(io.StringIO(body), delimiter=_delimiter(body))
     try:
         for cells in reader:
+            dropped += bool(cells) and len(found) > _MOST_ROWS
             if cells and len(found) <= _MOST_ROWS:
                 found.append((reader.line_num, [cell.strip() for cell in cells[: _MOST_COLUMNS + 1]]))
     except csv.Error as fault:
@@ -140,7 +143,7 @@ def _read_csv(path: Path, text: str) -> Document:
         return Document(path, passages=passages)
     (line, headings), *rest = found
     table = Table(line, tuple(headings), tuple(_row(at, cells, len(headings)) for at, cells in rest), title=path.name)
-    return Document(path, [table], passages)
+    return Document(path, [table], passages, [f"{dropped} rows after the first {_MOST_ROWS}"] if dropped else [])
 
 
 def _is_csv_heading(line: str, following: Sequence[str]) -> bool:
@@ -192,7 +195,10 @@ class _Reading:
 def _read_markdown(path: Path, text: str) -> Document:
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
     reading, tables, passages, left_out = _Reading(), list[Table](), list[Passage](), list[str]()
-    at = 0
+    if long := sum(len(line) > _LONGEST_LINE for line in text.splitlines()):
+        left_out.append(f"the ends of {long} lines, after {_LONGEST_LINE} characters")
+    # Front matter is about the document, not in it.
+    at = lines.index("---", 1) + 1 if lines[:1] == ["---"] and "---" in lines[1:50] else 0
     while at < len(lines):
         line = lines[at]
         at += 1
@@ -215,12 +221,16 @@ def _read_markdown(path: Path, text: str) -> Document:
         if re.match(r"\s*<table\b", line, re.IGNORECASE):
             left_out.append(f"line {at}: an HTML table")
         if at < len(lines) and "|" in line and _is_rule(lines[at], line):
-            table, at = _read_table(lines, at, reading)
+            table, at = _read_table(lines, at, reading, left_out)
             if len(tables) < _MOST_TABLES:
                 tables.append(table)
             else:
                 left_out.append(f"line {table.line}: a table after the first {_MOST_TABLES}")
             reading.caption = ""
+            continue
+        if at < len(lines) and line[:1].strip(" -*+>#") and _UNDERLINE.fullmatch(lines[at]):
+            reading.enter(1 if "=" in lines[at] else 2, line)
+            at += 1
             continue
         if (bold := _BOLD.fullmatch(line)) and "=" not in line:
             reading.bold, reading.caption = bold["text"].strip(), ""
@@ -242,17 +252,22 @@ def _is_rule(line: str, heading: str) -> bool:
     )
 
 
-def _read_table(lines: Sequence[str], at: int, reading: _Reading) -> tuple[Table, int]:
+def _read_table(lines: Sequence[str], at: int, reading: _Reading, left_out: list[str]) -> tuple[Table, int]:
     """The table whose heading is `lines[at - 1]` and whose dashes are `lines[at]`; where to go on."""
     start = at
     width = len(_split(lines[at]))
     headings = _cells(lines[at - 1], width)
     rows: list[Row] = []
+    dropped = 0
     at += 1
     while at < len(lines) and "|" in lines[at] and not _HEADING.match(lines[at]) and not _FENCE.match(lines[at]):
         if len(rows) < _MOST_ROWS:
             rows.append(_row(at + 1, _cells(lines[at], width), width))
+        else:
+            dropped += 1
         at += 1
+    if dropped:
+        left_out.append(f"line {start}: {dropped} rows after the first {_MOST_ROWS}")
     return Table(start, tuple(headings), tuple(rows), reading.section, reading.title), at
 
 

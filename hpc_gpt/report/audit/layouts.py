@@ -16,22 +16,23 @@ def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
     gpus = values.whole("gpus")
     axes = {axis: size for axis in AXES if (size := values.whole(axis)) is not None}
     printed = [axis for axis in axes if ledger.column(axis) is not None]
-    if gpus is None or not printed or ledger.column("gpus") is None:
+    of_row = "gpus" if ledger.column("gpus") is not None else "nodes"
+    if gpus is None or not printed or ledger.column(of_row) is None:
         return
     product = 1
     for size in axes.values():
         product *= size
     if product == gpus:
-        ledger.holds(row, "gpus", *printed)
+        ledger.holds(row, of_row, *printed)
         return
     missing = [axis for axis in ("tp", "pp", "dp") if axis not in axes]
     if missing and gpus % product == 0:
-        for quantity in ("gpus", *printed):
+        for quantity in (of_row, *printed):
             ledger.leave(row, quantity, f"the layout: {values.lack(missing[0])}")
         return
     others = _other_axes(row, ledger)
     if others and gpus % product == 0:
-        for quantity in ("gpus", *printed):
+        for quantity in (of_row, *printed):
             ledger.leave(row, quantity, f"the layout: {others} may be an axis of its own")
         return
     words = " x ".join(f"{SAID[axis]} {size}" for axis, size in axes.items())
@@ -39,7 +40,8 @@ def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
     if missing and product < gpus:
         needs = f"{words} = {product} does not divide the row's {gpus} GPUs"
     said = [f"{SAID[axis]} {axes[axis]}: {values.known[axis].where}" for axis in axes if axis not in printed]
-    ledger.breaks(row, "layout", "gpus", str(gpus), str(product), f"impossible layout: {needs}", "; ".join(said))
+    said += [values.known["gpus"].where] if of_row == "nodes" else []
+    ledger.breaks(row, "layout", of_row, str(gpus), str(product), f"impossible layout: {needs}", "; ".join(said))
 
 
 def _other_axes(row: Row, ledger: Ledger) -> str:

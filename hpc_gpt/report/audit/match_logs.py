@@ -123,7 +123,9 @@ def _score(ledger: Ledger, row: Row, values: Values, run: RunRead, figures: Step
         worth = float(cell.worth("step_s") or 1)
         if any(cell.printed.says(Fraction(figure) / Fraction(worth)) for figure in figures.known):
             score += 3
-        elif score < 0 or min(abs(float(cell.value) * worth / figure - 1) for figure in figures.known) > _TIME_NEAR:
+        elif (
+            score < 0 or min(abs(float(cell.value) * worth / figure - 1) for figure in figures.steady_ones) > _TIME_NEAR
+        ):
             return None
     return score
 

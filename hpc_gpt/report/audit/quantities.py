@@ -12,6 +12,7 @@ _NAMES: dict[str, str] = {
     "gpus": "gpus|n gpus|n gpu|ngpus|ngpu|num gpus|num gpu|number of gpus|gpu num|total gpus|total number of gpus|"
     "gpu count|world size|worldsize|devices|num devices|number of devices|accelerators",
     "nodes": "nodes|num nodes|n nodes|nnodes|number of nodes|node count",
+    "gpus_per_node": "gpus per node|gpus node|n gpus per node|num gpus per node|devices per node",
     "size": "size|model size|params|param|parameters|n params|num params|num parameters|number of parameters|"
     "model params|model parameters|total params|total parameters|parameter count|param count",
     "tp": "tp|tp size|tp degree|tensor parallel|tensor parallelism|tensor parallel size|tensor model parallel size|"
@@ -107,6 +108,7 @@ THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
 # Whole numbers, of which a row has one or more.
 WHOLE: tuple[str, ...] = (
     "gpus",
+    "gpus_per_node",
     "nodes",
     "tp",
     "pp",
@@ -121,6 +123,7 @@ WHOLE: tuple[str, ...] = (
 WHOLE += ("hidden", "layers", "heads", "vocab")
 SAID = {
     "gpus": "GPUs",
+    "gpus_per_node": "GPUs of a node",
     "size": "parameters",
     "tp": "TP",
     "pp": "PP",

@@ -1,12 +1,14 @@
 """What the sentences and the code around a table state: constants ("TP=4 in all of entries") and formulas.
 
 A statement is about a table where it stands in the table's own section, nearest first, or in a section around it.
-Only what is the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it.
+Only what is the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it; and
+a formula from a section that has no table of its own, as one on methods.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,7 +33,9 @@ _CONSTANTS: tuple[str, ...] = (
     "vocab",
 )
 _CONSTANTS += ("hidden", "layers")
-_EVERYWHERE = ("seq", "vocab")
+_EVERYWHERE = ("seq", "vocab", "gpus_per_node")
+# Formulas that a section without tables states for the whole document.
+_OF_THE_DOCUMENT = ("tflops", "mfu", "hfu", "global_batch")
 _MOST_STATEMENTS = 2000
 _MOST_OF_A_GROUP = 8
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
@@ -54,6 +58,11 @@ _OF_SOME = re.compile(r"\b(?:with|for|at|using|where)\W{0,4}$", re.IGNORECASE)
 _OF_ALL = re.compile(r"\b(?:all|every|each|throughout|everywhere|always)\b", re.IGNORECASE)
 _OTHERS = re.compile(r"[`*]{0,3}\s{0,3}(?:-|–|to|or|and|/|,)\s{0,3}[`*]{0,3}\d", re.IGNORECASE)
 _WITHOUT = re.compile(rf"\b(?:no|without)\s{{1,3}}(?P<name>{spelled(('tp', 'pp', 'dp', 'cp'))})(?!\w)", re.IGNORECASE)
+_PER_NODE = re.compile(
+    r"(?<![\d.])(?P<of>\d{1,3})[ -]?GPUs?(?:\s?/\s?| per | a | in each | on each )node\b"
+    r"|\bnodes? (?:of|with) (?P<with>\d{1,3}) GPUs",
+    re.IGNORECASE,
+)
 _CODE_SPAN = re.compile(r"(?<!`)`([^`]{3,400})`(?!`)")
 _TARGET = re.compile(rf"(?<![\w$])(?P<name>{spelled(_TARGETS)})(?!\w)[^.`;]{{0,30}}$", re.IGNORECASE)
 _COPULA = re.compile(r"(?:=|:|\bis|\bare|\bas)\s{0,3}[*]{0,2}\s{0,3}$")
@@ -105,6 +114,7 @@ class Statements:
 
     def __init__(self, document: Document) -> None:
         self._tables = [table.line for table in document.tables]
+        self._with_tables = {table.section.ids for table in document.tables}
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.meanings: list[Meaning] = []
@@ -148,7 +158,10 @@ class Statements:
         key = (target, table.line)
         if key not in self._stated:
             said = [equation for equation in self.equations if equation.target == target]
-            once = [{each.formula.text: each for each in reversed(group)} for group in self._near(said, table)]
+            groups = list(self._near(said, table))
+            if target in _OF_THE_DOCUMENT:
+                groups.append([each for each in said if each.section.ids not in self._with_tables])
+            once = [{each.formula.text: each for each in reversed(group)} for group in groups]
             self._stated[key] = [list(reversed(group.values()))[:_MOST_OF_A_GROUP] for group in once if group]
         return self._stated[key]
 
@@ -169,7 +182,7 @@ class Statements:
 
     def _place(self, line: int) -> int:
         """How many tables come before a line."""
-        return sum(table < line for table in self._tables)
+        return bisect_left(self._tables, line)
 
     def _introduced(self, passage: Passage, following: Sequence[Passage]) -> int | None:
         """The table right after a line that ends with a colon."""
@@ -194,6 +207,8 @@ def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:
             continue
         if value > 0:
             yield Constant(quantity, value, passage.line, passage.section, table)
+    for match in _PER_NODE.finditer(text):
+        yield Constant("gpus_per_node", Fraction(match["of"] or match["with"]), passage.line, passage.section, table)
     for match in _WITHOUT.finditer(text):
         yield Constant(_quantity(match["name"]), Fraction(1), passage.line, passage.section, table)
 

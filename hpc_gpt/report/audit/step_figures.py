@@ -38,6 +38,11 @@ class StepFigures:
         return [each for each in (self.step_s, self.mean, self.median, self.first, self.of_all) if each]
 
     @property
+    def steady_ones(self) -> list[float]:
+        """Those that no first step is in, as far as is known."""
+        return [each for each in (self.step_s, self.mean, self.median) if each]
+
+    @property
     def steady(self) -> float | None:
         """What a step takes: the mean of the steady steps, else the record's figure."""
         return self.mean or self.step_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -178,9 +178,26 @@ def read_values(row: Row, table: Table, columns: Sequence[Column], statements: S
             unknown[quantity] = constant
         elif constant is not None:
             known[quantity] = _fixed(constant.value, f"line {constant.line}")
+    _derive_gpus(known, statements, table, there)
     if "dp" not in there and "dp" not in known:
         _derive_dp(known, table, statements)
     return Values(known, unknown)
+
+
+def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table, there: Set[str | None]) -> None:
+    """The GPUs of a row that counts nodes, where a node's are printed or said."""
+    nodes, of_node = known.get("nodes"), known.get("gpus_per_node")
+    if nodes is None or "gpus" in there or "gpus" in known:
+        return
+    where = of_node.where if of_node else ""
+    if of_node is None:
+        said = statements.constant("gpus_per_node", table)
+        if said is None or isinstance(said, str):
+            return
+        of_node, where = _fixed(said.value, ""), f"line {said.line}"
+    product = nodes.value * of_node.value
+    words = f"{nodes.value} nodes x {of_node.value} = {product}"
+    known["gpus"] = _fixed(product, f"{words} ({where})" if where else words)
 
 
 def _read_layout(row: Row, column: Column) -> dict[str, Known]:

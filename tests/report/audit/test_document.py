@@ -81,8 +81,8 @@ def test_binary_missing_and_huge_files_are_refused(read, tmp_path):
         read_document(tmp_path / "none.md")
     with pytest.raises(DataError, match="cannot be read"):
         read_document(tmp_path)
-    with pytest.raises(DataError, match="larger than 8 MiB"):
-        read(b"x" * (2**23 + 1))
+    with pytest.raises(DataError, match="larger than 2 MiB"):
+        read(b"x" * (2**21 + 1))
 
 
 def test_bytes_that_are_no_utf_8_are_no_reason_to_stop(tmp_path):
@@ -166,3 +166,25 @@ def test_a_cell_of_an_absurd_size_is_no_figure(tmp_path):
     found = audited(tmp_path, text)
     assert findings(found) == []
     assert found.counts["holds"] == 0
+
+
+def test_headings_underlined_and_front_matter(read):
+    document = read(
+        "---\ntitle: x\n---\nA\n===\n\nB\n---\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\nC\n===\n\nx | y\n--|--\n3 | 4\n"
+    )
+    assert [table.title for table in document.tables] == ["A > B", "C"]
+    assert document.tables[0].line == 10
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.csv"])
+def test_rows_beyond_any_table_are_counted(tmp_path, name):
+    text = "GPUs|TP\n" + ("--|--\n" if name == "a.md" else "") + "8|4\n" * 10_003
+    found = audited(tmp_path, text, name)
+    assert found.counts["cells"] == 20_000
+    assert any("3 rows after the first 10000" in words for words in found.left_out)
+    assert "  not read: " in as_text(found)
+
+
+def test_a_line_beyond_any_row_is_said(tmp_path):
+    found = audited(tmp_path, table(["GPUs", "Notes"], (8, "x" * 5000)))
+    assert found.left_out == ["the ends of 1 lines, after 4000 characters"]

@@ -156,3 +156,24 @@ def test_dividing_by_zero_is_said(tmp_path):
     formula = "TFLOPs: `size * gbs / (step_time * (gpus - 64))`"
     found = audited(tmp_path, f"{formula}\n\n{ROW}")
     assert cell(found, "TFLOPs") == ("not checked", "the formula of line 1: it divides by zero")
+
+
+def test_a_formula_of_a_section_without_tables_is_the_documents(tmp_path):
+    text = f"# Method\n\n{FORMULA}\n\n# Setup\nseq=1024\n\n# Results\n\n{ROW.replace('48.7', '50.8')}"
+    assert [(kind, out) for _, kind, _, out in findings(audited(tmp_path, text))] == [("formula", "48.77")]
+
+
+def test_a_formula_of_a_section_with_tables_is_its_own(tmp_path):
+    text = f"# A\n\n{FORMULA}\n\nseq=1024\n\n{ROW}\n# B\n\n{ROW.replace('48.7', '50.8')}"
+    found = audited(tmp_path, text)
+    assert findings(found) == []
+    assert cell(found, "TFLOPs", 15)[0] == "not checked"
+
+
+@pytest.mark.parametrize(
+    "words", ["Each node has 8 GPUs per node.", "8 GPUs/node", "We use nodes of 8 GPUs.", "on 8-GPU per node machines"]
+)
+def test_nodes_are_gpus_where_a_nodes_gpus_are_said(tmp_path, words):
+    rows = table(["Nodes", "TP", "PP", "DP"], (48, 8, 4, 12), (45, 8, 5, 12))
+    assert findings(audited(tmp_path, f"{words}\n\n{rows}")) == [(6, "layout", "360", "480")]
+    assert findings(audited(tmp_path, rows)) == []
