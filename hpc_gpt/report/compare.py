@@ -156,7 +156,7 @@ def _differ(a: Record, b: Record) -> list[str]:
 def tokens_per_step(record: Record) -> float | None:
     """Tokens of one step: global_batch x seq, else what tokens_per_s and step_s make."""
     if record.global_batch and record.seq:
-        return float(record.global_batch * record.seq)
+        return float(record.global_batch) * float(record.seq)
     return record.tokens_per_s * record.step_s if record.tokens_per_s and record.step_s else None
 
 

@@ -16,6 +16,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.own_attempts import epoch
 from hpc_gpt.readers.part import Column
 from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.report.compare import tokens_per_step
 from hpc_gpt.report.settings import flat_settings
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
@@ -121,6 +122,7 @@ def _digits(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
+@np.errstate(over="ignore")
 def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
     curve, record = run.curve, run.record
     # Of a step that a log tells of twice the last line counts: unique takes the first of the reversed.
@@ -143,8 +145,8 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
         values["skipped"] = column(curve.skipped[kept].astype(np.float64))
     step_s = values.get("step_s", np.full(len(step), np.nan))
     step_s = np.where(step_s > 0, step_s, np.nan)
-    if record.global_batch and record.seq:
-        values["tokens_per_s"] = record.global_batch * record.seq / step_s
+    if tokens := tokens_per_step(record):
+        values["tokens_per_s"] = tokens / step_s
     if len(curve.tokens_per_s) == len(curve.step):
         printed = column(curve.tokens_per_s[kept])
         values["tokens_per_s"] = np.where(np.isfinite(printed), printed, values.get("tokens_per_s", printed))
