@@ -11,6 +11,8 @@ from hpc_gpt.readers.foreign_curve import evaluations
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.run_steps import RunSteps
 
+_MOST_TOKENS = 10**18
+
 
 def settle_losses(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
     known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
@@ -63,8 +65,10 @@ def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
             first, last = int(known[0]), int(known[-1])
             # What the first line's own steps took is not in the difference.
             begun = batch * seq * steps.interval if batch and seq else 0
-            begun = int(column[first] * each) if numbers[first] <= steps.interval else begun
-            total = int((column[last] - column[first]) * each) + begun
+            begun = int(float(column[first]) * each) if numbers[first] <= steps.interval else begun
+            total = int(float(column[last] - column[first]) * each) + begun
+            if not 0 < total < _MOST_TOKENS:
+                continue
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
     step_tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
     if not step_tokens or not steps.numbered:

@@ -59,7 +59,8 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
 
 def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
     own: list[RunFolder] = []
-    places = [str(logs)] if not paths else [path for path in paths if path == STDIN or _is_place(path)]
+    default = [str(logs)] if logs.is_dir() else []
+    places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
     for path in paths:
         if path not in places:
