@@ -81,6 +81,16 @@ def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list:
     assert "the script itself was lost" in (found["sure"] or "") or node is None
 
 
+def test_a_node_that_slurm_names_goes_before_the_first_of_the_list() -> None:
+    run = submitted("generic-slurm")
+    failed = add_attempt(run, [metrics_line(1)], "node_failure", cause="a node of the job died", node_list="n[5-6]")
+    failed.log.write_text("srun: error: Node failure on n6\n")
+    assert why_json(run.run_id)["exclude"] == f"hpc-gpt submit --resume {run.run_id} --exclude n6"
+    add_attempt(run, [metrics_line(2)], "done")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["attempts"][0]["failed_node"], found["exclude"]) == ("done", "n6", None)
+
+
 def test_a_job_that_died_before_its_first_attempt() -> None:
     run = submitted("generic-slurm")
     (run.path / "slurm-4711.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")

@@ -88,6 +88,25 @@ def test_clocks_that_may_differ_are_said() -> None:
     assert cause.sure == "error within 2 s of it, by clocks that may differ by as much"
 
 
+def test_what_else_went_wrong_is_told_in_the_order_of_the_time() -> None:
+    files = [(f"log.{n}", [f"2024-04-06 03:0{minute}:00 KeyError: '{minute}'"]) for n, minute in enumerate((3, 1, 2))]
+    assert [failure.words for failure in cause_of(*files).ordered] == [
+        "KeyError: '1'",
+        "KeyError: '2'",
+        "KeyError: '3'",
+    ]
+
+
+@pytest.mark.parametrize("first", [f"{timeout(1)}", "[rank1]: KeyError: 'x'"])
+def test_what_a_rank_says_of_its_own_later_on_explains_nothing(first: str) -> None:
+    assert cause_of(("a.out", [first, f"[rank1]: {OOM}"])).ended in ("collective_timeout", "error")
+    assert cause_of(("a.out", [first, f"[rank2]: {OOM}"])).ended == "gpu_memory"
+
+
+def test_where_all_that_is_known_is_a_plain_error_a_memory_fault_behind_it_is_not_the_cause() -> None:
+    assert cause_of(("a.out", ["KeyError: 'x'", OOM])).ended == "error"
+
+
 def test_a_lost_peer_is_never_the_cause_of_the_one_that_died() -> None:
     lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
     cause = cause_of(("a.out", [f"[rank0]: {lost}", "[rank2]: ValueError: bad sample", f"[rank1]: {lost}"]))
@@ -119,6 +138,11 @@ def test_the_node_that_tells_of_a_failed_one_is_not_the_one_that_failed() -> Non
     assert cause_of(("a.out", [told])).failed_node is None
 
 
+def test_a_process_own_end_goes_before_that_of_those_that_were_ended() -> None:
+    lines = ["srun: error: n1: tasks 0-1: Terminated", "srun: error: n2: task 5: Killed"]
+    assert cause_of(("a.out", lines)).node == "n2"
+
+
 def test_a_failed_node_is_named() -> None:
     cause = cause_of(
         (
@@ -141,6 +165,11 @@ def test_the_time_limit_blames_no_node_and_its_sigterms_nothing() -> None:
     assert len(cause.echoes) == 2
 
 
+def test_a_task_that_left_is_not_to_blame_for_the_time_limit() -> None:
+    cause = cause_of(("a.out", [TIME_LIMIT, "srun: error: r6i4n5: task 3: Exited with exit code 1"]))
+    assert (cause.ended, cause.rank, cause.node) == ("walltime", None, None)
+
+
 def test_a_cancel_right_before_its_reason_gives_way_to_it() -> None:
     plain = TIME_LIMIT.replace(" DUE TO TIME LIMIT", "")
     assert cause_of(("a.out", [plain, "1|gpt|TIMEOUT|0:0"])).ended == "walltime"
@@ -155,6 +184,17 @@ def test_the_rank_that_alone_does_not_report_a_timeout_is_to_blame() -> None:
     cause = cause_of(("a.out", lines))
     assert (cause.ended, cause.rank, cause.node, cause.failed_node) == ("collective_timeout", 2, "n2", "n2")
     assert cause.words.endswith("; rank 2 did not report it, 3 of 4 ranks did")
+
+
+def test_without_a_world_size_one_silent_rank_below_the_highest_is_still_seen() -> None:
+    assert cause_of(("a.out", [timeout(rank) for rank in (0, 1, 3)])).rank == 2
+    assert cause_of(("a.out", [timeout(rank) for rank in (0, 1, 2)])).rank == 0
+
+
+def test_the_node_of_a_silent_rank_is_not_that_of_the_one_that_reports() -> None:
+    reports = [Failure("collective_timeout", timeout(rank), Place("a", rank + 1), rank, "n1") for rank in (0, 1, 3)]
+    cause = first_cause([Part("a", failures=reports)], False)
+    assert (cause.rank, cause.node, cause.failed_node) == (2, None, None)
 
 
 def test_the_rank_behind_all_others_is_to_blame() -> None:
@@ -252,6 +292,21 @@ def test_torchelastics_block_is_one_failure_with_rank_node_and_exit_code() -> No
     assert cause.words == "rank 3 was ended by signal 11 (SIGSEGV), the first that its launcher saw fail"
     found = cause_of(("a.out", [f"[rank3]: {OOM}", *block]))
     assert (found.ended, found.node) == ("gpu_memory", "r6i4n5")
+
+
+def test_of_torchelastics_ranks_those_that_it_ended_itself_did_not_leave() -> None:
+    ended = ["  host      : localhost", "  rank      : 0 (local_rank: 0)", "  exitcode  : -15 (pid: 1)"]
+    left = ["  host      : localhost", "  rank      : 1 (local_rank: 1)", "  exitcode  : 1 (pid: 2)"]
+    cause = cause_of(("a.out", ["KeyError: 'x'", *ended, *left]))
+    assert (cause.rank, cause.node) == (1, None), "localhost names no node"
+
+
+def test_lines_of_cut_off_blocks_are_neither_lost_nor_mixed() -> None:
+    host = "  host      : n{}"
+    far = cause_of(("a.out", [host.format(1), *[""] * 20, "KeyError: 'x'"]))
+    assert len(far.ordered) == 2
+    lines = [host.format(1), host.format(2), "  rank      : 3 (local_rank: 3)", "  exitcode  : 1 (pid: 2)"]
+    assert cause_of(("a.out", lines)).node == "n2"
 
 
 def test_a_block_that_was_cut_off_is_told_as_far_as_it_goes() -> None:
