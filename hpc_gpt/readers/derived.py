@@ -51,7 +51,7 @@ def _engine(draft: Draft, dialects: Sequence[str]) -> None:
         if said == "hf":
             draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
         elif said == "megatron-lm" and deepspeed:
-            pipes = (draft.whole("pp") or 1) > 1 and (stage or 0) < 2
+            pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
             which = "deepspeed-3d" if pipes else "deepspeed-zero"
             draft.set(
                 "engine", which, f"inferred: Megatron's log with {why}, {'a pipeline' if pipes else 'no pipeline'}"
@@ -127,6 +127,12 @@ def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
         draft.infer("vocab", math.ceil(plain / rows) * rows, how)
     else:
         draft.set("vocab", plain, f"{draft.sources['vocab_unpadded']}, not padded")
+
+
+def step_tokens(draft: Draft) -> int | None:
+    """Tokens of one step, None where the batch is not known."""
+    batch, seq = draft.whole("global_batch"), draft.whole("seq")
+    return batch * seq if batch and seq else draft.whole("global_batch_tokens")
 
 
 def is_on(arguments: Mapping[str, str], *names: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.derived import derive
+from hpc_gpt.readers.derived import derive, step_tokens
 from hpc_gpt.readers.discover import STDIN
 from hpc_gpt.readers.draft import Draft, draft_of
 from hpc_gpt.readers.figures import add_figures
@@ -51,7 +51,8 @@ def read_foreign(
     parts = run.parts
     arguments = _arguments(parts)
     draft = draft_of(stated(parts), script.facts() if script else {})
-    steps = run_steps(run.attempts, draft.whole("log_interval"))
+    planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
+    steps = run_steps(run.attempts, draft.whole("log_interval"), planned / epochs if planned and epochs else None)
     dialect = _dialect(steps, parts)
     present = [each.name for part in parts for each in dialects_of(part)]
     _settle_engine(draft, dialect, parts)
@@ -68,7 +69,7 @@ def read_foreign(
     record = _with_printed(record, steps, times, parts)
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
-    return RunRead(record, foreign_curve(steps, times, parts), failures, files, causes=causes)
+    return RunRead(record, foreign_curve(steps, times, parts, step_tokens(draft)), failures, files, causes=causes)
 
 
 def _arguments(parts: Sequence[Part]) -> dict[str, str]:

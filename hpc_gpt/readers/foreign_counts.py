@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpc_gpt.readers.derived import step_tokens
 from hpc_gpt.readers.draft import Draft
 from hpc_gpt.readers.foreign_curve import evaluations
 from hpc_gpt.readers.part import Part
@@ -57,29 +58,31 @@ def settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
 
 
 def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
-    seq, batch = draft.whole("seq"), draft.whole("global_batch")
+    seq = draft.whole("seq")
     for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
         known = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
         if each and len(known) > 1:
             column, numbers = steps[key], steps["step"]
             first, last = int(known[0]), int(known[-1])
             # What the first line's own steps took is not in the difference.
-            begun = batch * seq * steps.interval if batch and seq else 0
+            begun = (step_tokens(draft) or 0) * steps.interval
             begun = int(float(column[first]) * each) if numbers[first] <= steps.interval else begun
             total = int(float(column[last] - column[first]) * each) + begun
             if not 0 < total < _MOST_TOKENS:
                 continue
             return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
-    step_tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
-    if not step_tokens or not steps.numbered:
+    each_step = step_tokens(draft)
+    if not each_step or not steps.numbered:
         return None
     known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
     count = 0
     if len(known):
         numbers = steps["step"][known]
-        count = int(numbers.max() - numbers.min()) + steps.interval
+        # The first line tells of the steps up to it, the one of step 0 of itself.
+        begin = float(numbers.min())
+        count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
     elif draft.get("step_s") is not None:
         count = int(draft.get("steps_used") or 0)
     if 0 < count < 10**12:
-        draft.set("tokens_total", count * step_tokens, f"inferred: {count} steps x {step_tokens} tokens")
+        draft.set("tokens_total", count * each_step, f"inferred: {count} steps x {each_step} tokens")
     return None

@@ -25,17 +25,22 @@ def evaluations(steps: RunSteps, parts: Sequence[Part]) -> list[tuple[float, flo
     return found
 
 
-def foreign_curve(steps: RunSteps, times: ForeignTimes, parts: Sequence[Part]) -> Curve:
+def foreign_curve(steps: RunSteps, times: ForeignTimes, parts: Sequence[Part], step_tokens: int | None = None) -> Curve:
+    """The steps of all attempts; tokens a second by `step_tokens`, those of one step, where the program prints none."""
     evals = evaluations(steps, parts)
     if not len(steps):
         return _curve_of_bars(parts)
+    tokens_per_s = steps["tokens_per_s"]
+    if step_tokens and not np.isfinite(tokens_per_s).any():
+        with np.errstate(divide="ignore", over="ignore"):
+            tokens_per_s = np.where(times.step_s > 0, step_tokens / times.step_s, np.nan)
     return Curve(
         step=steps["step"],
         step_s=times.step_s,
         loss=steps["loss"],
         grad_norm=steps["grad_norm"],
         lr=steps["lr"],
-        tokens_per_s=steps["tokens_per_s"],
+        tokens_per_s=tokens_per_s,
         at=steps["at"],
         attempt=steps.attempt,
         steady=times.steady,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.derived import step_tokens
 from hpc_gpt.readers.draft import Draft
 from hpc_gpt.readers.part import Column, Part
 from hpc_gpt.readers.run_steps import RunSteps
@@ -56,8 +57,7 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
     """(seconds of each line, how they are known: "" for the program's own word)."""
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
-    batch, seq, gpus = draft.whole("global_batch"), draft.whole("seq"), draft.whole("gpus")
-    tokens = batch * seq if batch and seq else draft.whole("global_batch_tokens")
+    batch, tokens, gpus = draft.whole("global_batch"), step_tokens(draft), draft.whole("gpus")
     for key, whole, of in (
         ("tokens_per_s", tokens, "global_batch x seq"),
         ("tokens_per_s_gpu", tokens, "global_batch x seq"),
@@ -128,7 +128,7 @@ def _apart(draft: Draft, steps: RunSteps, step_s: Column) -> tuple[NDArray[np.bo
 def _settle(draft: Draft, steps: RunSteps, times: StepTimes, how: str, found: ForeignTimes) -> None:
     used = np.flatnonzero(found.steady)
     where = f"{steps.place(int(used[0]))} to {steps.line[used[-1]]}"
-    lines = "lines" if steps.interval == 1 else f"lines, each the mean of {steps.interval} steps"
+    lines = "lines" if steps.interval == 1 else f"lines, {steps.interval} steps apart"
     chosen = (
         f"median of {times.used} of {int(steps.counts.sum())} {lines} ({times.warmup} warm-up, {times.apart} set apart)"
     )

@@ -69,8 +69,13 @@ class RunSteps:
         return f"{self.files[self.file[index]]}:{self.line[index]}"
 
 
-def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = None) -> RunSteps:
-    """The steps of all attempts, of each those of the part that tells most."""
+def run_steps(
+    attempts: Sequence[Sequence[Part]], interval_asked: int | None = None, epoch_steps: float | None = None
+) -> RunSteps:
+    """The steps of all attempts, of each those of the part that tells most.
+
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data.
+    """
     found = RunSteps()
     pieces: list[dict[str, Column]] = []
     attempt, line, file, pause = [], [], [], []
@@ -86,9 +91,8 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
         if not np.isfinite(columns["step"]).any():
-            found.numbered = interval_asked is not None
-            interval = interval_asked or 1
-            columns["step"] = np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride
+            columns["step"], interval = _numbers(steps, interval_asked, epoch_steps)
+            found.numbered = interval_asked is not None or interval > 1
         _join_others(columns, part, name)
         _join_unnumbered(columns, part, name, steps.line)
         pieces.append(columns)
@@ -118,6 +122,17 @@ def run_steps(attempts: Sequence[Sequence[Part]], interval_asked: int | None = N
     found.interval = max(intervals, key=lambda each: intervals[each])
     found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
     return found
+
+
+def _numbers(steps: Steps, interval_asked: int | None, epoch_steps: float | None) -> tuple[Column, int]:
+    """(step of every line, steps between two) of lines that give no number: by their epochs, else counted."""
+    epochs = steps["epoch"]
+    if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
+        numbers = np.round(epochs * epoch_steps)
+        if numbers[0] > 0 and (np.diff(numbers) > 0).all():
+            return numbers, max(1, round((numbers[-1] - numbers[0]) / max(1, len(numbers) - 1) / steps.stride))
+    interval = interval_asked or 1
+    return np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride, interval
 
 
 def _told(parts: Sequence[Part]) -> tuple[Part, str, Steps] | None:

@@ -82,7 +82,7 @@ def test_a_line_that_is_the_mean_of_ten():
     run = read(dump(log_interval=10), lines)
     record = run.record
     assert (record.step_s, record.steps_used, record.warmup_steps) == (2.74, 9, 1)
-    assert "each the mean of 10 steps" in record.sources["step_s"]
+    assert "9 of 10 lines, 10 steps apart" in record.sources["step_s"]
     assert record.tokens_total == 100 * 16 * 128
 
 
@@ -302,3 +302,19 @@ def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, 
     run = read(lines)
     assert run.record.step_s == pytest.approx(each_s, rel=0.03)
     assert flags_with(run, "prints no step time: step_s is from differences of the lines' times of day")
+
+
+def test_lines_without_a_number_are_placed_by_their_epochs():
+    head = ["  Num Epochs = 2", "  Total optimization steps = 250"]
+    text = "{{'loss': {:.4f}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {:.2f}}}"
+    run = read(head, [text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
+    assert run.curve.step.tolist() == list(range(10, 251, 10))
+    # Without the length of an epoch they are counted, and that is told.
+    run = read([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
+    assert run.curve.step.tolist() == list(range(1, 26))
+    assert flags_with(run, "tell no step's number")
+
+
+def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
+    curve = read(dump(), iterations(1, 5)).curve
+    assert curve.tokens_per_s.tolist() == [16 * 128 / 5] + [16 * 128] * 4
