@@ -28,19 +28,19 @@ _SPEED_WORDS = {
 
 
 def verdict_words(comparison: Comparison, a: str, b: str) -> str:
-    """The answer in a line: `B is faster than A by 4 % (3.1 to 4.9)`."""
+    """The answer for B in a line: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
     if comparison.verdict == "same_run":
-        return f"{a} and {b} are the same run"
+        return f"the same run as {a}"
     if comparison.verdict == "identical":
-        return f"{a} and {b} tell of the same steps in the same figures: two copies of one log"
+        return f"the same steps in the same figures as {a}: two copies of one log"
     interval = comparison.speeds[0].interval
     if interval is None:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
-        return f"whether {b} is faster than {a} cannot be said: {why or 'a step is not the same work in both'}"
+        return f"no interval can be given: {why or 'a step is not the same work in both'}"
     if comparison.verdict == "no_difference":
-        return f"no difference shown between {a} and {b} ({percent_words(interval)[1]} %)"
+        return f"no difference shown ({percent_words(interval)[1]} %)"
     middle, ends = percent_words(interval)
-    return f"{b} is {comparison.verdict} than {a} by {middle} % ({ends})"
+    return f"{comparison.verdict} by {middle} % ({ends})"
 
 
 def percent_words(interval: Interval) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def as_text(comparison: Comparison, a: str, b: str) -> str:
             lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
-    text = verdict_words(comparison, a, b) + "\n" + _columns(lines, "  ")
+    text = f"{b} against {a}: {verdict_words(comparison, a, b)}\n" + _columns(lines, "  ")
     if stated:
         text += "  settings that differ:\n"
         text += _columns([(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]], "    ")

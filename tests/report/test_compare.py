@@ -68,20 +68,20 @@ def test_faster_in_plain_words():
     assert comparison.speeds[0].name == "step_s"
     interval = comparison.speeds[0].interval
     assert interval.low < 4 < interval.high
-    assert verdict_words(comparison, "A", "B").startswith("B is faster than A by 4.1 % (3.60 to 4.")
+    assert verdict_words(comparison, "A", "B").startswith("faster by 4.1 % (3.60 to 4.")
     assert "step time  100.0 -> 96.1 s, medians of 199 and 199 steady steps" in as_text(comparison, "A", "B")
 
 
 def test_slower_is_of_speed_too():
     text = words(made(1), made(2, step_s=200))
-    assert text.startswith("B is slower than A by 50")
+    assert text.startswith("slower by 50")
 
 
 def test_no_difference_shown_has_both_ends():
     comparison = compare_runs(made(1), made(2))
     assert comparison.verdict == "no_difference"
     text = verdict_words(comparison, "A", "B")
-    assert text.startswith("no difference shown between A and B (-0.")
+    assert text.startswith("no difference shown (-0.")
     assert " to +0." in text
 
 
@@ -104,7 +104,7 @@ def test_too_few_steps_make_no_claim():
     comparison = compare_runs(made(1), made(2, step_s=50, count=6))
     assert comparison.verdict == "no_interval"
     text = as_text(comparison, "A", "B")
-    assert text.startswith("whether B is faster than A cannot be said: B has 5 steady steps, and an interval needs 8\n")
+    assert text.startswith("B against A: no interval can be given: B has 5 steady steps, and an interval needs 8\n")
     assert "faster by" not in text
 
 
@@ -128,9 +128,9 @@ def test_nothing_known_makes_no_claim():
 
 def test_the_same_run_and_copies_of_a_log():
     run = made(1)
-    assert words(run, run) == "A and B are the same run"
+    assert words(run, run) == "the same run as A"
     copy = RunRead(run.record, run.curve, files=[Path("copy.txt")])
-    assert words(run, copy) == "A and B tell of the same steps in the same figures: two copies of one log"
+    assert words(run, copy) == "the same steps in the same figures as A: two copies of one log"
 
 
 def test_two_logs_of_one_job_are_told_of():
@@ -153,7 +153,7 @@ def test_another_batch_is_compared_by_tokens():
     assert comparison.speeds[0].interval.change == pytest.approx(100 * (200 / 190 - 1), abs=0.6)
     assert comparison.speeds[0].a == pytest.approx(2048 * 2048 / 100, rel=0.01)
     text = as_text(comparison, "A", "B")
-    assert "B is faster than A by 5" in text
+    assert "B against A: faster by 5" in text
     assert "global_batch is not the same, so a step is not the same work: tokens/s are compared" in text
     assert comparison.losses is None
     assert "a step of A holds 4,194,304 tokens, one of B 8,388,608" in text
@@ -189,7 +189,7 @@ def test_unequal_work_of_unknown_size_makes_no_claim():
     comparison = compare_runs(a, b)
     assert comparison.verdict == "no_interval"
     text = as_text(comparison, "A", "B")
-    assert "cannot be said: a step is not the same work in both" in text
+    assert "no interval can be given: a step is not the same work in both" in text
     assert "global_batch is not the same, so a step is not the same work, and its tokens are not known" in text
 
 
