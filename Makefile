@@ -36,6 +36,7 @@ lint: .venv/.ready-test
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py
+	@$(BIN)/python tests/benchmarks/read_logs.py
 
 packages:
 	@.ci/install-test-packages

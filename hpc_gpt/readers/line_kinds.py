@@ -138,8 +138,13 @@ def _digit_blind(regex: str) -> bool:
     return re.search(r"\d", _NO_DIGIT.sub("", regex)) is None
 
 
+def _plain_digits(line: bytes, text: str) -> bool:
+    """Whether the digits of a line are those that were made 0: other scripts have digits of their own."""
+    return text.isascii() or (text.encode() == line and not any(each.isdecimal() and each > "9" for each in text))
+
+
 def _step_kind(line: bytes, text: str, match: re.Match[str], each: Armed) -> LineKind | None:
-    if text.encode() != line:
+    if not _plain_digits(line, text):
         return None
     stated = {name: float(value) for name, value in each.pattern.facts.items() if name in STEP_FIELDS}
     columns: dict[str, DigitColumn] = {}
@@ -170,7 +175,7 @@ def _step_kind(line: bytes, text: str, match: re.Match[str], each: Armed) -> Lin
 
 
 def _timers_kind(line: bytes, text: str, match: re.Match[str], each: Armed) -> LineKind | None:
-    if "key" in match.groupdict() or text.encode() != line:
+    if "key" in match.groupdict() or not _plain_digits(line, text):
         return None
     return LineKind(each, False, len(line), {}, _rank(line, text), _at(text), {})
 
