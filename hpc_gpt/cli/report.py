@@ -204,11 +204,16 @@ def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wand
         from hpc_gpt.report.tensorboard import write_events
 
         written = write_events(gathered.runs, tensorboard)
-        click.echo(f"wrote {len(written)} event files under {tensorboard}", err=True)
+        click.echo(f"wrote {_count(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
         from hpc_gpt.report.wandb import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
-        click.echo(f"wrote {len(folders)} offline runs under {wandb}", err=True)
-        click.echo("next: wandb sync FOLDER", err=True)
+        click.echo(f"wrote {_count(len(folders), 'offline run')} under {wandb}", err=True)
+        if folders:
+            click.echo(f"next: wandb sync {shlex.quote(str(folders[0].parent))}/offline-run-*", err=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
