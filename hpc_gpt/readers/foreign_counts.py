@@ -30,6 +30,8 @@ def settle_losses(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
 
 def settle_counts(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
     """Skipped and NaN steps, tokens, saves."""
+    if steps.absurd:
+        draft.flag(f"left out: {steps.absurd} figures of steps larger than any can be")
     if not steps.numbered:
         draft.flag("the lines tell no step's number: they are counted in its place")
     if len(steps):

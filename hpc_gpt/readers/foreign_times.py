@@ -175,7 +175,8 @@ def _tell_others(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None:
             if name == steps.dialect or "step_s" not in other:
                 continue
             _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
-            ratio = other["step_s"][there] / steps["step_s"][here]
+            with np.errstate(all="ignore"):
+                ratio = other["step_s"][there] / steps["step_s"][here]
             ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
             if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
                 words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"

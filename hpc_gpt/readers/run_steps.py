@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hpc_gpt.readers.main_steps import log_interval, main_steps
 from hpc_gpt.readers.part import Column, Part, Steps
 
+LARGEST = 1e18  # of any figure of a step
 COLUMNS = (
     "step",
     "step_s",
@@ -40,7 +41,8 @@ class RunSteps:
     `attempt` counts from 1, `line` and `file` (an index into `files`) say where. `counts`: the step led to the run's
     last state. `after_pause`: an evaluation or a save stands between this line and the one before. `interval`: steps
     that one line stands for, which is not `interval_known` of a single line. `numbered`: the steps' numbers are known;
-    else lines are counted in their place. `count`, `stride`, `totals` as in Steps.
+    else lines are counted in their place. `absurd`: figures left out, as larger than any. `count`, `stride`, `totals`
+    as in Steps.
     """
 
     columns: dict[str, Column] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class RunSteps:
     stride: int = 1
     totals: dict[str, float] = field(default_factory=dict)
     dialect: str | None = None
+    absurd: int = 0
 
     def __len__(self) -> int:
         return len(self.line)
@@ -110,11 +113,12 @@ def run_steps(
         intervals[interval] = intervals.get(interval, 0) + steps.count
     if not pieces:
         return found
-    found.columns = {
-        name: np.concatenate([piece[name] for piece in pieces])
-        for name in COLUMNS
-        if any(np.isfinite(piece[name]).any() for piece in pieces)
-    }
+    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in COLUMNS}
+    for column in joined.values():
+        absurd = np.abs(column) > LARGEST
+        found.absurd += int(absurd.sum())
+        column[absurd] = np.nan
+    found.columns = {name: column for name, column in joined.items() if np.isfinite(column).any()}
     found.attempt, found.line, found.file = np.concatenate(attempt), np.concatenate(line), np.concatenate(file)
     found.after_pause = np.concatenate(pause)
     found.counts = _that_count(found["step"], found.attempt)

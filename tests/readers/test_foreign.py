@@ -223,6 +223,8 @@ def test_thinned_lines_are_told():
 WORDS = st.sampled_from(
     [
         *(*dump(), iteration(1), iteration(2, 0.0), iteration(3, float("inf")), iteration(10**15), VALIDATION, SAVED),
+        *(iteration(step).replace("consumed samples: ", "consumed samples: 9e299 x") for step in (4, 5)),
+        *(iteration(step).replace(f"{16 * step:12d}", "1e300") for step in (6, 7)),
         *("time (ms) | forward: nan", "{'train_runtime': 1e400}", " iteration 5/ 7 | elapsed", "Model size: 0B"),
         *("100%|██| 3/3 [00:00<", "100%|██| 3/3 [00:03<00:00,  1.00it/s]"),
         *(f"  {key} ........................ {'9' * 400}" for key in ("hidden_size", "world_size", "train_iters")),
