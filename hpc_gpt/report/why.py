@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,17 @@ from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import read_log
 from hpc_gpt.readers.part import Failure, Part
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.readers.secrets import hide_secrets
-from hpc_gpt.readers.source import Source
 from hpc_gpt.record import Record
 from hpc_gpt.report.advice import ADVICE, Advice
 from hpc_gpt.report.gather import read_one
+from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.run_folder import RunFolder
 
 SCHEMA = 1
 LIVE = ("pending", "running")
-BEFORE, AFTER = 8, 4  # lines shown around a cause
-_LONGEST_LINE = 200
 _MOST_LISTED = 10
+_JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
+_OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
 _FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 # The trainer's own word says no more than that something went wrong: the logs may say what.
@@ -155,54 +154,6 @@ def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
     return kinds.most_common(_MOST_LISTED)
 
 
-def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER) -> Iterable[tuple[int, str]]:
-    """(number, text) of the lines around one of a log, fit to be shown: no control characters, no secrets."""
-    found: list[tuple[int, str]] = []
-    with Source(path) as source:
-        if source.refused is not None or source.is_stdin:
-            return found
-        number, rest = 1, b""
-        for chunk in source.chunks():
-            count = chunk.count(b"\n")
-            if number + count >= line - before:
-                *whole, rest = (rest + chunk).split(b"\n")
-                for offset, text in enumerate(whole):
-                    if line - before <= number + offset <= line + after:
-                        found.append((number + offset, _shown(text)))
-            number += count
-            if number > line + after:
-                return found
-    if rest and line - before <= number <= line + after:
-        found.append((number, _shown(rest)))
-    return found
-
-
-def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
-    """(number, text) of a log's last lines that are not empty, as lines_around shows them."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=count)
-    with Source(path) as source:
-        if source.refused is not None or source.is_stdin:
-            return []
-        number, rest = 1, b""
-        for chunk in source.chunks():
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for offset in range(max(0, len(lines) - 4 * count), len(lines)):
-                if lines[offset].strip():
-                    kept.append((number + offset, lines[offset]))
-            number += len(lines)
-        if rest.strip():
-            kept.append((number, rest))
-    return [(line, _shown(text)) for line, text in kept]
-
-
-def _shown(text: bytes) -> str:
-    # Of a bar that was redrawn the last state.
-    line = text.rstrip(b"\r").rsplit(b"\r", 1)[-1][:4000].decode("utf-8", "replace").expandtabs(4)
-    printable = "".join(letter if letter.isprintable() else " " for letter in line).rstrip()
-    return hide_secrets(printable)[:_LONGEST_LINE]
-
-
 def _shape(words: str) -> str:
     return "".join("#" if letter.isdigit() else letter for letter in words[:120])
 
@@ -256,10 +207,20 @@ def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], no
 
 
 def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
-    return sorted(run.path.glob(f"slurm-{job_id}.out")) if isinstance(job_id, str) and job_id.isalnum() else []
+    known = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
+    return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
 
 
 def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+    attempt = _settled(number, ended, words, cause)
+    # Our own tracebacks bear no rank; ended.json does.
+    said = _OWN_RANK.match(words or "")
+    if said is not None and attempt.cause.rank is None and attempt.words == one_line(words or ""):
+        return replace(attempt, cause=replace(attempt.cause, rank=int(said[1])))
+    return attempt
+
+
+def _settled(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
     told = cause.ended not in ("unknown", "done")
     if ended in _VAGUE and told and (words is None or cause.ended not in _VAGUE or not _only_echoes(cause)):
         better = cause.words if cause.ended != "error" or words is None else words

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.record import ENDED
 from hpc_gpt.report.advice import ADVICE
-from hpc_gpt.report.why import last_lines, lines_around
+from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
@@ -51,7 +51,7 @@ def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> No
     attempt.log.write_text("\n".join(words) + "\n")
     found = why_json(run.run_id)
     assert (found["ended"], found["cause"], found["retry"]) == ("gpu_memory", f"rank 3: {OOM}", False)
-    assert (found["file"], found["line"]) == (str(attempt.log), 4)
+    assert (found["file"], found["line"], found["rank"]) == (str(attempt.log), 4, 3)
     assert [line["text"] for line in found["lines"]] == words
     assert found["attempts"][0]["followed"]["count"] == 1
     shown = why(run.run_id)
@@ -92,8 +92,9 @@ def test_a_node_that_slurm_names_goes_before_the_first_of_the_list() -> None:
 
 
 def test_a_job_that_died_before_its_first_attempt() -> None:
-    run = submitted("generic-slurm")
-    (run.path / "slurm-4711.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
+    run = unsubmitted_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": "4711_3", "refused": None})
+    (run.path / "slurm-4711_3.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
     found = why_json(run.run_id)
     assert found["cause"] == "module: command not found"
     assert found["attempts"][0]["ended"] == "user_error"
