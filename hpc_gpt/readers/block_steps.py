@@ -42,13 +42,12 @@ def _no_places() -> Places:
 
 @dataclass
 class Block:
-    """Lines of a log. `zeros`: each line, its digits made 0. `starts`, `stops`: where it is in `data`.
+    """Lines of a log. `starts`, `stops`: where each is in `data`. `numbers`: its line in the log.
 
-    `numbers`: its line in the log. `kinds`: its number in the table of kinds. `steps`, `timers`: which lines are such.
+    `kinds`: its number in the table of kinds. `steps`, `timers`: which lines are such.
     """
 
     data: bytes
-    zeros: list[bytes]
     starts: Places
     stops: Places
     numbers: Places

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_gpt.readers.armed import Found
 from hpc_gpt.readers.block_steps import Block, take_known
@@ -13,6 +14,8 @@ from hpc_gpt.readers.lines import LONGEST_LINE, LineReader
 from hpc_gpt.readers.literals import literal_scan
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.prefix import without_colours
+
+_STRETCH = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -50,22 +53,43 @@ class BlockReader:
             return
         found = np.frombuffer(data, np.uint8)
         newlines = found == 10
-        ends, zeros = newlines, zeroed(data)
-        if b"\r" in data:
-            ends = newlines | (found == 13)
-            zeros = zeros.replace(b"\r", b"\n")
-        stops = np.flatnonzero(ends)
+        bars = b"\r" in data
+        stops = np.flatnonzero(newlines | (found == 13) if bars else newlines)
         starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
-        if len(stops) == 0 or ends is newlines:
-            numbers = self.newlines + 1 + np.arange(len(starts), dtype=np.int64)
+        if bars:
+            passed = np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
         else:
-            numbers = self.newlines + 1 + np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
+            passed = np.arange(len(starts), dtype=np.int64)
+        numbers = self.newlines + 1 + passed
         self.newlines = int(numbers[-1]) - 1
         self.begun = data[-1] != 10
-        self._take(Block(data, zeros.split(b"\n"), starts, np.append(stops, len(data)), numbers))
+        block = Block(data, starts, np.append(stops, len(data)), numbers)
+        unknown = self._kinds_of(block, found, bars)
+        self._take(block, unknown)
 
-    def _take(self, block: Block) -> None:
-        apart = self._learn(block)
+    def _kinds_of(self, block: Block, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
+        """Look up the kind of each line; of those that are not known, the line with its digits made 0."""
+        look_up = self._kinds.table.__getitem__
+        unknown: dict[int, bytes] = {}
+        kinds: list[NDArray[np.int64]] = []
+        start = first = 0
+        while start < len(found) or not kinds:
+            # A stretch that a processor holds near itself, to the end of a line.
+            end = block.data.rfind(b"\n", start, start + _STRETCH) + 1
+            end = end if end and start + _STRETCH < len(found) else len(found)
+            zeros = zeroed(found[start:end])
+            lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
+            if end < len(found):
+                lines.pop()
+            kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
+            for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():
+                unknown[first + index] = lines[index]
+            start, first = end, first + len(lines)
+        block.kinds = np.concatenate(kinds)
+        return unknown
+
+    def _take(self, block: Block, unknown: dict[int, bytes]) -> None:
+        apart = self._learn(block, unknown) if unknown else []
         block.sort_lines(self._kinds)
         start = 0
         for line in apart:
@@ -73,17 +97,12 @@ class BlockReader:
             text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
             self.reader.apply(int(block.numbers[line.index]), text, found)
             start = line.index + 1
-        take_known(self.reader, block, start, len(block.zeros))
+        take_known(self.reader, block, start, len(block.kinds))
 
-    def _learn(self, block: Block) -> list[_Apart]:
+    def _learn(self, block: Block, zeros_of: dict[int, bytes]) -> list[_Apart]:
         """The lines to read one by one; what kind the others are goes into the block."""
-        table = self._kinds.table
-        block.kinds = np.fromiter(map(table.__getitem__, block.zeros), np.int64, len(block.zeros))
         apart: list[_Apart] = []
-        unknown = np.flatnonzero(block.kinds == UNKNOWN)
-        if not len(unknown):
-            return apart
-        texts = [block.zeros[index] for index in unknown.tolist()]
+        unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         candidates = literal_scan().candidates(texts)
         long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
         wanted = sorted({*candidates, *long})
@@ -93,7 +112,7 @@ class BlockReader:
         self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
         for place in wanted:
             index, zeros, tried = int(unknown[place]), texts[place], candidates.get(place, [])
-            number = table[zeros]  # an earlier line of this block may have taught it
+            number = self._kinds.table[zeros]  # an earlier line of this block may have taught it
             if number == UNKNOWN:
                 line = block.line(index)
                 if len(line) > LONGEST_LINE:

@@ -32,12 +32,12 @@ MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")
 _NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
 
 
-def zeroed(data: bytes) -> bytes:
+def zeroed(found: NDArray[np.uint8]) -> bytes:
     """The bytes with every digit made a 0."""
-    found = np.frombuffer(data, np.uint8)
     digits = ((found - 48) < 10).view(np.uint8)
     digits *= 15
-    return (found & ~digits).tobytes()
+    np.invert(digits, digits)
+    return np.bitwise_and(found, digits, digits).tobytes()
 
 
 @dataclass(frozen=True)

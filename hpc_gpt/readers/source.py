@@ -103,12 +103,14 @@ class Source:
                 if end < 0:
                     continue
                 block, dropping = block[end:], False
-            text = tail + block if tail else block
-            end = (text.rfind(b"\n") + 1) or (text.rfind(b"\r") + 1)
-            tail = text[end:]
+            end = block.rfind(b"\n") + 1
+            if not end and b"\n" not in tail:
+                end = block.rfind(b"\r") + 1
+            whole = b"".join((tail, memoryview(block)[:end])) if end else b""
+            tail = block[end:] if end else tail + block
             self.offset = -1 if self._changed else self._given - len(tail)
             if end:
-                yield text if not tail else text[:end]
+                yield whole
             if len(tail) > LONGEST_PIECE:
                 yield tail[:LONGEST_PIECE]
                 self.leave_out("bytes of a line after its first 262,144", len(tail) - LONGEST_PIECE)
