@@ -16,6 +16,7 @@ from hpc_gpt.readers.foreign_counts import settle_counts, settle_losses
 from hpc_gpt.readers.foreign_curve import foreign_curve
 from hpc_gpt.readers.foreign_ends import settle_ends
 from hpc_gpt.readers.foreign_times import ForeignTimes, settle_times
+from hpc_gpt.readers.log_names import telling_folders
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.run_parts import RunParts
@@ -116,10 +117,9 @@ def _settle_name(draft: Draft, run: RunParts) -> None:
     stem = run.names[0].stem
     job_id = draft.get("job_id") or run.names[0].job_id
     bare = stem.replace(str(job_id), "").strip("._- ") if job_id else stem
-    stdin = str(run.names[0].path) == STDIN
-    draft.infer(
-        "name", "stdin" if stdin else bare or run.names[0].path.absolute().parent.name or None, "the log's name"
-    )
+    folders = telling_folders(run.names[0].path)
+    plain = "stdin" if str(run.names[0].path) == STDIN else bare or (folders[-1] if folders else None)
+    draft.infer("name", plain, "the log's name")
 
 
 def _tell(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:

@@ -82,6 +82,8 @@ class _Span:
 
 def _span(number: int, parts: Sequence[Part], steps: RunSteps) -> _Span:
     first, last = _times(parts)
+    if first == last and any(failure.at == last for part in parts for failure in part.failures):
+        first = None  # the one time of day there is tells of the end
     seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
     trained_s = float(seconds.sum()) * steps.interval * steps.stride
     if first is not None and last is not None and last > first and last - first >= 0.9 * trained_s:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpc_gpt.readers.discover import STDIN, Discovered
 from hpc_gpt.readers.foreign import read_foreign
 from hpc_gpt.readers.grouping import group_logs
-from hpc_gpt.readers.log_names import is_general
+from hpc_gpt.readers.log_names import is_general, telling_folders
 from hpc_gpt.readers.logs import LogRead, read_log
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.run_parts import RunParts
@@ -82,7 +82,7 @@ def _name(run: RunParts, length: int) -> str:
     if str(log.path) == STDIN:
         name = "stdin"
     else:
-        folders = [part for part in log.path.absolute().parent.parts[1:] if part != ".."]
+        folders = telling_folders(log.path)
         count, with_stem = (_OF_GENERAL if is_general(log.stem) else _OF_NAMED)[length]
         taken = folders[-count:] if count else []
         name = "/".join([*taken, *([log.stem] if log.stem and (with_stem or not taken) else [])]) or log.path.name

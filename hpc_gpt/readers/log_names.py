@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # Endings that say how a file is kept or which stream it is, not what ran.
@@ -127,6 +127,24 @@ def is_rank_number(names: list[LogName], position: int) -> bool:
     begin = list(_NUMBER.finditer(stem))[position].start()
     before = stem[:begin]
     return not _RUN_WORD.search(before) and not re.search(r"\d{3,12}_$", before)
+
+
+def telling_folders(path: Path) -> list[str]:
+    """The folders a log lies in that may name a run: not a rank's, a node's or torchrun's."""
+    found: list[str] = []
+    before = ""
+    for folder in path.absolute().parent.parts[1:]:
+        of_torchrun = _ATTEMPT_FOLDER.fullmatch(folder) or (folder.isdecimal() and _ATTEMPT_FOLDER.fullmatch(before))
+        if folder != ".." and not of_torchrun and not _RANK.fullmatch(folder):
+            found.append(folder)
+        before = folder
+    return found
+
+
+def without_number(name: LogName, position: int) -> LogName:
+    """The name without the number at a position, which turned out to be a rank's."""
+    found = list(_NUMBER.finditer(name.stem))[position]
+    return replace(name, stem=_tidy(f"{name.stem[: found.start()].rstrip('._-')}{name.stem[found.end() :]}"))
 
 
 def is_general(stem: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.log_names import is_rank_number
+from hpc_gpt.readers.log_names import is_rank_number, without_number
 from hpc_gpt.readers.main_steps import main_steps, step_span
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.run_parts import RunParts
@@ -122,6 +122,7 @@ def join_numbered(bucket: list[RunParts]) -> list[RunParts]:
                 continue
             story = _ranks_of_one(runs)
             if story is not None:
+                story.names[0] = without_number(story.names[0], position)
                 for index in indices:
                     if bucket[index] is not story:
                         add_rank(story, bucket[index])

@@ -45,6 +45,7 @@ def test_ranks_by_their_names_are_one_run(folder, tmp_path, names):
     for name in names[1:]:
         write_log(folder / name, "> compiling and loading fused kernels ...", OOM)
     run = only(folder, tmp_path)
+    assert run.record.run in ("lab", "train", "log", "gpt-4711")
     assert len(run.files) == len(names)
     assert len(run.curve.step) == 10
     assert run.failures
