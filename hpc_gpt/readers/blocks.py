@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.armed import Found
-from hpc_gpt.readers.block_steps import Block, take_known
+from hpc_gpt.readers.block import Block
+from hpc_gpt.readers.block_steps import take_known
 from hpc_gpt.readers.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
 from hpc_gpt.readers.lines import LONGEST_LINE, LineReader
 from hpc_gpt.readers.literals import literal_scan

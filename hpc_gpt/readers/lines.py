@@ -9,11 +9,11 @@ from typing import Any
 
 from hpc_gpt.readers.armed import Armed, Found, find
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, scaled
+from hpc_gpt.readers.match_values import LONGEST_TEXT, cut, float_of, row_of, values_of
 from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.pattern import Pattern
 from hpc_gpt.readers.prefix import rank_of, time_of, without_colours
 from hpc_gpt.readers.sound import sound_gib, sound_step, whole_rank
-from hpc_gpt.readers.spans import field_spans
 from hpc_gpt.readers.step_rows import MOST_ROWS, StepRows
 
 _MOST_VALUES = 8  # distinct values kept of one fact
@@ -30,7 +30,6 @@ _MOST = {
     "ranks' parameters": (20_000, 100_000),
     "timers": (1000, 20_000),
 }
-_LONGEST_TEXT = 1000  # characters of a value
 LONGEST_LINE = 64_000  # characters of a line that are looked at
 ALL_TIMERS = 1024  # lines of timers of a part that are all added up
 SOME_TIMERS = 256  # of those after them, each so many-th
@@ -121,7 +120,7 @@ class LineReader:
                 self.fact(name, value, place, each)
         match pattern.kind:
             case "fact" | "start":
-                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:_LONGEST_TEXT]
+                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
                 if isinstance(rank_params, float) and (
                     name in part.rank_params or self._room("ranks' parameters", len(part.rank_params))
                 ):
@@ -129,25 +128,25 @@ class LineReader:
                 for name, value in values.items():
                     self.fact(name, value, place, each)
             case "argument":
-                key = str(values.get("key", ""))[:_LONGEST_TEXT]
+                key = str(values.get("key", ""))[:LONGEST_TEXT]
                 if key and key not in part.arguments and self._room("arguments", len(part.arguments)):
-                    part.arguments[key] = (str(values.get("value", ""))[:_LONGEST_TEXT], place)
+                    part.arguments[key] = (str(values.get("value", ""))[:LONGEST_TEXT], place)
             case "total":
                 for name, value in values.items():
-                    part.totals.setdefault(name, Fact(_cut(value), place, each.dialect.name))
+                    part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
             case "progress":
-                step = _float(values, "step")
+                step = float_of(values, "step")
                 if step is not None and self._room("bars", len(part.progress)):
-                    part.progress.append((step, _float(values, "elapsed_s"), number))
+                    part.progress.append((step, float_of(values, "elapsed_s"), number))
                 if "steps_planned" in values:
                     self.fact("steps_planned", values["steps_planned"], place, each)
             case "eval":
-                loss = _float(values, "loss_eval")
+                loss = float_of(values, "loss_eval")
                 if loss is not None and self._room("evaluations", len(part.evals)):
-                    part.evals.append((_float(values, "step"), loss if math.isfinite(loss) else math.nan, number))
+                    part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
             case "save":
                 if self._room("saves", len(part.saves)):
-                    part.saves.append((_float(values, "step"), _float(values, "save_s"), number))
+                    part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))
             case "memory":
                 self.memory(values, rank, place)
             case "timers":
@@ -261,7 +260,7 @@ class LineReader:
             if not math.isfinite(value):
                 return self.leave_out(f"figures of {name} that cannot be")
             value = int(value) if value.is_integer() else value
-        value = _cut(value)
+        value = cut(value)
         known = part.facts.setdefault(name, [])
         if len(known) < _MOST_VALUES and all(fact.value != value for fact in known):
             known.append(Fact(value, place, each.dialect.name))
@@ -338,30 +337,6 @@ class LineReader:
     def leave_out(self, words: str, count: int = 1) -> None:
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
-
-
-def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
-    """What a match says, by field: figures in the fields' own units, and texts."""
-    texts = {name: line[slice(*span)] for name, span in field_spans(line, match, pattern).items()}
-    if pattern.kind == "timers":
-        return dict(texts)
-    stated = {name: float(value) for name, value in pattern.facts.items() if name in STEP_FIELDS}
-    return stated | {found[0]: found[1] for name, text in texts.items() if (found := scaled(name, text)) is not None}
-
-
-def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
-    """The fields of a line of steps."""
-    row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
-    return row if at is None else {"at": at} | row
-
-
-def _float(values: Mapping[str, float | str], name: str) -> float | None:
-    value = values.get(name)
-    return value if isinstance(value, float) else None
-
-
-def _cut(value: Any) -> Any:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else value
 
 
 def read_lines(file: str, lines: Iterable[str]) -> list[Part]:
