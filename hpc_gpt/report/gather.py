@@ -58,18 +58,21 @@ def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
 
 
 def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
-    own: list[RunFolder] = []
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
+    own = [run for path in paths if path not in places for run in named_runs(path, logs)]
+    foreign = read_foreign_runs(found)
+    under = {folder for run in found.own for folder in (run.path, *run.path.parents)}
+    under |= {folder for run in foreign for file in run.files for folder in file.parents}
     for path in paths:
-        if path not in places:
-            own += named_runs(path, logs)
-        elif path != STDIN and Path(path).is_dir() and not (found.own or found.logs):
+        folder = Path(path)
+        empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
+        if empty and not any("met before" in why for why in found.counts):
             own += _named_by_folder(path, logs)
     runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
     gathered = gather_records(list(runs.values()))
-    gathered.runs += read_foreign_runs(found)
+    gathered.runs += foreign
     for why, skipped in found.skipped.items():
         gathered.unread += [f"{path}: {why}" for path in skipped if path in paths]
     gathered.notes += notes(found)

@@ -44,8 +44,14 @@ def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
 
 def test_a_folder_without_runs_is_refused(tmp_path, logs):
     (tmp_path / "none").mkdir()
+    write_log(tmp_path / "some" / "a.log", dump(), iterations(1, 5))
     with pytest.raises(NoSuchRun, match="no runs under"):
         gather_paths([str(tmp_path / "none")], logs)
+    (tmp_path / "none" / "notes.txt").write_text("nothing\n")
+    for other in ("some", "some/a.log"):
+        with pytest.raises(NoSuchRun, match=r"no runs under .*none"):
+            gather_paths([str(tmp_path / other), str(tmp_path / "none")], logs)
+    assert not gather_paths([str(logs)] if logs.is_dir() else [], logs).runs
     with pytest.raises(NoSuchRun):
         gather_paths(["no such thing"], logs)
 
@@ -78,3 +84,10 @@ def test_one_run_by_a_log_a_folder_or_its_number_in_a_log(lab, logs):
 def test_none_or_several_are_refused(lab, logs, name, words):
     with pytest.raises(NoSuchRun, match=words):
         read_one(str(lab / name), logs)
+
+
+def test_paths_that_overlap_give_each_run_once(lab, logs):
+    make_run(lab / "ours")
+    gathered = gather_paths([str(lab), str(lab / "ours"), str(lab / "a.log"), f"{lab}/./"], logs)
+    assert len(gathered.runs) == 4
+    assert not gathered.unread
