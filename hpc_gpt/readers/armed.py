@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.pattern import Dialect, Pattern
@@ -17,8 +17,12 @@ class Armed:
 
     dialect: Dialect
     pattern: Pattern
-    regex: re.Pattern[str]
     number: int
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The pattern's, compiled when a line first needs it."""
+        return re.compile(self.pattern.regex)
 
 
 Found = tuple[re.Match[str], Armed]
@@ -28,7 +32,7 @@ Found = tuple[re.Match[str], Armed]
 def armed() -> tuple[Armed, ...]:
     """Every pattern of every dialect."""
     every = [(dialect, pattern) for dialect in dialects() for pattern in dialect.patterns]
-    return tuple(Armed(*pair, re.compile(pair[1].regex), number) for number, pair in enumerate(every))
+    return tuple(Armed(*pair, number) for number, pair in enumerate(every))
 
 
 @cache

@@ -242,9 +242,13 @@ def _memory(reader: LineReader, block: Block, lines: Places) -> None:
 
 def _take_timers(reader: LineReader, block: Block, timers: Places) -> None:
     """Lines of timers: the first ones of a part all, then some."""
-    for nth, index in enumerate(timers.tolist(), reader.timer_lines.get("", 0)):
-        if nth < ALL_TIMERS or nth % SOME_TIMERS == 0 or "" not in reader.timer_lines:
-            text, ((match, each),) = block.found(index)
-            reader.timers(values_of(text, match, each.pattern))
-        else:
-            reader.timer_lines[""] = nth + 1
+    if not len(timers):
+        return
+    first = reader.timer_lines.get("", 0)
+    nth = first + np.arange(len(timers))
+    for place in np.flatnonzero((nth < ALL_TIMERS) | (nth % SOME_TIMERS == 0)).tolist():
+        if place or first:
+            reader.timer_lines[""] = first + place
+        text, ((match, each),) = block.found(int(timers[place]))
+        reader.timers(values_of(text, match, each.pattern))
+    reader.timer_lines[""] = first + len(timers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.armed import Found
+from hpc_gpt.readers.armed import Found, find
 from hpc_gpt.readers.block import Block
 from hpc_gpt.readers.block_steps import take_known
 from hpc_gpt.readers.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
@@ -91,6 +91,8 @@ class BlockReader:
 
     def _take(self, block: Block, unknown: dict[int, bytes]) -> None:
         apart = self._learn(block, unknown) if unknown else []
+        if self._kinds.guarded:
+            apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
         for line in apart:
@@ -99,6 +101,16 @@ class BlockReader:
             self.reader.apply(int(block.numbers[line.index]), text, found)
             start = line.index + 1
         take_known(self.reader, block, start, len(block.kinds))
+
+    def _doubtful(self, block: Block) -> list[_Apart]:
+        """The lines that are like others but for a digit that a pattern asks for."""
+        apart: list[_Apart] = []
+        for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
+            text = block.text(index)
+            if not self._kinds.kind(int(block.kinds[index])).holds(text):
+                block.kinds[index] = UNKNOWN
+                apart.append(_Apart(index, text, find(text)))
+        return apart
 
     def _learn(self, block: Block, zeros_of: dict[int, bytes]) -> list[_Apart]:
         """The lines to read one by one; what kind the others are goes into the block."""

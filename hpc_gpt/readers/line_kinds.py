@@ -2,14 +2,15 @@
 
 A program prints its lines from a few formats. With every digit made a 0, lines of one format and width are the same
 bytes, and what was found in one of them stands at the same places in all: one look into a table tells what a line is.
-This holds as long as no pattern asks for a certain digit; the lines of those that do are looked at one by one.
+This holds as long as no pattern asks for a certain digit. The lines of those that do are searched by those patterns,
+and are of the kind if they find in each what they found in the first.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
@@ -41,6 +42,24 @@ def zeroed(found: NDArray[np.uint8]) -> bytes:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """A pattern that asks for certain digits, and where its groups stood in the first line of a kind."""
+
+    each: Armed
+    spans: tuple[object, ...]
+
+    def found(self, text: str) -> tuple[object, ...]:
+        """Where its groups stand in a line."""
+        return _spans(self.each, text)
+
+
+def _spans(each: Armed, text: str) -> tuple[object, ...]:
+    if each.pattern.literal not in text:
+        return ()
+    return tuple(match.regs for match in each.regex.finditer(text))
+
+
+@dataclass(frozen=True)
 class LineKind:
     """Lines of steps (`columns` of fields) or of timers (none) of one format and width.
 
@@ -54,6 +73,11 @@ class LineKind:
     rank: DigitColumn | None
     at: TimeColumn | None
     stated: dict[str, float]
+    guards: tuple[Guard, ...] = ()
+
+    def holds(self, text: str) -> bool:
+        """Whether the patterns that ask for certain digits find in a line what they found in the first of its kind."""
+        return all(guard.found(text) == guard.spans for guard in self.guards)
 
     def read(self, name: str, data: bytes, lines: Places) -> Column:
         """A field of the lines that begin at these places."""
@@ -78,6 +102,7 @@ class LineKinds:
     def __init__(self) -> None:
         self.table = _Table({b"": NOTHING})
         self.kinds: list[LineKind] = []
+        self.guarded: list[int] = []  # the numbers of those that have guards
         self._timers: dict[object, int] = {}
 
     def kind(self, number: int) -> LineKind:
@@ -98,13 +123,14 @@ class LineKinds:
         """
         text = line.decode("utf-8", "replace")
         found = find(text, tried)
-        blind = all(_digit_blind(each.pattern.regex) for each in tried)
+        seeing = [each for each in tried if not _digit_blind(each.pattern.literal + each.pattern.regex)]
         if not found:
-            return (self._remember(zeros, NOTHING) if blind else NOTHING), text, found
+            return (NOTHING if seeing else self._remember(zeros, NOTHING)), text, found
         kind = found[0][1].pattern.kind
-        if blind and len(found) == 1 and kind in ("step", "timers") and self._has_room(zeros):
+        if len(found) == 1 and kind in ("step", "timers") and self._has_room(zeros):
             made = _step_kind(line, text, *found[0]) if kind == "step" else _timers_kind(line, text, *found[0])
-            if made is not None:
+            if made is not None and (made.steps or not seeing):
+                made = replace(made, guards=tuple(Guard(each, _spans(each, text)) for each in seeing))
                 return self._remember(zeros, self._number(made)), text, found
         return UNKNOWN, text, found
 
@@ -129,7 +155,10 @@ class LineKinds:
                 return self._timers[key]
             self._timers[key] = _FIRST + len(self.kinds)
         self.kinds.append(made)
-        return _FIRST + len(self.kinds) - 1
+        number = _FIRST + len(self.kinds) - 1
+        if made.guards:
+            self.guarded.append(number)
+        return number
 
 
 @cache

@@ -32,7 +32,7 @@ _MOST = {
 }
 LONGEST_LINE = 64_000  # characters of a line that are looked at
 ALL_TIMERS = 1024  # lines of timers of a part that are all added up
-SOME_TIMERS = 256  # of those after them, each so many-th
+SOME_TIMERS = 1024  # of those after them, each so many-th
 FULL = f"lines of steps after {MOST_PARTS} restarts"
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
@@ -290,7 +290,7 @@ class LineReader:
         key = str(values.get("key", ""))[:64]
         pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
         timers = self.parts[-1].timers_s
-        if key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
+        if key and key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
             return
         nth = self.timer_lines.get(key, 0)
         self.timer_lines[key] = nth + 1

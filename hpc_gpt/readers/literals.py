@@ -8,6 +8,7 @@ short ones every place is.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +35,9 @@ class LiteralScan:
         common = _Commonness()
         self._groups: dict[bytes, list[Armed]] = {}
         for each in patterns:
-            text = max(each.pattern.literal, required_text(each.pattern.regex), key=len)
+            text = each.pattern.literal
+            if len(text) < _WINDOWS[0][0]:
+                text = max(text, required_text(each.pattern.regex), key=len)
             self._groups.setdefault(text.encode().translate(ZEROS), []).append(each)
         self._short = tuple(literal for literal in self._groups if len(literal) < 4)
         self._literals = [b"", *(literal for literal in self._groups if len(literal) >= 4)]
@@ -146,17 +149,12 @@ class _Commonness:
     """How often four bytes stand in logs, as the specimens of the dialects tell."""
 
     def __init__(self) -> None:
-        text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS) + b"\0\0\0"
-        every = [np.frombuffer(text, np.uint32, (len(text) - place) // 4, place) for place in range(4)]
-        self._grams, self._counts = np.unique(np.concatenate(every), return_counts=True)
+        text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS)
+        self._counts = Counter(text[at : at + 4] for at in range(0, len(text), 2))
 
     def of(self, window: bytes) -> int:
         """The sum over the window's grams; lower-case letters and blanks count too, for what no specimen holds."""
-        grams = np.array(
-            [int.from_bytes(window[at : at + 4], sys.byteorder) for at in range(len(window) - 3)], np.uint32
-        )
-        places = np.minimum(np.searchsorted(self._grams, grams), len(self._grams) - 1)
-        seen = int(self._counts[places][self._grams[places] == grams].sum())
+        seen = sum(self._counts[window[at : at + 4]] for at in range(len(window) - 3))
         return 8 * seen + sum(byte in b" 0etaonrisl" for byte in window)
 
 

@@ -93,7 +93,7 @@ class Part:
     `started`: a line that a program starts with was met; without one, what ran is what the part before it says.
     `facts`: every distinct value of a field in the order met, the first eight. `arguments`: the program's own dump.
     `rank_params`: parameters of a rank by what the log calls it, as "2, 1" or "3". `timers_s`: (sum, count) by name,
-    where a part's first 1,024 lines of timers are all added up, then every 256th.
+    where a part's first 1,024 lines of timers are all added up, then every 1,024th.
     `progress`: (step, elapsed_s, line) of the bars. `evals`: (step, loss_eval, line). `saves`: (step, seconds, line).
     `first_at`, `last_at`: epoch seconds of the first and the last time of day, taken as UTC.
     """
