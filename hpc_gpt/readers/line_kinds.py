@@ -29,6 +29,7 @@ _FIRST = 2  # of the kinds below
 _MOST_KINDS = 20_000
 _LONGEST = 4_000  # bytes of a line that is remembered
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")
+_LARGE = re.compile(r"[eE][-+]?\d{3}")
 # What of a pattern holds digits and asks for none: repetitions, whole ranges.
 _NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
 
@@ -187,6 +188,8 @@ def _step_kind(line: bytes, text: str, match: re.Match[str], each: Armed) -> Lin
         column = DigitColumn.of(name, line, before, before + len(text[start:end].encode()))
         first = column.read(line, np.zeros(1, np.int64))[0]
         if np.isnan(first) and "nan" not in text[start:end].lower():
+            if _LARGE.search(text, start, end):
+                return None  # too large for a float, which other digits may not be
             continue
         if field not in STEP_FIELDS and not np.isfinite(first):
             return None
