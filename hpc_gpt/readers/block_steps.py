@@ -36,6 +36,8 @@ _MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
 
 def take_known(reader: LineReader, block: Block, start: int, stop: int) -> None:
     """The lines of known kinds between two of a block."""
+    if start == stop:
+        return None
     row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
     timer, last_timer = np.searchsorted(block.timers, (start, stop)).tolist()
     if last_row - row + last_timer - timer <= _FEW:

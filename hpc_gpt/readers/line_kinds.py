@@ -176,9 +176,12 @@ def _plain_digits(line: bytes, text: str) -> bool:
 def _step_kind(line: bytes, text: str, match: re.Match[str], each: Armed) -> LineKind | None:
     if not _plain_digits(line, text):
         return None
+    spans = field_spans(text, match, each.pattern)
+    if "step" not in spans:
+        return None
     stated = {name: float(value) for name, value in each.pattern.facts.items() if name in STEP_FIELDS}
     columns: dict[str, DigitColumn] = {}
-    for name, (start, end) in field_spans(text, match, each.pattern).items():
+    for name, (start, end) in spans.items():
         field = unit(name)[0]
         if field == "rank":
             return None
