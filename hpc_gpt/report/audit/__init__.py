@@ -1,4 +1,4 @@
-"""`hpc-gpt report --audit`: every cell of a published table against its formula and the logs behind it."""
+"""`hpc-gpt report --audit TABLE LOGS`: every cell of a published table against its formula and the logs behind it."""
 
 from hpc_gpt.report.audit.auditing import audit
 from hpc_gpt.report.audit.findings import Audit, Cell, Finding, Match
