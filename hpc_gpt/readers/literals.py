@@ -33,14 +33,14 @@ class LiteralScan:
 
     def __init__(self, patterns: Sequence[Armed]) -> None:
         common = _Commonness()
-        self._groups: dict[bytes, list[Armed]] = {}
+        self.groups: dict[bytes, list[Armed]] = {}
         for each in patterns:
             text = each.pattern.literal
             if len(text) < _WINDOWS[0][0]:
                 text = max(text, required_text(each.pattern.regex), key=len)
-            self._groups.setdefault(text.encode().translate(ZEROS), []).append(each)
-        self._short = tuple(literal for literal in self._groups if len(literal) < 4)
-        self._literals = [b"", *(literal for literal in self._groups if len(literal) >= 4)]
+            self.groups.setdefault(text.encode().translate(ZEROS), []).append(each)
+        self._short = tuple(literal for literal in self.groups if len(literal) < 4)
+        self._literals = [b"", *(literal for literal in self.groups if len(literal) >= 4)]
         entries: dict[bytes, list[_Entry]] = {}
         places = {0}
         for number, literal in enumerate(self._literals):
@@ -74,12 +74,12 @@ class LiteralScan:
         starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
         for line, number in self._hits(text, starts):
             if self._literals[number] in lines[line]:
-                found.setdefault(line, []).extend(self._groups[self._literals[number]])
+                found.setdefault(line, []).extend(self.groups[self._literals[number]])
         for literal in self._short:
             if literal in text:
                 for line, line_text in enumerate(lines):
                     if literal in line_text:
-                        found.setdefault(line, []).extend(self._groups[literal])
+                        found.setdefault(line, []).extend(self.groups[literal])
         for patterns in found.values():
             if len(patterns) > 1:
                 patterns.sort(key=lambda each: each.number)

@@ -153,7 +153,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "CHUNK", 2000)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
 def test_any_log_in_any_pieces(
     cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int

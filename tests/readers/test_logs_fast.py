@@ -119,13 +119,13 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 LOGS = st.lists(stretches(), max_size=12).map("".join)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say(text: str, size: int) -> None:
     assert_same(text, size)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text: str, size: int) -> None:
     assert_same(text, size)
