@@ -175,7 +175,7 @@ def test_no_pattern_takes_long_over_a_long_line() -> None:
         "from hpc_gpt.readers.armed import find\n"
         "for line in long_lines():\n    find(line)\n"
     )
-    subprocess.run([sys.executable, "-c", searching], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", searching], check=True, timeout=300, cwd=Path(__file__).parents[2])
 
 
 def long_lines() -> list[str]:
