@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from hpc_gpt.readers.file_kinds import compression, not_a_log
 
-CHUNK = 1 << 20  # bytes: what a processor holds near itself
+CHUNK = 1 << 21  # bytes
 HEAD = 1 << 16  # bytes looked at to tell what a file is
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are held
 STDIN = "-"
