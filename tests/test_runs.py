@@ -12,7 +12,7 @@ from hpc_gpt.cluster import load_profile
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.experiment import load_experiment
 from hpc_gpt.paths import logs_dir
-from hpc_gpt.readers.own import read_run
+from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import IN_QUEUE

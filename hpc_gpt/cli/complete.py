@@ -36,7 +36,7 @@ def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
-    from hpc_gpt.report.seed_columns import SEED_TABLES
+    from hpc_gpt.report.seeds.columns import SEED_TABLES
 
     sets = [name for name in ("auto", "usual", "seed", *SEED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)

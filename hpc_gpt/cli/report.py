@@ -16,7 +16,7 @@ from hpc_gpt.errors import ConfigError
 if TYPE_CHECKING:
     from hpc_gpt.report.audit import FormulaName
     from hpc_gpt.report.gather import Gathered
-    from hpc_gpt.report.seed_lines import SweepLines
+    from hpc_gpt.report.seeds.lines import SweepLines
 
 
 @click.command()
@@ -143,9 +143,10 @@ def _sort(gathered: Gathered, sort: str) -> None:
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without a run."""
-    from hpc_gpt.report import seed_tables, tables
+    from hpc_gpt.report import tables
     from hpc_gpt.report.choice import choose_columns
     from hpc_gpt.report.columns import COLUMNS
+    from hpc_gpt.report.seeds import tables as seed_tables
     from hpc_gpt.terminal import width
 
     lines = _seed_lines(gathered, columns)
@@ -160,8 +161,8 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     """The lines of a seed's own table; None where the columns are others."""
-    from hpc_gpt.report.seed_columns import SEED_TABLES
-    from hpc_gpt.report.seed_lines import lines_in_columns_of, only_sweep, sweep_lines
+    from hpc_gpt.report.seeds.columns import SEED_TABLES
+    from hpc_gpt.report.seeds.lines import lines_in_columns_of, only_sweep, sweep_lines
 
     if columns not in ("auto", "seed", *SEED_TABLES):
         return None
@@ -201,13 +202,13 @@ def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wand
         write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
         click.echo(f"wrote {html}", err=True)
     if tensorboard is not None:
-        from hpc_gpt.report.tensorboard import write_events
+        from hpc_gpt.report.exports.tensorboard import write_events
 
         written = write_events(gathered.runs, tensorboard)
         click.echo(f"wrote {_count(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
-        from hpc_gpt.report.wandb import write_offline_runs
+        from hpc_gpt.report.exports.wandb import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
         click.echo(f"wrote {_count(len(folders), 'offline run')} under {wandb}", err=True)

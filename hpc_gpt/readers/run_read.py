@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.causes import Cause
+from hpc_gpt.readers.causes.first_cause import Cause
 from hpc_gpt.readers.part import Column, Failure
 from hpc_gpt.record import Record
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
-from hpc_gpt.readers.discover import STDIN, discover, notes
-from hpc_gpt.readers.foreign_runs import read_foreign_runs
-from hpc_gpt.readers.own import read_own
+from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes
+from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
+from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record, write_record
-from hpc_gpt.report.seed_lines import named_sweep, sweep_of
+from hpc_gpt.report.seeds.lines import named_sweep, sweep_of
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from hpc_gpt.readers.log_files.source import Source
 from hpc_gpt.readers.secrets import hide_secrets
-from hpc_gpt.readers.source import Source
 
 BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.readers.causes import Cause, first_cause, one_line
-from hpc_gpt.readers.logs import read_log
+from hpc_gpt.readers.causes.first_cause import Cause, first_cause, one_line
+from hpc_gpt.readers.log_files.read_log import read_log
 from hpc_gpt.readers.part import Failure, Part
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record

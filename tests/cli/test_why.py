@@ -14,7 +14,7 @@ from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
-from tests.readers.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
+from tests.readers.causes.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",

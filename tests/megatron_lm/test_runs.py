@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.own import read_run
+from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.run_folder import RunFolder, read_json, read_json_lines
 from tests.cli.command import Done, error_of, hpc_gpt
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until

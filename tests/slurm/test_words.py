@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs import read_log
+from hpc_gpt.readers.causes.first_cause import Cause, first_cause
+from hpc_gpt.readers.log_files.read_log import read_log
 from tests.slurm.cluster import Cluster
 
 # Rank 2 of four on two nodes ends by itself; the others would go on.

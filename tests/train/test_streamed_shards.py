@@ -17,7 +17,7 @@ import torch
 from hpc_gpt.errors import DataError
 from hpc_gpt.experiment import Data
 from hpc_gpt.process import is_alive, start_time
-from hpc_gpt.readers.own import read_run
+from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.tokens.samples import open_samples

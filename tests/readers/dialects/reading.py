@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Part
 
 

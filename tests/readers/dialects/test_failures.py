@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from hpc_gpt.readers.armed import armed
-from hpc_gpt.readers.causes import one_a_line
+from hpc_gpt.readers.causes.first_cause import one_a_line
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.armed import armed
+from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Failure
 from hpc_gpt.record import ENDED
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers.dialects.hf_trainer import DIALECT
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Part
 
 INFO = "[INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >> "

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.lines import read_lines
 from tests.readers.dialects.reading import facts_of, read_text, step_of
 
 OF_2021 = (

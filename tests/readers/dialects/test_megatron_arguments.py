@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.readers.arguments import Arguments, quotient
 from hpc_gpt.readers.dialects.gpt_neox import settle as settle_neox
 from hpc_gpt.readers.dialects.megatron_arguments import settle
-from hpc_gpt.readers.stated import asked_at
+from hpc_gpt.readers.foreign_runs.stated import asked_at
 from tests.readers.dialects.reading import facts_of, read_text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Part
 
 GB = 1e9 / 2**30

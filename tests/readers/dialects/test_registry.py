@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers import armed, dialects, stated
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers import dialects
+from hpc_gpt.readers.foreign_runs import stated
+from hpc_gpt.readers.log_files import armed
+from hpc_gpt.readers.log_files.lines import read_lines
 
 MODULE = """
 from hpc_gpt.readers.pattern import Dialect, Pattern

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.readers.armed import armed, find
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.readers.lines import read_lines
+from hpc_gpt.readers.log_files.armed import armed, find
+from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.record import RECORD_KEYS

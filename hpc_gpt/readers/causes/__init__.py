@@ -1,0 +1,1 @@
+"""What an attempt failed of: the first cause over all its ranks."""

@@ -1,0 +1,92 @@
+"""Lines of a log taken together, and which of them are of what kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpc_gpt.readers.log_files.armed import Found
+from hpc_gpt.readers.log_files.digit_columns import Places
+from hpc_gpt.readers.log_files.line_kinds import LineKind, LineKinds
+from hpc_gpt.readers.log_files.lines import LineReader
+from hpc_gpt.readers.part import Column, Place
+
+
+def _no_places() -> Places:
+    return np.zeros(0, np.int64)
+
+
+@dataclass
+class Block:
+    """Lines of a log. `starts`, `stops`: where each is in `data`. `numbers`: its line in the log.
+
+    `kinds`: its number in the table of kinds. `steps`, `timers`: which lines are such.
+    """
+
+    data: bytes
+    starts: Places
+    stops: Places
+    numbers: Places
+    kinds: Places = field(default_factory=_no_places)
+    steps: Places = field(default_factory=_no_places)
+    timers: Places = field(default_factory=_no_places)
+    step: Column = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step
+    rank: Column | None = None  # its label, NaN without one; None where no line has one
+    dialect: Places = field(default_factory=_no_places)  # and the number of its dialect
+    dialects: list[str] = field(default_factory=list)
+    table: LineKinds = field(default_factory=LineKinds)
+
+    def line(self, index: int) -> bytes:
+        """The bytes of a line."""
+        return self.data[self.starts[index] : self.stops[index]]
+
+    def text(self, index: int) -> str:
+        """A line as text."""
+        return self.line(index).decode("utf-8", "replace")
+
+    def found(self, index: int) -> tuple[str, list[Found]]:
+        """A line of a known kind as text, and what is found in it."""
+        text, each = self.text(index), self.table.kind(int(self.kinds[index])).each
+        match = each.regex.search(text)
+        assert match
+        return text, [(match, each)]
+
+    def place(self, reader: LineReader, index: int) -> Place:
+        """Where a line is."""
+        return Place(reader.file, int(self.numbers[index]))
+
+    def sort_lines(self, table: LineKinds) -> None:
+        """Find the lines of steps and of timers by their kinds, and what of every line of steps must be known."""
+        self.table = table
+        is_steps, is_timers = table.sorts()
+        self.steps = np.flatnonzero(is_steps[self.kinds])
+        self.timers = np.flatnonzero(is_timers[self.kinds])
+        self.step = np.zeros(len(self.steps))
+        self.dialect = np.zeros(len(self.steps), np.int64)
+        for kind, rows in self.by_kind(self.steps):
+            lines = self.starts[self.steps[rows]]
+            self.step[rows] = kind.read("step", self.data, lines)
+            name = kind.each.dialect.name
+            if name not in self.dialects:
+                self.dialects.append(name)
+            self.dialect[rows] = self.dialects.index(name)
+            if kind.rank is not None:
+                self.rank = np.full(len(self.steps), np.nan) if self.rank is None else self.rank
+                self.rank[rows] = kind.rank.read(self.data, lines)
+
+    def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
+        """Of some lines, (kind, which of them are of it)."""
+        if not len(lines):
+            return []
+        kinds = self.kinds[lines]
+        if (kinds == kinds[0]).all():
+            return [(self.table.kind(int(kinds[0])), np.arange(len(lines)))]
+        return [(self.table.kind(int(number)), np.flatnonzero(kinds == number)) for number in np.unique(kinds)]
+
+    def column(self, name: str, lines: Places) -> Column:
+        """A field of some lines of steps, NaN where one lacks it."""
+        found = np.full(len(lines), np.nan)
+        for kind, rows in self.by_kind(lines):
+            found[rows] = kind.read(name, self.data, self.starts[lines[rows]])
+        return found

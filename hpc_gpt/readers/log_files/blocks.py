@@ -1,0 +1,138 @@
+"""A log a block of bytes at a time: what LineReader gives, by what lines are alike instead of line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.readers.log_files.armed import Found, find
+from hpc_gpt.readers.log_files.block import Block
+from hpc_gpt.readers.log_files.block_steps import take_known
+from hpc_gpt.readers.log_files.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
+from hpc_gpt.readers.log_files.lines import LONGEST_LINE, LineReader
+from hpc_gpt.readers.log_files.literals import literal_scan
+from hpc_gpt.readers.log_files.prefix import without_colours
+from hpc_gpt.readers.part import Part
+
+_STRETCH = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """A line that is read for itself. `index`: its place in the block; `found`: None where it is to be looked at."""
+
+    index: int
+    text: str
+    found: list[Found] | None
+
+
+class BlockReader:
+    """Takes the bytes of one log in order, in blocks that end where a line, or a piece of one, ends."""
+
+    def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
+        self.reader = reader
+        self.newlines = newlines  # so far
+        self.begun = begun  # something stands behind the last of them
+        self._kinds = kinds_for_a_log()
+
+    @property
+    def lines(self) -> int:
+        """How many lines there were, the one that no newline ends with them."""
+        return self.newlines + self.begun
+
+    def finish(self) -> list[Part]:
+        """The parts. The reader is used up."""
+        return self.reader.finish(self.lines)
+
+    def take(self, data: bytes) -> None:
+        """One block."""
+        if b"\x1b" in data:
+            data = without_colours(data.decode("utf-8", "replace")).encode()
+        if not data:
+            return
+        found = np.frombuffer(data, np.uint8)
+        newlines = found == 10
+        bars = b"\r" in data
+        stops = np.flatnonzero(newlines | (found == 13) if bars else newlines)
+        starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
+        if bars:
+            passed = np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
+        else:
+            passed = np.arange(len(starts), dtype=np.int64)
+        numbers = self.newlines + 1 + passed
+        self.newlines = int(numbers[-1]) - 1
+        self.begun = data[-1] != 10
+        block = Block(data, starts, np.append(stops, len(data)), numbers)
+        unknown = self._kinds_of(block, found, bars)
+        self._take(block, unknown)
+
+    def _kinds_of(self, block: Block, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
+        """Look up the kind of each line; of those that are not known, the line with its digits made 0."""
+        look_up = self._kinds.table.__getitem__
+        unknown: dict[int, bytes] = {}
+        kinds: list[NDArray[np.int64]] = []
+        start = first = 0
+        while start < len(found) or not kinds:
+            # A stretch that a processor holds near itself, to the end of a line.
+            end = block.data.rfind(b"\n", start, start + _STRETCH) + 1
+            end = end if end and start + _STRETCH < len(found) else len(found)
+            zeros = zeroed(found[start:end])
+            lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
+            if end < len(found):
+                lines.pop()
+            kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
+            for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():
+                unknown[first + index] = lines[index]
+            start, first = end, first + len(lines)
+        block.kinds = np.concatenate(kinds)
+        return unknown
+
+    def _take(self, block: Block, unknown: dict[int, bytes]) -> None:
+        apart = self._learn(block, unknown) if unknown else []
+        if self._kinds.guarded:
+            apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
+        block.sort_lines(self._kinds)
+        start = 0
+        for line in apart:
+            take_known(self.reader, block, start, line.index)
+            text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
+            self.reader.apply(int(block.numbers[line.index]), text, found)
+            start = line.index + 1
+        take_known(self.reader, block, start, len(block.kinds))
+
+    def _doubtful(self, block: Block) -> list[_Apart]:
+        """The lines that are like others but for a digit that a pattern asks for."""
+        apart: list[_Apart] = []
+        for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
+            text = block.text(index)
+            if not self._kinds.kind(int(block.kinds[index])).holds(text):
+                block.kinds[index] = UNKNOWN
+                apart.append(_Apart(index, text, find(text)))
+        return apart
+
+    def _learn(self, block: Block, zeros_of: dict[int, bytes]) -> list[_Apart]:
+        """The lines to read one by one; what kind the others are goes into the block."""
+        apart: list[_Apart] = []
+        unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
+        candidates = literal_scan().candidates(texts)
+        long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
+        wanted = sorted({*candidates, *long})
+        nothing = np.ones(len(unknown), np.bool_)
+        nothing[wanted] = False
+        block.kinds[unknown[nothing]] = NOTHING
+        self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
+        for place in wanted:
+            index, zeros, tried = int(unknown[place]), texts[place], candidates.get(place, [])
+            number = self._kinds.table[zeros]  # an earlier line of this block may have taught it
+            if number == UNKNOWN:
+                line = block.line(index)
+                if len(line) > LONGEST_LINE:
+                    apart.append(_Apart(index, line.decode("utf-8", "replace"), None))
+                    continue
+                number, text, found = self._kinds.learn(zeros, line, tried)
+                if number == UNKNOWN:
+                    apart.append(_Apart(index, text, found))
+            block.kinds[index] = number
+        return apart

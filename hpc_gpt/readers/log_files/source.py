@@ -1,0 +1,279 @@
+"""A log as chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
+
+What a file is, its first bytes say and not its name. A file that is no log is refused in words. What cannot be read
+of a log is counted in `left_out`, by what it was. Memory is that of a chunk, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_gpt.readers.log_files.file_kinds import compression, not_a_log
+
+CHUNK = 1 << 21  # bytes
+HEAD = 1 << 16  # bytes looked at to tell what a file is
+LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are held
+STDIN = "-"
+_ZSTANDARD_PIECE = 1 << 10
+
+
+class Source:
+    """One log, opened. `refused`: why it is none, in words; then there are no chunks.
+
+    `bytes_read`: bytes taken from the file, before decompression. `left_out`: what was skipped, in words, and how
+    often. `offset`: where in a plain file the last chunk given ends, -1 where what was removed hides that.
+    `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: of the file when it was
+    opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = "stdin" if str(path) == STDIN else str(path)
+        self.refused: str | None = None
+        self.left_out: dict[str, int] = {}
+        self.bytes_read = 0
+        self.offset = 0
+        self.compressed: str | None = None
+        self.size = self.device = self.inode = self.changed_ns = 0
+        self.is_stdin = str(path) == STDIN
+        self._stream: BinaryIO | None = None
+        self._head = b""
+        self._unread = 0
+        self._given = 0  # where the last block given on ends
+        self._changed = False  # the blocks given on are not as the file has them
+        try:
+            self._open(path)
+        except (OSError, ValueError) as fault:
+            self.refuse(_words(fault))
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; standard input stays open."""
+        if self._stream is not None and not self.is_stdin:
+            self._stream.close()
+        self._stream = None
+
+    def refuse(self, words: str) -> None:
+        """Not a log, and why."""
+        self.refused = words
+        self.close()
+
+    def leave_out(self, words: str, count: int = 1) -> None:
+        """Count what is skipped."""
+        self.left_out[words] = self.left_out.get(words, 0) + count
+
+    def bytes_at(self, start: int, size: int) -> bytes:
+        """Bytes of a plain file, fewer where it ends; for a check of what was read before."""
+        if self._stream is None or self.is_stdin:
+            return b""
+        try:
+            found = os.pread(self._stream.fileno(), size, start)
+        except OSError:
+            return b""
+        self.bytes_read += len(found)
+        return found
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """What the log holds, from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
+
+        A chunk ends behind a newline, or behind a carriage return where it holds no newline. The last one may end
+        anywhere, as does one that holds the first 262,144 bytes of a line that is longer.
+        """
+        if self._stream is None:
+            return
+        self._given = start
+        tail = b""
+        dropping = False
+        for block in self._text(start):
+            if dropping:
+                end = _first_end(block)
+                self.leave_out("bytes of a line after its first 262,144", end if end >= 0 else len(block))
+                if end < 0:
+                    continue
+                block, dropping = block[end:], False
+            end = block.rfind(b"\n") + 1
+            if not end and b"\n" not in tail:
+                end = block.rfind(b"\r") + 1
+            whole = b"".join((tail, memoryview(block)[:end])) if end else b""
+            tail = block[end:] if end else tail + block
+            self.offset = -1 if self._changed else self._given - len(tail)
+            if end:
+                yield whole
+            if len(tail) > LONGEST_PIECE:
+                yield tail[:LONGEST_PIECE]
+                self.leave_out("bytes of a line after its first 262,144", len(tail) - LONGEST_PIECE)
+                tail, dropping = b"", True
+        if dropping:
+            self.offset = -1
+        if tail:
+            yield tail
+
+    def _open(self, path: Path) -> None:
+        if self.is_stdin:
+            self._stream = sys.stdin.buffer
+        else:
+            kind = os.stat(path).st_mode
+            if not stat.S_ISREG(kind):
+                return self.refuse(_kind(kind))
+            # Between the look and the opening a pipe may have come in its place: that must not wait for a writer.
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            self._stream = os.fdopen(number, "rb", buffering=0)
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode):
+                return self.refuse(_kind(found.st_mode))
+            self.size, self.device, self.inode = found.st_size, found.st_dev, found.st_ino
+            self.changed_ns = found.st_mtime_ns
+        self._unread = self.size
+        self._head = self._raw(HEAD)
+        self.compressed = compression(self._head)
+        plain = self._head
+        if self.compressed:
+            try:
+                plain = next(self._unpacked(iter((self._head,)), {}), b"")[:HEAD]
+            except ModuleNotFoundError:
+                return self.refuse("compressed with zstandard: pip install 'hpc-gpt[zstd]' to read it")
+        why = not_a_log(plain)
+        return self.refuse(why) if why else None
+
+    def _raw(self, size: int) -> bytes:
+        """The next bytes of the file, no further than its end when it was opened: one that grows is not followed."""
+        assert self._stream is not None
+        size = size if self.is_stdin else min(size, self._unread)
+        found = b""
+        while len(found) < size:
+            try:
+                more = self._stream.read(size - len(found))
+            except OSError as fault:
+                self.leave_out(f"the rest of the file: {_words(fault)}")
+                self._changed = True
+                more = b""
+            if not more:
+                self._unread = 0
+                break
+            found = found + more if found else more
+        self._unread -= min(len(found), self._unread)
+        self.bytes_read += len(found)
+        return found
+
+    def _blocks(self, start: int) -> Iterator[bytes]:
+        if start and self._stream is not None:
+            self._stream.seek(start)
+            self._unread = max(0, self.size - start)
+        elif self._head:
+            yield self._head
+        while block := self._raw(CHUNK):
+            yield block
+
+    def _text(self, start: int) -> Iterator[bytes]:
+        blocks = self._blocks(start)
+        if self.compressed:
+            blocks = self._unpacked(blocks, self.left_out)
+        first = start == 0
+        decoder: codecs.IncrementalDecoder | None = None
+        for block in blocks:
+            self._given += len(block)
+            if first:
+                first = False
+                if block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+                block = block.removeprefix(codecs.BOM_UTF8)
+            if decoder is not None:
+                self._changed = True
+                block = decoder.decode(block).encode("utf-8", "replace")
+            if b"\0" in block:
+                self._changed = True
+                self.leave_out("NUL bytes", block.count(b"\0"))
+                block = block.replace(b"\0", b"")
+            if block:
+                yield block
+
+    def _unpacked(self, blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
+        words = "the rest of the file: its compressed data are cut off or damaged"
+        unpack = _gunzip if self.compressed == "gzip" else _unzstd
+        whole = yield from unpack(blocks)
+        if not whole:
+            left_out[words] = left_out.get(words, 0) + 1
+
+
+def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
+    """What gzip members hold, one after the other; returns whether the last one was whole."""
+    member = zlib.decompressobj(wbits=31)
+    begun = False
+    for block in blocks:
+        data, more = block, True
+        while data or more:
+            if member.eof:
+                data = data.lstrip(b"\0")  # tapes and block devices pad with these
+                if not data:
+                    break
+                member, begun = zlib.decompressobj(wbits=31), False
+            begun = True
+            try:
+                found = member.decompress(data, CHUNK)
+            except zlib.error:
+                return False
+            if found:
+                yield found
+            data = member.unused_data if member.eof else member.unconsumed_tail
+            more = len(found) == CHUNK  # what came in may not all have gone out
+    return member.eof or not begun
+
+
+def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
+    """What zstandard frames hold; returns whether the last one was whole."""
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    frame, begun = unpacker.decompressobj(), False
+    for block in blocks:
+        # A block of a frame is four bytes at least and 128 KiB at most: so many bytes at a time bound what comes out.
+        for start in range(0, len(block), _ZSTANDARD_PIECE):
+            data = block[start : start + _ZSTANDARD_PIECE]
+            while data:
+                if frame.eof:
+                    frame, begun = unpacker.decompressobj(), False
+                begun = True
+                try:
+                    found = frame.decompress(data)
+                except zstandard.ZstdError:
+                    return False
+                if found:
+                    yield found
+                data = frame.unused_data if frame.eof else b""
+    return frame.eof or not begun
+
+
+def _first_end(block: bytes) -> int:
+    """Where the first newline or carriage return is; -1 without one."""
+    found = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
+    return min(found, default=-1)
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((words for test, words in kinds if test(mode)), "not a regular file")
+
+
+def _words(fault: Exception) -> str:
+    if isinstance(fault, OSError):
+        named = {errno.ELOOP: "a loop of symbolic links", errno.ENOENT: "no such file", errno.EACCES: "not readable"}
+        return named.get(fault.errno or 0, (fault.strerror or str(fault)).lower())
+    return "no path that a file can have"

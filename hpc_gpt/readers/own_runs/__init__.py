@@ -1,0 +1,1 @@
+"""Our own run folders as records and curves."""

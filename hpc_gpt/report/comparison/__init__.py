@@ -1,0 +1,1 @@
+"""Whether one run is faster than another, and what the two do not share."""

@@ -1,0 +1,239 @@
+"""A comparison in plain words, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.record import SCHEMA, finite
+from hpc_gpt.report.choice import show_value
+from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_whole
+from hpc_gpt.report.comparison.compare import Comparison, Speed
+from hpc_gpt.report.comparison.difference import LEVEL, Interval
+from hpc_gpt.report.comparison.settings import Apart
+from hpc_gpt.report.grid import plain
+
+# Differing settings that are shown; --json has them all.
+SHOWN = 24
+_LONGEST = 60
+_SPEED_WORDS = {
+    "step_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_gpu": "tokens/s per GPU",
+    "tflops_model": "tflops_model, TFLOP/s per GPU",
+}
+
+
+def verdict_words(comparison: Comparison, a: str, b: str) -> str:
+    """The answer for B in a line: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
+    if comparison.verdict == "same_run":
+        return f"the same run as {a}"
+    if comparison.verdict == "identical":
+        return f"the same steps in the same figures as {a}: two copies of one log"
+    interval = comparison.speeds[0].interval
+    if interval is None:
+        why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
+        return f"no interval can be given: {why or 'a step is not the same work in both'}"
+    if comparison.verdict == "no_difference":
+        return f"no difference shown ({percent_words(interval)[1]} %)"
+    middle, ends = percent_words(interval)
+    return f"{comparison.verdict} by {middle} % ({ends})"
+
+
+def percent_words(interval: Interval) -> tuple[str, str]:
+    """(the change, its ends) in percent: with signs where no difference is shown, else without.
+
+    >>> percent_words(Interval(4.02, 3.11, 4.94)), percent_words(Interval(0.1, -0.83, 1.07))
+    (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))
+    """
+    width = max(interval.high - interval.low, 1e-9)
+    digits = min(max(0, 1 - math.floor(math.log10(width))), 2)
+    if not interval.is_shown:
+        return (
+            f"{interval.change:+.{max(0, digits - 1)}f}",
+            f"{interval.low:+,.{digits}f} to {interval.high:+,.{digits}f}",
+        )
+    low, high = sorted((abs(interval.low), abs(interval.high)))
+    while digits < 6 and float(f"{low:.{digits}f}") == 0:
+        digits += 1
+    return f"{abs(interval.change):,.{max(0, digits - 1)}f}", f"{low:,.{digits}f} to {high:,.{digits}f}"
+
+
+def as_text(comparison: Comparison, a: str, b: str) -> str:
+    """The answer, the figures behind it, what differs, and what came of both; a line each."""
+    lines = [
+        (_SPEED_WORDS[speed.name], _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
+    ]
+    lines += [("loss", text) for text in _loss(comparison, a, b)]
+    for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
+        peaks = [_peak(run, key) for run in (comparison.a, comparison.b)]
+        if any(peaks):  # of a CPU there is none
+            apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
+            lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
+    lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
+    stated = [apart for apart in comparison.apart if apart.is_stated]
+    text = f"{b} against {a}: {verdict_words(comparison, a, b)}\n" + _columns(lines, "  ")
+    if stated:
+        text += "  settings that differ:\n"
+        text += _columns([(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]], "    ")
+    return text + "".join(f"  note: {plain(note)}\n" for note in _notes(comparison, stated, a, b))
+
+
+def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
+    margin = max(len(plain(name)) for name, _ in lines)
+    return "".join(f"{indent}{plain(name):<{margin}}  {plain(line)}\n" for name, line in lines)
+
+
+def title(run: RunRead) -> str:
+    """The run in a line: its name, layout, GPUs and engine."""
+    record = run.record
+    parts = ["/".join(dict.fromkeys(name for name in (record.name, record.run) if name)) or NOTHING]
+    if record.tp:
+        parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
+    if record.gpus:
+        what = "rank" if run.folder and not record.device else "GPU"
+        parts.append(f"{record.gpus} {what}{'' if record.gpus == 1 else 's'}")
+    parts += [str(part) for part in (record.device, record.engine, record.dtype) if part]
+    return plain(", ".join(parts))
+
+
+def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
+    show = show_seconds if speed.name == "step_s" else show_digits if speed.name == "tflops_model" else show_whole
+    text = f"{show(speed.a)} -> {show(speed.b)}{' s' if speed.name == 'step_s' else ''}"
+    if place == 0 and all(comparison.steps):
+        text += f", medians of {comparison.steps[0]:,} and {comparison.steps[1]:,} steady steps"
+    if place > 0 and speed.interval is not None:
+        middle, ends = percent_words(speed.interval)
+        word = "higher" if speed.interval.change > 0 else "lower"
+        text += f", {word} by {middle} % ({ends})" if speed.interval.is_shown else f", no difference shown ({ends} %)"
+    return text
+
+
+def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
+    losses = comparison.losses
+    if losses is None:
+        return []
+    if losses.alike == losses.common:
+        return [f"the same to the last digit at {'all ' if losses.common > 1 else ''}{_steps(losses.common)}"]
+    text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.step:,.0f}, the last that both have"
+    if losses.alike:
+        first = _steps(losses.alike) if losses.alike > 1 else "common step"
+        text += f"; the same to the last digit at the first {first}"
+    if losses.tail is None:
+        return [text]
+    tail, over = losses.tail, f"over the last {_steps(losses.tail_steps)}"
+    if not tail.is_shown:
+        return [text, f"no difference shown {over} ({tail.low:+.2g} to {tail.high:+.2g})"]
+    low, high = sorted((abs(tail.low), abs(tail.high)))
+    word = "higher" if tail.change > 0 else "lower"
+    return [
+        text,
+        f"they diverge: {b}'s is {word} than {a}'s by {abs(tail.change):.2g} ({low:.2g} to {high:.2g}) {over}",
+    ]
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} common step{'' if count == 1 else 's'}"
+
+
+def _peak(run: RunRead, key: str) -> float | None:
+    """The highest of the stages."""
+    figures = getattr(run.record, key)
+    return max(figures) if figures else None
+
+
+def _gib(figure: float | None) -> str:
+    return "unknown" if figure is None else f"{show_digits(figure)} GiB"
+
+
+def _ended(run: RunRead) -> str:
+    record = run.record
+    return hide_secrets(f"{record.ended or 'unknown'}{f' ({_cut(record.cause, 120)})' if record.cause else ''}")
+
+
+def _value(value: Any) -> str:
+    """In full: settings that differ in the seventh digit do differ."""
+    return _cut(f"{value:.10g}" if isinstance(value, float) else show_value(value))
+
+
+def _cut(text: str, most: int = _LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> list[str]:
+    notes = [_named(note, a, b) for note in comparison.notes]
+    if len(stated) > SHOWN:
+        notes.append(f"{len(stated) - SHOWN} more settings differ: --json lists them")
+    for side, name in (("a", a), ("b", b)):
+        own = [apart.key for apart in comparison.apart if not apart.is_stated and getattr(apart, side) is not None]
+        if own:
+            some = ", ".join(_cut(key, 40) for key in own[:6]) + (", …" if len(own) > 6 else "")
+            notes.append(f"only {name} states {len(own)} setting{'s' if len(own) > 1 else ''}: {some}")
+    return notes
+
+
+def _named(note: str, a: str, b: str) -> str:
+    return note.replace("{a}", a).replace("{b}", b)
+
+
+def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
+    """One JSON object: `{"schema": 1, "level": 0.95, "comparisons": [...]}`; each is of a run against the first."""
+    pairs = zip(comparisons, names[1:], strict=True)
+    return {
+        "schema": SCHEMA,
+        "level": LEVEL,
+        "comparisons": [finite(_tables(each, names[0], name)) for each, name in pairs],
+    }
+
+
+def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
+    runs = (comparison.a, comparison.b)
+    losses = comparison.losses
+    listed = {True: [], False: []}  # type: dict[bool, list[dict[str, Any]]]
+    for apart in comparison.apart:
+        listed[apart.is_stated].append({"key": apart.key, "a": apart.a, "b": apart.b})
+    return {
+        "a": a,
+        "b": b,
+        "runs": [run.record.run for run in runs],
+        "names": [run.record.name for run in runs],
+        "verdict": comparison.verdict,
+        "words": verdict_words(comparison, "A", "B"),
+        "speeds": [
+            {
+                "name": speed.name,
+                "a": speed.a,
+                "b": speed.b,
+                "faster_percent": speed.interval.change if speed.interval else None,
+                "low_percent": speed.interval.low if speed.interval else None,
+                "high_percent": speed.interval.high if speed.interval else None,
+            }
+            for speed in comparison.speeds
+        ],
+        "steady_steps": list(comparison.steps),
+        "no_interval": [{"run": "ab"[place], "reason": reason} for place, reason in comparison.reasons],
+        "differ": listed[True],
+        "stated_by_one": listed[False],
+        "loss": None
+        if losses is None
+        else {
+            "common_steps": losses.common,
+            "last_common_step": losses.step,
+            "a": losses.a,
+            "b": losses.b,
+            "alike_steps": losses.alike,
+            "diverge": losses.diverge,
+            "tail_steps": losses.tail_steps,
+            "tail_difference": losses.tail.change if losses.tail else None,
+            "tail_low": losses.tail.low if losses.tail else None,
+            "tail_high": losses.tail.high if losses.tail else None,
+        },
+        "memory_allocated_gib": [run.record.memory_allocated_gib for run in runs],
+        "memory_reserved_gib": [run.record.memory_reserved_gib for run in runs],
+        "ended": [run.record.ended for run in runs],
+        "cause": [hide_secrets(run.record.cause) if run.record.cause else None for run in runs],
+        "notes": [_named(note, "A", "B") for note in comparison.notes],
+    }

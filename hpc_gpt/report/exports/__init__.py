@@ -1,0 +1,1 @@
+"""Runs for the tools that draw curves."""

@@ -1,0 +1,1 @@
+"""The tables of the seeds in their own columns, their figures beside ours."""

@@ -1,0 +1,138 @@
+"""The reader of blocks gives what the reader of lines gives, whatever the log."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.log_files import block_steps, lines, step_rows
+from hpc_gpt.readers.log_files.armed import find
+from hpc_gpt.readers.log_files.blocks import BlockReader
+from hpc_gpt.readers.log_files.lines import LineReader, read_lines
+from hpc_gpt.readers.part import Part
+from tests.readers.log_files.comparable import comparable
+
+SPECIMENS = [line for dialect in dialects() for line in dialect.specimen.splitlines() if line.strip()]
+MEGATRON = (
+    " iteration {step:8d}/    1000 | consumed samples: {step:12d} | elapsed time per iteration (ms): {ms:.1f} |"
+    " learning rate: 1.500E-04 | global batch size: {batch:5d} | lm loss: {loss} | loss scale: 16384.0 |"
+    " grad norm: 9.804 | number of skipped iterations: {skipped:3d} | number of nan iterations:   0 |"
+)
+PREFIXES = ("", "12: ", "[default7]: ", "[default3]: ", "[rank0]:", "[2024-04-06 03:02:12] ", "\x1b[32m", "é ")
+NOISE = ("", "0: loading", "> building indices ...", "WARNING: 12 of 64", "\0\0", "\x1b[0m", "x" * 300, "99%", "é|ü: 3")
+ENDS = ("\n", "\n", "\n", "\r\n", "\r")
+
+
+def other_digits(line: str, seed: int) -> str:
+    """The line with other digits, each for each."""
+    dice = random.Random(seed)
+    return re.sub("[0-9]", lambda _: str(dice.randrange(10)), line)
+
+
+def other_step(line: str, step: int) -> str:
+    """The line with another step where it names one."""
+    for match, _ in find(line):
+        if match.groupdict().get("step"):
+            return line[: match.start("step")] + str(step).rjust(len(match["step"])) + line[match.end("step") :]
+    return line
+
+
+@st.composite
+def stretches(draw: st.DrawFn) -> str:
+    """Lines of one sort."""
+    end = draw(st.sampled_from(ENDS))
+    prefix = draw(st.sampled_from(PREFIXES))
+    count = draw(st.integers(1, 30))
+    first = draw(st.integers(0, 200))
+    match draw(st.integers(0, 4)):
+        case 0:
+            text = draw(st.sampled_from(NOISE))
+            return f"{prefix}{text}{end}" * count
+        case 1:
+            skipped = draw(st.integers(0, 1))
+            loss = draw(st.sampled_from(("3.28E+01", "nan", "1.0E-01", "inf")))
+            batch = draw(st.sampled_from((4, 8, 4000)))
+            found = [
+                MEGATRON.format(step=step, ms=2000 + step * 0.7, loss=loss, skipped=skipped, batch=batch)
+                for step in range(first, first + count)
+            ]
+            timers = "\ntime (ms) | forward: 12.5 | backward-send: 1.25" if draw(st.booleans()) else ""
+            return "".join(f"{prefix}{line}{timers}{end}" for line in found)
+        case 2:
+            line = draw(st.sampled_from(SPECIMENS))
+            return "".join(f"{prefix}{other_step(line, step)}{end}" for step in range(first, first + count))
+        case 3:
+            line = draw(st.sampled_from(SPECIMENS))
+            seed = draw(st.integers(0, 100))
+            return "".join(f"{prefix}{other_digits(line, seed + each)}{end}" for each in range(count))
+        case _:
+            line = draw(st.sampled_from(SPECIMENS))
+            return line[: draw(st.integers(0, len(line)))] + draw(st.sampled_from(("", end)))
+
+
+def blocks(text: str, size: int) -> list[bytes]:
+    """The log in pieces that end behind a newline or a carriage return."""
+    found, held = [], b""
+    for piece in re.split(rb"(?<=[\r\n])", text.encode()):
+        held += piece
+        if len(held) >= size:
+            found.append(held)
+            held = b""
+    return [*found, held]
+
+
+def in_blocks(text: str, size: int) -> list[Part]:
+    """What the reader of blocks gives."""
+    reader = BlockReader(LineReader("log"))
+    for block in blocks(text, size):
+        reader.take(block)
+    return reader.finish()
+
+
+def in_lines(text: str) -> list[Part]:
+    """What the reader of lines gives."""
+    return read_lines("log", text.removesuffix("\n").split("\n") if text else [])
+
+
+def assert_same(text: str, size: int) -> None:
+    """Both readers say the same of a log."""
+    mine, plain = in_blocks(text, size), in_lines(text)
+    assert [comparable(part) for part in mine] == [comparable(part) for part in plain]
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a short log reaches."""
+    monkeypatch.setattr(lines, "MOST_ROWS", 16)
+    monkeypatch.setattr(step_rows, "PENDING", 4)
+    monkeypatch.setattr(lines, "MOST_PARTS", 4)
+    for module in (lines, block_steps):
+        monkeypatch.setattr(module, "ALL_TIMERS", 6)
+        monkeypatch.setattr(module, "SOME_TIMERS", 4)
+
+
+LOGS = st.lists(stretches(), max_size=12).map("".join)
+
+
+@settings(max_examples=120, deadline=None)
+@given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
+def test_blocks_say_what_lines_say(text: str, size: int) -> None:
+    assert_same(text, size)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
+def test_blocks_say_what_lines_say_of_more_than_is_held(small_bounds: None, text: str, size: int) -> None:
+    assert_same(text, size)
+
+
+@pytest.mark.parametrize("line", SPECIMENS)
+def test_every_specimen_with_other_digits(line: str) -> None:
+    """Widths, dates and figures that only other digits give: the same from both."""
+    found = [other_step(other_digits(line, seed), seed) for seed in range(40)]
+    assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)

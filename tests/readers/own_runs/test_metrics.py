@@ -1,0 +1,94 @@
+"""metrics.jsonl as columns: what a line-by-line reading finds, whatever the lines hold."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.own_runs import metrics as own_metrics
+from hpc_gpt.readers.own_runs.metrics import KEYS, Metrics, read_metrics
+from tests.made_runs import metrics_line
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))
+LINES = st.one_of(
+    st.fixed_dictionaries({"step": st.integers(0, 6)}, optional={key: VALUES for key in KEYS if key != "step"}).map(
+        json.dumps
+    ),
+    st.sampled_from(
+        ["", "{", '{"step": 3', "[1]", '{"step": 1.5}', '{"step": true}', "nan", "}, {", '{"a": 1}, {"b": 2}']
+    ),
+    st.text(st.characters(exclude_characters="\n\r"), max_size=8),
+)
+
+
+def plainly(text):
+    """{step: (line, values)} and the count of damaged lines, one line after the other."""
+    found, damaged = {}, 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip(" \t\r\x0b\x0c"):  # what bytes call blank
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if isinstance(values, dict) and type(values.get("step")) is int:
+            found[values["step"]] = (number, values)
+        else:
+            damaged += 1
+    return found, damaged
+
+
+@given(lines=st.lists(LINES, max_size=12), chunk=st.sampled_from([1, 64, 1 << 22]))
+def test_all_lines_at_once_give_what_each_alone_does(tmp_path_factory, lines, chunk):
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    text = "\n".join(lines)
+    path.write_text(text, encoding="utf-8", errors="replace")
+    before, own_metrics._CHUNK = own_metrics._CHUNK, chunk
+    try:
+        metrics = read_metrics(path, 3)
+    finally:
+        own_metrics._CHUNK = before
+    found, damaged = plainly(path.read_text(encoding="utf-8"))
+    assert metrics.damaged == damaged
+    assert metrics["step"].tolist() == sorted(found)
+    assert metrics.line.tolist() == [found[step][0] for step in sorted(found)]
+    for key in KEYS:
+        for step, value in zip(sorted(found), metrics[key].tolist(), strict=True):
+            given_value = found[step][1].get(key)
+            if not isinstance(given_value, int | float):
+                assert math.isnan(value)
+            elif abs(given_value) < 1e300:
+                assert value == float(given_value)
+
+
+def test_the_highest_memory_of_each_stage(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    stages = [[1.0, 5.0], [2.0, 4.0], [None, 9.0], None]
+    path.write_text(
+        "".join(json.dumps(metrics_line(i + 1, memory_allocated_gib=s)) + "\n" for i, s in enumerate(stages))
+    )
+    assert read_metrics(path, 1).peaks == {"memory_allocated_gib": [2.0, 5.0]}
+
+
+def test_a_line_being_written_counts_as_damaged_and_the_rest_stands(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(metrics_line(1)) + "\n" + json.dumps(metrics_line(2))[:40])
+    metrics = read_metrics(path, 1)
+    assert (len(metrics), metrics.damaged) == (1, 1)
+    assert metrics.where(0) == "attempts/1/metrics.jsonl:1"
+
+
+def test_no_file_is_no_steps(tmp_path):
+    assert len(read_metrics(tmp_path / "metrics.jsonl", 1)) == 0
+    assert len(Metrics.joined([])) == len(Metrics.joined([Metrics(), Metrics()])) == 0
+
+
+@pytest.mark.parametrize("masks", [[True, False], [False, True]])
+def test_taking_some_keeps_their_places(tmp_path, masks):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
+    taken = read_metrics(path, 4).take(np.array(masks))
+    assert taken.where(0) == f"attempts/4/metrics.jsonl:{1 + masks.index(True)}"

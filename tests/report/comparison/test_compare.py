@@ -1,0 +1,327 @@
+"""Two runs side by side: the words, what they rest on, and what is not claimed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.record import Record
+from hpc_gpt.report.comparison.compare import VERDICTS, compare_runs
+from hpc_gpt.report.comparison.difference import Interval
+from hpc_gpt.report.comparison.settings import flat_settings, settings_apart
+from hpc_gpt.report.comparison.words import as_tables, as_text, percent_words, title, verdict_words
+from tests.report.any_run import any_run
+
+RECORD = Record(
+    run="r1",
+    name="made",
+    device="V100-SXM2-32GB",
+    engine="megatron-lm",
+    gpus=64,
+    tp=4,
+    pp=16,
+    dp=1,
+    micro_batch=1,
+    micro_batches=2048,
+    global_batch=2048,
+    seq=2048,
+    hidden=8192,
+    layers=62,
+    heads=64,
+    vocab=50304,
+    params=50_000_000_000,
+    ended="done",
+)
+
+
+def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady=None, **record) -> RunRead:
+    """A foreign run of `count` steps of 2 % noise; the first is warm-up."""
+    generator = np.random.default_rng(seed)
+    seconds = np.round(step_s * (1 + 0.02 * generator.standard_normal(count)), 3)
+    step = np.arange(1.0, count + 1)
+    curve = Curve(
+        step=step,
+        step_s=seconds,
+        loss=2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses,
+        attempt=np.ones(count, np.int64),
+        steady=step > 1 if steady is None else steady,
+        counts=np.ones(count, np.bool_),
+        skipped=np.zeros(count, np.bool_),
+    )
+    given = {"step_s": step_s, "run": f"r{seed}", **record}
+    return RunRead(replace(RECORD, **given), curve, files=[Path(f"log{seed}.txt")])
+
+
+def words(a: RunRead, b: RunRead) -> str:
+    return verdict_words(compare_runs(a, b), "A", "B")
+
+
+def test_faster_in_plain_words():
+    comparison = compare_runs(made(1), made(2, step_s=100 / 1.04))
+    assert comparison.verdict == "faster"
+    assert comparison.speeds[0].name == "step_s"
+    interval = comparison.speeds[0].interval
+    assert interval.low < 4 < interval.high
+    assert verdict_words(comparison, "A", "B").startswith("faster by 4.1 % (3.60 to 4.")
+    assert "step time  100.0 -> 96.1 s, medians of 199 and 199 steady steps" in as_text(comparison, "A", "B")
+
+
+def test_slower_is_of_speed_too():
+    text = words(made(1), made(2, step_s=200))
+    assert text.startswith("slower by 50")
+
+
+def test_no_difference_shown_has_both_ends():
+    comparison = compare_runs(made(1), made(2))
+    assert comparison.verdict == "no_difference"
+    text = verdict_words(comparison, "A", "B")
+    assert text.startswith("no difference shown (-0.")
+    assert " to +0." in text
+
+
+@pytest.mark.parametrize(
+    ("interval", "shown"),
+    [
+        (Interval(4.02, 3.11, 4.94), ("4", "3.1 to 4.9")),
+        (Interval(-4.02, -4.94, -3.11), ("4", "3.1 to 4.9")),
+        (Interval(0.12, 0.003, 0.9), ("0.12", "0.003 to 0.900")),
+        (Interval(0.1, -0.83, 1.07), ("+0", "-0.8 to +1.1")),
+        (Interval(130.0, 100.0, 160.0), ("130", "100 to 160")),
+        (Interval(2.0, 2.0, 2.0), ("2.0", "2.00 to 2.00")),
+    ],
+)
+def test_percent_have_the_digits_that_the_interval_carries(interval, shown):
+    assert percent_words(interval) == shown
+
+
+def test_too_few_steps_make_no_claim():
+    comparison = compare_runs(made(1), made(2, step_s=50, count=6))
+    assert comparison.verdict == "no_interval"
+    text = as_text(comparison, "A", "B")
+    assert text.startswith("B against A: no interval can be given: B has 5 steady steps, and an interval needs 8\n")
+    assert "faster by" not in text
+
+
+def test_a_total_makes_no_claim_and_says_why():
+    total = RunRead(replace(RECORD, run="hf", step_s=57.44), files=[Path("hf.txt")])
+    comparison = compare_runs(made(1), total)
+    assert comparison.verdict == "no_interval"
+    assert "B gives no times of single steps, only a step_s" in verdict_words(comparison, "A", "B")
+    assert comparison.speeds[0].b == 57.44
+
+
+def test_nothing_known_makes_no_claim():
+    empty = RunRead(Record(run="x"))
+    for a, b in ((empty, made(1)), (made(1), empty), (empty, RunRead(Record(run="y")))):
+        comparison = compare_runs(a, b)
+        assert comparison.verdict == "no_interval"
+        assert as_text(comparison, "A", "B")
+        assert title(a)
+        json.dumps(as_tables([comparison], ["a", "b"]), allow_nan=False)
+
+
+def test_the_same_run_and_copies_of_a_log():
+    run = made(1)
+    assert words(run, run) == "the same run as A"
+    copy = RunRead(run.record, run.curve, files=[Path("copy.txt")])
+    assert words(run, copy) == "the same steps in the same figures as A: two copies of one log"
+
+
+def test_two_logs_of_one_job_are_told_of():
+    comparison = compare_runs(made(1, job_id="4711"), made(2, job_id="4711"))
+    assert "both are of job 4711" in as_text(comparison, "A", "B")
+
+
+def test_equal_losses_are_told_of():
+    losses = np.linspace(6, 2, 200)
+    comparison = compare_runs(made(1, losses=losses), made(2, losses=losses))
+    text = as_text(comparison, "A", "B")
+    assert "loss       the same to the last digit at all 200 common steps" in text
+    assert "equal losses: two logs of one run, or the same training once more" in text
+    assert comparison.losses.diverge is False
+
+
+def test_another_batch_is_compared_by_tokens():
+    comparison = compare_runs(made(1), made(2, step_s=190, global_batch=4096, micro_batches=4096))
+    assert [speed.name for speed in comparison.speeds] == ["tokens_per_s"]
+    assert comparison.speeds[0].interval.change == pytest.approx(100 * (200 / 190 - 1), abs=0.6)
+    assert comparison.speeds[0].a == pytest.approx(2048 * 2048 / 100, rel=0.01)
+    text = as_text(comparison, "A", "B")
+    assert "B against A: faster by 5" in text
+    assert "global_batch is not the same, so a step is not the same work: tokens/s are compared" in text
+    assert comparison.losses is None
+    assert "a step of A holds 4,194,304 tokens, one of B 8,388,608" in text
+
+
+def test_other_gpus_are_compared_by_tokens_and_per_gpu():
+    comparison = compare_runs(made(1), made(2, step_s=60, gpus=128, dp=2))
+    per_s, per_gpu = comparison.speeds
+    assert (per_s.name, per_gpu.name) == ("tokens_per_s", "tokens_per_s_gpu")
+    assert comparison.verdict == "faster"
+    assert per_s.interval.low > 60
+    assert per_gpu.interval.high < -14
+    line = next(line for line in as_text(comparison, "A", "B").splitlines() if "per GPU" in line)
+    assert "655 -> 547, lower by 16.6 % (16.20 to " in line
+
+
+def test_another_model_is_compared_by_its_flops_beside_tokens():
+    comparison = compare_runs(made(1, tflops_model=40.0), made(2, params=25_000_000_000, layers=31, tflops_model=20.0))
+    assert [speed.name for speed in comparison.speeds] == ["tokens_per_s", "tflops_model"]
+    flops = comparison.speeds[1]
+    assert flops.b == pytest.approx(flops.a / 2, rel=0.01)
+    assert flops.interval.change == pytest.approx(-50, abs=1)
+
+
+def test_an_unknown_batch_is_not_taken_for_the_same_in_silence():
+    comparison = compare_runs(made(1), made(2, global_batch=None))
+    assert comparison.speeds[0].name == "step_s"
+    assert "global_batch of one is not known: a step is taken to be the same work in both" in comparison.notes
+
+
+def test_unequal_work_of_unknown_size_makes_no_claim():
+    a, b = made(1, seq=None, tokens_per_s=None), made(2, step_s=50, seq=None, tokens_per_s=None, global_batch=1024)
+    comparison = compare_runs(a, b)
+    assert comparison.verdict == "no_interval"
+    text = as_text(comparison, "A", "B")
+    assert "no interval can be given: a step is not the same work in both" in text
+    assert "global_batch is not the same, so a step is not the same work, and its tokens are not known" in text
+
+
+@pytest.mark.parametrize("key", ["params", "vocab"])
+def test_a_vocabulary_that_is_padded_otherwise_is_no_other_work(key):
+    comparison = compare_runs(made(1), made(2, **{key: int(getattr(RECORD, key) * 1.005)}))
+    assert [speed.name for speed in comparison.speeds] == ["step_s"]
+
+
+@given(any_run(), any_run())
+def test_whatever_a_log_says_it_can_be_compared(a, b):
+    comparison = compare_runs(a, b)
+    assert comparison.verdict in VERDICTS
+    text = title(a) + as_text(comparison, "A", "B")
+    assert text.replace("\n", "").isprintable()
+    json.dumps(as_tables([comparison], ["a", "b"]), allow_nan=False)
+
+
+def test_the_digits_of_a_log_bound_what_can_be_claimed():
+    coarse = [made(seed, step_s=step_s) for seed, step_s in ((1, 1.2), (2, 1.3))]
+    coarse = [RunRead(run.record, replace(run.curve, step_s=np.round(run.curve.step_s, 1))) for run in coarse]
+    interval = compare_runs(*coarse).speeds[0].interval
+    assert interval.change < -7
+    assert interval.high - interval.low > 7
+    # Of our own runs the figures are in full.
+    ours = [RunRead(run.record, run.curve, folder=Path(f"run{place}")) for place, run in enumerate(coarse)]
+    exact = compare_runs(*ours).speeds[0].interval
+    assert exact.high - exact.low < interval.high - interval.low - 5
+
+
+def test_losses_that_part_are_said_to_diverge():
+    step = np.arange(1.0, 201)
+    noise = 0.01 * np.random.default_rng(0).standard_normal((2, 200))
+    a, b = 2 + 4 / step + noise[0], 2 + 4 / step + noise[1] + np.where(step > 50, 0.1, 0)
+    a[:20] = b[:20]
+    losses = compare_runs(made(1, losses=a), made(2, losses=b)).losses
+    assert losses.alike == 20
+    assert losses.diverge
+    assert losses.tail.low < 0.1 < losses.tail.high
+    assert (losses.step, losses.common, losses.tail_steps) == (200, 200, 20)
+
+
+def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_once():
+    losses = np.full(60, 3.0)
+    losses[10] = np.nan
+    a = made(1, losses=losses, count=60)
+    again = replace(
+        a.curve,
+        step=np.concatenate([np.arange(1.0, 41), np.arange(31.0, 51)]),
+        loss=np.concatenate([np.full(40, 9.0), np.full(20, 3.5)]),
+        counts=np.arange(60) % 60 >= 0,
+    )
+    again.counts[30:40] = False
+    compared = compare_runs(a, RunRead(a.record, again, files=[Path("b")])).losses
+    assert compared.common == 49
+    assert (compared.step, compared.a, compared.b) == (50, 3.0, 3.5)
+
+
+def test_settings_apart_come_in_the_order_of_what_decides_speed():
+    a = replace(
+        RECORD,
+        settings={
+            "lr": 1e-4,
+            "save": "/a",
+            "cpu_offload": False,
+            "use_flash_attn": "True",
+            "hub_token": "hf_x",
+            "n": 1,
+        },
+        versions={"torch": "2.0"},
+        config_hash="a",
+    )
+    b = replace(
+        a,
+        dp=2,
+        gpus=128,
+        settings={
+            "lr": 2e-4,
+            "save": "/b",
+            "cpu_offload": True,
+            "use_flash_attn": True,
+            "hub_token": "hf_y",
+            "n": "1.0",
+        },
+        versions={"torch": "2.1", "cuda": "12"},
+        config_hash="b",
+    )
+    found = settings_apart(a, b)
+    assert [apart.key for apart in found] == [
+        "gpus", "dp", "cpu_offload", "lr", "versions.torch", "save", "config_hash", "versions.cuda",
+    ]  # fmt: skip
+    assert not found[-1].is_stated
+    assert "hub_token" not in flat_settings(a)
+    text = as_text(compare_runs(RunRead(a), RunRead(b)), "A", "B")
+    assert "hf_" not in text
+    assert "only B states 1 setting: versions.cuda" in text
+
+
+def test_settings_are_shown_in_full():
+    text = as_text(compare_runs(made(1, settings={"lr": 0.00012}), made(2, settings={"lr": 0.0001200001})), "A", "B")
+    assert "lr  0.00012 -> 0.0001200001" in text
+
+
+def test_many_settings_are_cut_and_counted():
+    a, b = ({f"key{number}": f"{side}{number}" for number in range(40)} for side in "ab")
+    text = as_text(compare_runs(made(1, settings=a), made(2, settings=b)), "A", "B")
+    assert "16 more settings differ: --json lists them" in text
+
+
+def test_a_difference_under_the_same_settings_is_of_something_else():
+    comparison = compare_runs(made(1, config_hash="c"), made(2, step_s=90, config_hash="c", node_list="n1"))
+    assert "so the difference is of the nodes, their load or the day" in as_text(comparison, "A", "B")
+
+
+def test_hostile_names_and_settings_are_text():
+    wild = {"{a}{0}\x1b[2J": "\x1b]0;x\x07{b}", "k" * 500: "v" * 5000}
+    text = as_text(compare_runs(made(1, settings=wild), made(2, settings={**wild, "k" * 500: "w"})), "A", "B")
+    assert "\x1b" not in text
+    text = title(made(1, name="\x1b[2J\n<script>"))
+    assert "\x1b" not in text
+    assert "\n" not in text
+
+
+def test_json_has_stable_keys():
+    found = as_tables([compare_runs(made(1), made(2, step_s=90, memory_reserved_gib=[3.0]))], ["x", "y"])
+    found = json.loads(json.dumps(found, allow_nan=False))
+    assert found["schema"] == 1
+    (comparison,) = found["comparisons"]
+    assert list(comparison) == [
+        "a", "b", "runs", "names", "verdict", "words", "speeds", "steady_steps", "no_interval", "differ",
+        "stated_by_one", "loss", "memory_allocated_gib", "memory_reserved_gib", "ended", "cause", "notes",
+    ]  # fmt: skip
+    assert comparison["verdict"] in VERDICTS
+    assert list(comparison["speeds"][0]) == ["name", "a", "b", "faster_percent", "low_percent", "high_percent"]
+    assert comparison["steady_steps"] == [199, 199]

@@ -1,0 +1,203 @@
+"""Event files, read back by TensorBoard itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.report.exports.exported import export_runs, safe_name
+from hpc_gpt.report.exports.tensorboard import EVENT_FILE, write_events
+from hpc_gpt.report.exports.wandb import started_name
+from tests.conftest import REPOSITORY
+from tests.made_runs import STARTED, add_attempt, metrics_line
+from tests.report.any_run import any_run
+from tests.report.exports.exported_runs import log_run, restarted_run
+
+
+def read_back(path: Path) -> EventAccumulator:
+    events = EventAccumulator(str(path.parent), size_guidance={"scalars": 0})
+    events.Reload()
+    return events
+
+
+def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, pytest.approx(event.value)) for event in read_back(path).Scalars(tag)]
+
+
+def test_a_step_trained_again_is_there_once_and_a_restart_goes_on_in_the_same_run(tmp_path):
+    run = restarted_run(tmp_path / "logs")
+    (path,) = write_events([run], tmp_path / "out")
+    assert path == tmp_path / "out" / "demo" / run.record.run / EVENT_FILE
+    losses = [(1, 6), (2, 4), (3, 2 + 4 / 3), (4, 3), (5, 4), (6, 3), (7, 2), (8, 1)]
+    assert scalars(path, "loss") == losses
+    assert scalars(path, "loss_eval") == [(8, 1.5)]
+    at = [event.wall_time for event in read_back(path).Scalars("loss")]
+    assert at == [STARTED + second for second in (1, 2, 3, 4, 105, 106, 107, 108)]
+
+
+def test_every_curve_is_there_under_its_name(tmp_path):
+    run = restarted_run(tmp_path / "logs")
+    (path,) = write_events([run], tmp_path / "out")
+    tags = read_back(path).Tags()["scalars"]
+    flops = ["tflops_seed", "tflops_hardware", "tflops_model"]
+    assert sorted(tags) == sorted(["loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *flops])
+    assert scalars(path, "step_s")[0] == (1, 5.0)
+    # The formula is of the step's own seconds: at the median's it is the record's figure.
+    assert run.record.step_s == 0.5
+    assert scalars(path, "tflops_model")[1] == (2, run.record.tflops_model)
+    assert scalars(path, "tflops_model")[0] == (1, run.record.tflops_model / 10)
+
+
+def test_a_log_without_times_of_day_counts_on_from_its_start(tmp_path):
+    run = log_run(tmp_path, started="2026-01-01T00:00:00Z", global_batch=8, seq=128)
+    (path,) = write_events([run], tmp_path / "out")
+    assert scalars(path, "loss") == [(1, 3.0), (3, 2.0), (4, 1.0)]
+    assert scalars(path, "skipped") == [(1, 0), (2, 1), (3, 0), (4, 0)]
+    assert scalars(path, "tokens_per_s") == [(1, 256), (2, 512), (3, 512), (4, 512)]
+    at = [event.wall_time for event in read_back(path).Scalars("step_s")]
+    assert at == [1767225600.0 + second for second in (4, 6, 8, 10)]
+
+
+def test_settings_are_there_without_secrets(tmp_path):
+    (path,) = write_events([log_run(tmp_path)], tmp_path / "out")
+    content = read_back(path).PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
+    settings = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert settings["gpus"].number_value == 64
+    assert settings["arguments.lr"].number_value == 1e-4
+    assert settings["arguments.eos_token"].string_value == "</s>"
+    assert "hf_secret" not in str(settings)
+    assert b"hf_secret" not in path.read_bytes()
+
+
+def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    run = restarted_run(tmp_path / "logs")
+    (path,) = write_events([run], out)
+    others = path.with_name("events.out.tfevents.1.host")
+    others.write_bytes(b"")
+    first = path.read_bytes()
+    assert write_events([run, run], out) == [path]
+    assert path.read_bytes() == first
+    assert sorted(path.parent.iterdir()) == sorted([path, others])
+
+
+def test_a_run_that_goes_on_stays_the_same_run(tmp_path):
+    from hpc_gpt.readers.own_runs.run import read_own
+    from hpc_gpt.run_folder import RunFolder
+
+    before = restarted_run(tmp_path / "logs")
+    paths = write_events([before], tmp_path / "out")
+    more = [metrics_line(step, time=STARTED + 200 + step) for step in (9, 10)]
+    add_attempt(RunFolder(before.folder), more, resumed_step=8, started=STARTED + 200)
+    assert write_events([read_own(RunFolder(before.folder))], tmp_path / "out") == paths
+    assert [step for step, _ in scalars(paths[0], "loss")] == list(range(1, 11))
+
+
+def test_two_logs_of_one_name_are_two_runs(tmp_path):
+    a, b = log_run(tmp_path / "a"), log_run(tmp_path / "b")
+    assert len(set(write_events([a, b], tmp_path / "out"))) == 2
+    assert [made.id for made in export_runs([a, b])] == [made.id for made in export_runs([b, a])][::-1]
+
+
+def test_copies_of_a_run_and_equal_logs_are_runs_of_their_own(tmp_path):
+    run = restarted_run(tmp_path / "logs")
+    copy = replace(run, folder=tmp_path / "copy")
+    assert len({made.id for made in export_runs([run, copy, log_run(tmp_path), log_run(tmp_path)])}) == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../escape", "/etc/passwd", "a/b", "..", ".", "", "x" * 5000, "\x00\n\x1b[2J", "<script>", "naïve", "\udcff"],
+)
+def test_no_name_leads_out_of_the_folder(tmp_path, name):
+    out = tmp_path / "deep" / "out"
+    (path,) = write_events([log_run(tmp_path, name=name, run=name)], out)
+    assert path.resolve().is_relative_to(out.resolve())
+    assert len(path.relative_to(out).parts) == 3
+    assert all(len(part) < 120 and part.isascii() and part.isprintable() for part in path.relative_to(out).parts)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["deep"]
+    assert scalars(path, "loss")
+
+
+@settings(max_examples=50)
+@given(run=any_run(), started=st.one_of(st.none(), st.text(), st.just("9999-12-31T23:59:59Z")))
+def test_whatever_a_log_says_it_can_be_exported(run, started):
+    with tempfile.TemporaryDirectory() as folder:
+        run = replace(run, record=replace(run.record, started=started))
+        (path,) = write_events([run], Path(folder))
+        for tag in read_back(path).Tags()["scalars"]:
+            steps = [step for step, _ in scalars(path, tag)]
+            assert steps == sorted(set(steps))
+        (exported,) = export_runs([run])
+        assert started_name(exported).replace("_", "").isdecimal()
+
+
+def test_names_that_only_look_alike_when_made_safe_stay_apart():
+    assert safe_name("a b") != safe_name("a-b") != safe_name("a/b")
+
+
+def test_a_link_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "job").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="leads to"):
+        write_events([log_run(tmp_path)], tmp_path / "out")
+    assert not any((tmp_path / "elsewhere").rglob("*events*"))
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(RunFolderError, match="out"):
+        write_events([log_run(tmp_path)], tmp_path / "out")
+
+
+def test_a_run_without_steps_has_its_settings(tmp_path):
+    from hpc_gpt.readers.run_read import RunRead
+    from hpc_gpt.record import Record
+
+    (path,) = write_events([RunRead(Record(run="r", gpus=4, step_s=math.nan))], tmp_path)
+    assert read_back(path).Tags()["scalars"] == []
+
+
+WITHOUT = """
+import sys
+sys.modules[{package!r}] = None
+from pathlib import Path
+from hpc_gpt.report.exports.{module} import {function}
+try:
+    {function}([], Path({folder!r}))
+except Exception as fault:
+    print(type(fault).__name__, fault, "|", fault.hint)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "function"),
+    [("tensorboard", "tensorboard", "write_events"), ("wandb", "wandb", "write_offline_runs")],
+)
+def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, module, function):
+    text = WITHOUT.format(package=package, module=module, function=function, folder=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("UserError ")
+    assert f"pip install 'hpc-gpt[{package}]'" in done.stdout
+    assert issubclass(RunFolderError, UserError)

@@ -1,0 +1,212 @@
+"""A sweep in its seed's own columns: our figure and the seed's side by side, and rows that nobody ran."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_gpt.cli.report import report
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.report.seeds.columns import SEED_TABLES
+from hpc_gpt.report.seeds.lines import sweep_lines
+from hpc_gpt.report.seeds.tables import as_csv, as_table
+from hpc_gpt.sweep import find_sweep
+from tests.experiments.sweeps import COUNTS
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+GENERIC = "generic-slurm"
+OWN = """
+[model]
+preset = "gpt2"
+[layout]
+gpus = 1
+[rows]
+"small" = { layout.micro_batch = 1, seed.step_s = 0.5, seed.watts = 310 }
+"large" = { layout.micro_batch = 8, seed.step_s = "slow" }
+"none" = { layout.tp = 3, impossible = "tp3 does not divide 12 heads by 4" }
+"""
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    folder = tmp_path / "logs"
+    monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
+    return folder
+
+
+def call(*words):
+    return CliRunner().invoke(report, words, catch_exceptions=False)
+
+
+def ran(logs, experiment, row, step_s=0.5, **values):
+    """A run of that row whose steps took so long."""
+    run = make_run(logs, GENERIC, experiment, row=row)
+    add_attempt(run, [metrics_line(step, **{"step_s": step_s, **values}) for step in range(1, 21)])
+    return run
+
+
+def cells(text, row):
+    """The cells of a row in a markdown table, by heading; the seed's as `HEADING seed`."""
+    heading, _, *lines = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in text.splitlines()]
+    names = [f"{heading[place - 1].strip()} seed" if name == "seed" else name for place, name in enumerate(heading)]
+    found = [dict(zip(names, line, strict=True)) for line in lines if line[0] == row]
+    assert found, text
+    return found[0] if len(found) == 1 else found
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_folder_has_columns_of_its_seeds_and_each_seed_figure_a_place(name):
+    sweep = find_sweep(name)
+    shown = {column.seed for column in SEED_TABLES[name].columns}
+    for row in sweep.rows:
+        assert set(row.seed) <= shown | {"notes"}, row.name
+
+
+def test_our_figure_stands_beside_the_seeds(logs):
+    run = ran(logs, "gpt2-meg-ds-3d", "48b", step_s=73.0)
+    row = cells(call("--format", "md").stdout, "48b")
+    assert row == {
+        "Row": "48b", "GPUs": "64", "Size": "52.0B", "Size seed": "48B", "DP": "1", "PP": "16", "PP Chunks": "256",
+        "Mic-BS": "4", "Glob-BS": "1024", "Throughput s": "73.0", "Throughput s seed": "146",
+        "TFLOPs seed formula": "93.3", "TFLOPs seed formula seed": "43", "Notes": "05-27", "Ended": "done",
+        "Run": run.run_id,
+    }  # fmt: skip
+
+
+def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(logs):
+    run = ran(logs, "gpt2-meg", "32g-18b")
+    text = call(str(logs), "--format", "md").stdout
+    assert len(text.splitlines()) == 2 + COUNTS["gpt2-meg"]
+    assert cells(text, "32g-18b")["Run"] == run.run_id
+    waiting, never = cells(text, "32g-28b"), cells(text, "perf-48b-pp32-c256-mb4")
+    assert (waiting["Throughput s"], waiting["Throughput s seed"], waiting["Ended"]) == ("-", "1.618", "-")
+    assert (never["GPUs"], never["PP"], never["Glob-BS"]) == ("64", "32", "1024")
+    assert (never["Ended"], never["TFLOPs seed formula seed"]) == ("impossible", "28.6")
+    assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
+
+
+def test_a_sweep_by_name_is_its_runs_and_without_any_the_seeds_table(logs):
+    assert call("memory-ladder", "--format", "md").stdout.count("\n") == 2 + 7
+    ran(logs, "memory-ladder", "batch64", memory_reserved_gib=[14.0], memory_allocated_gib=[13.0])
+    ran(logs, "colab-ladder", "tf32")
+    row = cells(call("memory-ladder", "--format", "md").stdout, "batch64")
+    # 160 steps of half a second, and 14 GiB in MB.
+    assert (row["Training Latency (s)"], row["Training Latency (s) seed"]) == ("80.0", "56.8")
+    assert (row["GPU Memory Peak (MB)"], row["GPU Memory Peak (MB) seed"]) == ("14336", "14338")
+
+
+def test_runs_of_one_row_stand_under_one_another_and_a_smoke_run_stands_beside_no_figure(logs):
+    first, second = ran(logs, "memory-ladder", "batch32"), ran(logs, "memory-ladder", "batch32")
+    smoke = make_run(logs, GENERIC, "memory-ladder", row="batch128", name="memory-ladder-batch128-smoke")
+    text = call("--format", "md").stdout
+    assert {line["Run"] for line in cells(text, "batch32")} == {first.run_id, second.run_id}
+    seeds, shrunken = cells(text, "batch128")
+    assert (seeds["Training Latency (s) seed"], seeds["Run"]) == ("45.5", "-")
+    assert (shrunken["Training Latency (s) seed"], shrunken["Notes"]) == ("-", "smoke run")
+    assert shrunken["Run"] == smoke.run_id
+
+
+def test_seed_003s_formula_stands_beside_the_memory(logs):
+    ran(logs, "training-parallelism", "one-gpu", memory_allocated_gib=[30.0], memory_reserved_gib=[31.0])
+    row = cells(call("--format", "md").stdout, "one-gpu")
+    assert (row["max_mem (MB)"], row["max_mem (MB) seed"], row["formula (GiB)"]) == ("30720", "35480", "34.2")
+    assert (row["samples_per_second"], row["samples_per_second seed"]) == ("65,536", "482427")
+
+
+def test_seed_000s_columns(logs):
+    ran(logs, "mingpt-fsdp", "b7", step_s=0.25, memory_reserved_gib=[10.0], memory_allocated_gib=[9.0])
+    text = call("--format", "md").stdout
+    row = cells(text, "b7")
+    assert (row["Memory (MB)"], row["Memory (MB) seed"], row["GPU Usage % seed"]) == ("10240", "14736", "86.2 +/- 9.7")
+    assert (row["Iteration Time (ms)"], row["Iteration Time (ms) seed"]) == ("250", "748.78")
+    assert cells(text, "b9")["Memory (MB) seed"] == "OOM"
+
+
+def test_utilisation_reads_as_the_seed_prints_it():
+    show = next(column.show for column in SEED_TABLES["mingpt-fsdp"].columns if column.seed == "gpu_util")
+    assert show({"gpu_util_mean": 71.94, "gpu_util_spread": 22.0}) == "71.9 +/- 22.0"
+    assert show({}) == "-"
+
+
+def test_csv_and_json_keep_the_records_names_and_units(logs):
+    run = ran(logs, "gpt2-hf-ds", "max-48b", step_s=60.0)
+    rows = list(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
+    assert len(rows) == COUNTS["gpt2-hf-ds"]
+    (row,) = [row for row in rows if row["run"]]
+    assert (row["ended"], row["notes"]) == ("done", "")
+    assert (row["sweep"], row["row"], row["run"]) == ("gpt2-hf-ds", "max-48b", run.run_id)
+    assert (float(row["step_s"]), float(row["seed_step_s"]), row["seed_size"]) == (60.0, 114.56, "48B")
+    assert int(row["params"]) == 51_966_918_656
+    page = json.loads(call("--json").stdout)
+    assert list(page) == ["schema", "records", "sweep", "rows"]
+    assert [record["run"] for record in page["records"]] == [run.run_id]
+    assert page["records"][0]["settings"]["sweep"] == {"name": "gpt2-hf-ds", "row": "max-48b"}
+    (listed,) = [row for row in page["rows"] if row["runs"]]
+    assert listed["seed"] == {"size": "48B", "step_s": 114.56, "tflops_seed": 13.72}
+    assert len(page["rows"]) == COUNTS["gpt2-hf-ds"]
+    later = ran(logs, "gpt2-hf-ds", "max-23b")
+    page = json.loads(call("--json").stdout)
+    assert [record["run"] for record in page["records"]] == [run.run_id, later.run_id], "oldest first, as ever"
+
+
+def test_runs_of_several_sweeps_and_of_none_have_the_usual_columns(logs):
+    ran(logs, "memory-ladder", "batch32")
+    assert call("--columns", "usual").stdout.startswith("GPUs")
+    make_run(logs)
+    assert call().stdout.startswith("GPUs")
+    with pytest.raises(ConfigError, match="one sweep"):
+        call("--columns", "seed")
+
+
+def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
+    run = ran(logs, "memory-ladder", "batch32")
+    text = run.path.joinpath("resolved.json").read_text()
+    run.path.joinpath("resolved.json").write_text(text.replace('"sweep": "memory-ladder"', '"sweep": "no-such"'))
+    table = call().stdout.splitlines()
+    assert len(table) == 2
+    assert run.run_id in table[1]
+    run.path.joinpath("resolved.json").write_text(text.replace('"row": "batch32"', '"row": "batch31"'))
+    row = cells(call("--format", "md").stdout, "batch31")
+    assert (row["Training Latency (s)"], row["Training Latency (s) seed"]) == ("160", "-")
+
+
+def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_path, logs):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    lines = as_table(sweep_lines("mine", [], str(path))).splitlines()
+    assert [line.split()[0] for line in lines] == ["Row", "small", "large", "none"]
+    assert "watts" in lines[0]
+    assert "310" in lines[1]
+    assert "slow" in lines[2]
+    assert lines[3].split("impossible")[0].endswith("tp3 does not divide 12 heads by 4  ")
+    assert call(str(path)).stdout.splitlines() == lines
+    run = ran(logs, str(path), "small", step_s=0.25)
+    (line,) = [line for line in call(str(path)).stdout.splitlines() if run.run_id in line]
+    assert line.split()[:3] == ["small", "1", "124M"]
+    assert line.split()[9:11] == ["0.250", "0.5"]
+
+
+@pytest.mark.parametrize("width", [20, 60])
+def test_a_narrow_terminal_gets_a_block_a_row_and_no_figure_is_cut(width):
+    text = as_table(sweep_lines("colab-ladder", []), width)
+    assert text.count("\n\n") == COUNTS["colab-ladder"] - 1
+    assert "112136.19" in text
+    assert as_table(sweep_lines("colab-ladder", []), 400) == as_table(sweep_lines("colab-ladder", []))
+
+
+def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
+    ran(logs, "mingpt-fsdp", "b1", memory_reserved_gib=[8.0, 9.5], memory_allocated_gib=[7.0, 7.5])
+    row = next(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
+    assert (row["row"], row["memory_reserved_gib"], row["seed_memory_mb"]) == ("b1", "9.5", "9028")
+    assert (row["gpu_util_mean"], row["seed_gpu_util"]) == ("", "71.9 +/- 22.0")
+
+
+def test_csv_of_a_sweep_without_a_run():
+    rows = list(csv.DictReader(io.StringIO(as_csv(sweep_lines("gpt2-meg", [])))))
+    assert [row["row"] for row in rows] == [row.name for row in find_sweep("gpt2-meg").rows]
+    assert {row["step_s"] for row in rows} == {""}
+    assert sum(row["ended"] == "impossible" for row in rows) == 6
