@@ -1,0 +1,37 @@
+"""The README's dialect, put among the others as it stands: found, and its lines read."""
+
+import json
+import re
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+
+READ = """
+import json, sys
+from hpc_gpt.readers import dialects
+dialects.__path__.append(sys.argv[1])
+from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.report.gather import gather_paths
+from pathlib import Path
+found = {dialect.name: dialect for dialect in dialects.dialects()}["acme"]
+log = Path(sys.argv[1]) / "train.log"
+log.write_text(found.specimen + "step 20: loss 3.1000, took 800.0 ms\\nstep 30: loss 3.0000, took 820.0 ms\\n")
+print(json.dumps(gather_paths([str(log)], Path(sys.argv[1])).records[0].to_tables()))
+"""
+
+
+def test_the_readmes_dialect_is_found_and_read(tmp_path):
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (module,) = [block for block in blocks if "DIALECT" in block]
+    assert len(module.splitlines()) <= 20
+    (tmp_path / "acme.py").write_text(module)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["dialect"], record["engine"], record["gpus"]) == ("acme", "acme", 8)
+    assert (record["global_batch"], record["seq"], record["loss_last"]) == (64, 2048, 3.0)
+    assert record["step_s"] == 0.81
