@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from dataclasses import dataclass
 
-_HEAD = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_FIELDS = {
-    "elapsed": re.compile(rf"\belapsed time per iteration \((ms|s)\):\s*{_NUMBER}\s*\|"),
-    "lr": re.compile(rf"\blearning rate:\s*{_NUMBER}\s*\|"),
-    "loss": re.compile(rf"\blm[ _-]loss:\s*{_NUMBER}\s*\|", re.IGNORECASE),
-    "grad_norm": re.compile(rf"\bgrad norm:\s*{_NUMBER}\s*\|"),
-    "global_batch": re.compile(r"\bglobal batch size:\s*(\d+)\s*\|"),
-    "consumed_samples": re.compile(r"\bconsumed samples:\s*(\d+)\s*\|"),
-    "skipped": re.compile(r"\bnumber of skipped iterations:\s*(\d+)\s*\|"),
-    "nan": re.compile(r"\bnumber of nan iterations:\s*(\d+)\s*\|"),
+HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
+# What follows the head, `key: value` between bars, by what it gives (readers/fields.py). `lm loss` is missing where
+# every iteration since the line before was skipped. `(s)` is BigScience's fork; the throughputs a GPU of others stand
+# beside NVIDIA's. `TFLOPs` is of one GPU too.
+KEYS = {
+    "consumed samples": "consumed_samples",
+    "consumed tokens": "consumed_tokens",
+    "elapsed time per iteration (ms)": "step_ms",
+    "elapsed time per iteration (s)": "step_s",
+    "elapsed time per iteration (sec)": "step_s",
+    "learning rate": "lr",
+    "global batch size": "global_batch",
+    "lm loss": "loss",
+    "lm-loss": "loss",
+    "lm_loss": "loss",
+    "loss": "loss",
+    "loss scale": "loss_scale",
+    "grad norm": "grad_norm",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nan",
+    "samples per second": "samples_per_s",
+    "samples/sec": "samples_per_s",
+    "tokens per second": "tokens_per_s",
+    "tokens per gpu per second (tgs)": "tokens_per_s_gpu",
+    "tokens per GPU per second": "tokens_per_s_gpu",
+    "tokens per GPU (tokens/s/GPU)": "tokens_per_s_gpu",
+    "tokens/s/GPU": "tokens_per_s_gpu",
+    "tokens/sec/gpu": "tokens_per_s_gpu",
+    "tokens-per-second-per-gpu": "tokens_per_s_gpu",
+    "tokens/s/GPU inst/harmonic mean": "tokens_per_s_gpu",
+    "TFLOPs": "tflops",
+    "TFLOPS": "tflops",
+    "throughput per GPU (TFLOP/s/GPU)": "tflops",
+    "compute per GPU (TFLOP/s/GPU)": "tflops",
+    "throughput (TFLOP/s/GPU)": "tflops",
+    "model TFLOP/s/GPU": "tflops",
+    "MFU": "mfu_percent",
+    "mfu": "mfu_percent",
 }
+_HEAD = re.compile(HEAD)
 
 
 @dataclass(frozen=True)
@@ -47,26 +77,29 @@ def read_iteration(line: str) -> IterationLine | None:
     head = _HEAD.search(line)
     if head is None:
         return None
-    found = {name: field.search(line, head.end()) for name, field in _FIELDS.items()}
-    elapsed = found["elapsed"]
-    if elapsed is None:
+    found: dict[str, float] = {}
+    # What no bar closes may be cut off.
+    for piece in line[head.end() :].split("|")[:-1]:
+        key, _, text = piece.partition(":")
+        name = KEYS.get(key.strip())
+        if name is not None:
+            with contextlib.suppress(ValueError):
+                found.setdefault(name, float(text))
+    step_s = found.get("step_s", found["step_ms"] / 1000 if "step_ms" in found else None)
+    if step_s is None:
         return None
 
-    def number(name: str) -> float | None:
-        match = found[name]
-        return None if match is None else float(match[1])
-
     def count(name: str) -> int | None:
-        match = found[name]
-        return None if match is None else int(match[1])
+        value = found.get(name)
+        return int(value) if value is not None and math.isfinite(value) else None
 
     return IterationLine(
-        iteration=int(head[1]),
-        iterations=int(head[2]),
-        step_s=float(elapsed[2]) / (1000 if elapsed[1] == "ms" else 1),
-        lr=number("lr"),
-        loss=number("loss"),
-        grad_norm=number("grad_norm"),
+        iteration=int(head["step"]),
+        iterations=int(head["steps_planned"]),
+        step_s=step_s,
+        lr=found.get("lr"),
+        loss=found.get("loss"),
+        grad_norm=found.get("grad_norm"),
         global_batch=count("global_batch"),
         consumed_samples=count("consumed_samples"),
         skipped=count("skipped") or 0,

@@ -2,45 +2,9 @@
 
 from __future__ import annotations
 
+from hpc_gpt.megatron_line import HEAD, KEYS
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
-# `lm loss` is missing where every iteration since the line before was skipped. `(s)` is BigScience's fork; the
-# throughputs a GPU of others stand beside NVIDIA's. `TFLOPs` is of one GPU too.
-_KEYS = {
-    "consumed samples": "consumed_samples",
-    "consumed tokens": "consumed_tokens",
-    "elapsed time per iteration (ms)": "step_ms",
-    "elapsed time per iteration (s)": "step_s",
-    "elapsed time per iteration (sec)": "step_s",
-    "learning rate": "lr",
-    "global batch size": "global_batch",
-    "lm loss": "loss",
-    "lm-loss": "loss",
-    "lm_loss": "loss",
-    "loss": "loss",
-    "loss scale": "loss_scale",
-    "grad norm": "grad_norm",
-    "number of skipped iterations": "skipped",
-    "number of nan iterations": "nan",
-    "samples per second": "samples_per_s",
-    "samples/sec": "samples_per_s",
-    "tokens per second": "tokens_per_s",
-    "tokens per gpu per second (tgs)": "tokens_per_s_gpu",
-    "tokens per GPU per second": "tokens_per_s_gpu",
-    "tokens per GPU (tokens/s/GPU)": "tokens_per_s_gpu",
-    "tokens/s/GPU": "tokens_per_s_gpu",
-    "tokens/sec/gpu": "tokens_per_s_gpu",
-    "tokens-per-second-per-gpu": "tokens_per_s_gpu",
-    "tokens/s/GPU inst/harmonic mean": "tokens_per_s_gpu",
-    "TFLOPs": "tflops",
-    "TFLOPS": "tflops",
-    "throughput per GPU (TFLOP/s/GPU)": "tflops",
-    "compute per GPU (TFLOP/s/GPU)": "tflops",
-    "throughput (TFLOP/s/GPU)": "tflops",
-    "model TFLOP/s/GPU": "tflops",
-    "MFU": "mfu_percent",
-    "mfu": "mfu_percent",
-}
 _NUMBER = r"\d{1,9}\.\d{1,16}"
 
 DIALECT = Dialect(
@@ -50,8 +14,8 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "elapsed time per iteration",
-            r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|",
-            keys=_KEYS,
+            HEAD,
+            keys=KEYS,
             closed=True,
         ),
         Pattern("more", "Effective Tera Flops", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
