@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 REMOVED = "[removed]"
 
 _ALWAYS = frozenset(
-    ("password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "authorization")
-)
+    (
+        "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey",
+        "authorization", "signature", "sig",
+    )
+)  # fmt: skip
+# PGPASSWORD, dbpasswd: one word to the eye.
+_ALWAYS_ENDS = ("password", "passwd", "passphrase")
 # What stands before `token` where it is a symbol of a vocabulary or a count, and before `key` where it is a name.
 _SYMBOLS = frozenset(
     (
@@ -43,11 +49,14 @@ _VALUE = re.compile(
     r"|\beyJ[A-Za-z0-9_-]{10,2000}\.[A-Za-z0-9_-]{10,2000}(?:\.[A-Za-z0-9_-]{0,2000})?"
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
     r"|\b[Bb]earer [A-Za-z0-9._~+/=-]{16,2000}"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]{8,200}"
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
 )
 # `WANDB_API_KEY=`, `"token": ` and `--hub_token ` in a line of text, and the value behind. is_secret judges the key.
 _ASSIGNED = re.compile(r"(?<=-)([A-Za-z][\w.-]{1,80})\s{1,4}|([A-Za-z][\w.-]{1,80})['\"]?\s{0,4}[=:]\s{0,4}['\"]?")
 _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
+# `with password hunter2`: told in prose. Without a digit it may be any word, as in `password incorrect`.
+_SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
 _NOTHING = frozenset(("none", "null", "true", "false"))
 
 
@@ -60,7 +69,7 @@ def is_secret(key: str, value: Any = None) -> bool:
     if isinstance(value, str) and _VALUE.search(value):
         return True
     words = [word.lower() for word in _WORDS.findall(key.rpartition(".")[2][:200])]
-    if _ALWAYS & set(words):
+    if _ALWAYS & set(words) or any(word.endswith(_ALWAYS_ENDS) for word in words):
         return True
     # A number or a switch is a size or a choice, as `per_token 0` or `use_auth_token False`.
     if isinstance(value, bool | int | float):
@@ -68,11 +77,15 @@ def is_secret(key: str, value: Any = None) -> bool:
     before = words[-2] if len(words) > 1 else ""
     if words and words[-1] == "token":
         return before not in _SYMBOLS
+    # MYSQL_PWD; PWD and OLDPWD are folders.
+    if words and words[-1] == "pwd":
+        return before not in ("", "old")
     return bool(words) and words[-1] == "key" and before in _KEYS
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, nested ones too, without those that may be secrets; in lists such a value becomes `[removed]`."""
+    """The settings, nested ones too, without those that may be secrets; within a list or a text such a part becomes
+    `[removed]`."""
     return {
         key: _cleaned(value)
         for key, value in settings.items()
@@ -85,16 +98,19 @@ def _cleaned(value: Any) -> Any:
         return without_secrets(value)
     if isinstance(value, list | tuple):
         return [REMOVED if isinstance(part, str) and _VALUE.search(part) else _cleaned(part) for part in value]
+    if isinstance(value, str):
+        return hide_secrets(value)
     return value
 
 
+@lru_cache(maxsize=8192)
 def hide_secrets(text: str) -> str:
     """A line of text, as a cause in a log's words, with what may be a secret replaced by `[removed]`.
 
     >>> hide_secrets("WANDB_API_KEY=0123abcd train.py --hub_token xyzxyz --lr 1e-4: token mismatch")
     'WANDB_API_KEY=[removed] train.py --hub_token [removed] --lr 1e-4: token mismatch'
     """
-    text = _VALUE.sub(REMOVED, text)
+    text = _SAID.sub(rf"\1\2{REMOVED}", _VALUE.sub(REMOVED, text))
     kept, end = [], 0
     for found in _ASSIGNED.finditer(text):
         value = _ASSIGNED_VALUE.match(text, found.end())

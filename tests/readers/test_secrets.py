@@ -22,6 +22,10 @@ from hpc_gpt.readers.secrets import hide_secrets, is_secret, without_secrets
         "train.hub_token",
         "credentials",
         "passphrase",
+        "PGPASSWORD",
+        "dbpasswd",
+        "MYSQL_PWD",
+        "X-Amz-Signature",
         "token",
     ],
 )
@@ -45,6 +49,8 @@ def test_a_key_that_names_a_secret_is_one(key):
         "text_key",
         "loss_per_token",
         "wandb_project",
+        "PWD",
+        "OLDPWD",
         "lr",
     ],
 )
@@ -81,6 +87,18 @@ def test_nested_settings_keep_the_rest():
     assert without_secrets(given) == {"train": {"lr": 1e-4}, "eos_token": "</s>", "on": [1, {}]}
 
 
+def test_a_secret_inside_a_settings_text_is_cut_out_of_it():
+    given = {
+        "tracker": "https://h/x?api_key=abcd&lr=1",
+        "extra_args": "--password abcd --lr 3",
+        "config": "{'password': 'abcd', 'lr': 1}",
+    }
+    cleaned = without_secrets(given)
+    assert cleaned.keys() == given.keys()
+    assert "abcd" not in str(cleaned)
+    assert "lr" in cleaned["config"]
+
+
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
@@ -90,6 +108,11 @@ def test_nested_settings_keep_the_rest():
         ("token: 5 of 7", "token: 5 of 7"),
         ("unexpected token in JSON", "unexpected token in JSON"),
         ("hub_token: None", "hub_token: None"),
+        ("login with password hunter2 failed", "login with password [removed] failed"),
+        ("password incorrect in step 2", "password incorrect in step 2"),
+        ("{'PGPASSWORD': 'abcd', 'lr': 1}", "{'PGPASSWORD': '[removed]', 'lr': 1}"),
+        ("https://h/x?lr=1&sig=abcd", "https://h/x?lr=1&sig=[removed]"),
+        ("to https://hooks.slack.com/services/T0/B0/abcd now", "to https://hooks.slack.com/services/[removed] now"),
     ],
 )
 def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from functools import lru_cache
 from typing import Any
 
 from hpc_gpt.readers.secrets import hide_secrets
@@ -17,8 +16,6 @@ LONGEST = 600
 _UNFIT = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-# The same sources and flags stand with many runs.
-_hidden = lru_cache(maxsize=8192)(hide_secrets)
 
 
 def safe(value: Any, longest: int = LONGEST) -> str:
@@ -33,7 +30,7 @@ def safe(value: Any, longest: int = LONGEST) -> str:
     if not text.isascii() or not text.isprintable():
         text = _UNFIT.sub("\ufffd", text)
     if len(text) >= 8:
-        text = _hidden(text)
+        text = hide_secrets(text)
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
