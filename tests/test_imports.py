@@ -46,12 +46,13 @@ MAY_IMPORT = {
     "values": set(),
     "tokens": set(),
     "terminal": set(),
+    "plan": set(),
     "readers": set(),
-    "report": {"readers", "terminal"},
-    "launcher": {"tokens", "terminal"},
+    "report": {"readers", "terminal", "plan"},
+    "launcher": {"tokens", "terminal", "plan"},
     "model": set(),
     "train": {"model", "tokens"},
-    "cli": {"launcher", "tokens", "terminal", "report", "readers"},
+    "cli": {"launcher", "tokens", "terminal", "report", "readers", "plan"},
 }
 TRAINER = {"model", "train"}
 HEAVY = {"torch", "deepspeed"}

@@ -1,0 +1,26 @@
+"""The machine a training runs on: its device's speeds and its links', from data files or a cluster profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of node and what joins nodes.
+
+    Rates are what a data sheet says, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
+    the others of its node, `network_gb_s` from a whole node to the others, `host_gb_s` between a GPU and the host.
+    """
+
+    device: str
+    memory_gib: float
+    peak_tflops: dict[str, float]
+    memory_gb_s: float
+    gpus_per_node: int
+    node_gb_s: float
+    network_gb_s: float
+    host_gb_s: float
+    host_memory_gib: float | None = None
+    node_latency_s: float = 5e-6
+    network_latency_s: float = 15e-6
