@@ -15,6 +15,7 @@ from hpc_gpt.readers.log_files.sound import sound_gib, sound_step, whole_rank
 from hpc_gpt.readers.log_files.step_rows import MOST_ROWS, StepRows
 from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.pattern import Pattern
+from hpc_gpt.readers.secrets import hide_secrets, is_secret
 
 _MOST_VALUES = 8  # distinct values kept of one fact
 MOST_PARTS = 2000
@@ -128,9 +129,10 @@ class LineReader:
                 for name, value in values.items():
                     self.fact(name, value, place, each)
             case "argument":
-                key = str(values.get("key", ""))[:LONGEST_TEXT]
-                if key and key not in part.arguments and self._room("arguments", len(part.arguments)):
-                    part.arguments[key] = (str(values.get("value", ""))[:LONGEST_TEXT], place)
+                key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
+                wanted = key and key not in part.arguments and not is_secret(key, value)
+                if wanted and self._room("arguments", len(part.arguments)):
+                    part.arguments[key] = (cut(value), place)
             case "total":
                 for name, value in values.items():
                     part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
@@ -320,7 +322,7 @@ class LineReader:
         if not self._room("failures", len(part.failures)):
             return
         assert pattern.ended
-        words = str(values.get("words") or line.strip())[:400]
+        words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
         named, node = whole_rank(values.get("rank")), values.get("node")
         rank = rank if named is None else named
         part.failures.append(Failure(pattern.ended, words, place, rank, str(node) if node else None, at, pattern.echo))

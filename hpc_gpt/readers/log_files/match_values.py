@@ -9,6 +9,7 @@ from typing import Any
 from hpc_gpt.readers.fields import STEP_FIELDS, scaled
 from hpc_gpt.readers.log_files.spans import field_spans
 from hpc_gpt.readers.pattern import Pattern
+from hpc_gpt.readers.secrets import hide_secrets
 
 LONGEST_TEXT = 1000  # characters of a value
 
@@ -35,5 +36,5 @@ def float_of(values: Mapping[str, float | str], name: str) -> float | None:
 
 
 def cut(value: Any) -> Any:
-    """The value, a text of bounded length."""
-    return value[:LONGEST_TEXT] if isinstance(value, str) else value
+    """The value, a text of bounded length and without what may be a secret: what is found may be kept on disk."""
+    return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value

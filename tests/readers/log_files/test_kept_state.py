@@ -164,3 +164,19 @@ def test_any_log_in_any_pieces(
     for text in logs:
         append(log, text.encode()[: len(text.encode()) - cut])
         assert_same(read_log(log), log)
+
+
+def test_no_secret_of_a_log_is_kept(cache, tmp_path):
+    path = tmp_path / "run.out"
+    dump = "  hub_token ....... abcd1234\n  tracker ......... https://h/x?api_key=abcd1234\n"
+    header = "------------------------ arguments ------------------------\n"
+    failure = "RuntimeError: no login with hub_token=abcd1234 PASSWORD='abcd1234'\n"
+    path.write_bytes(f"{header}{dump}{'-' * 20} end of arguments {'-' * 20}\n".encode() + LOG + failure.encode())
+    found = read_log(path)
+    assert "tracker" in found.parts[0].arguments
+    assert found.parts[0].failures
+    kept = b"".join(file.read_bytes() for file in cache.iterdir())
+    assert b"tracker" in kept
+    assert b"no login" in kept
+    assert b"abcd1234" not in kept
+    assert "abcd1234" not in str(found)
