@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, get_type_hints
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from hpc_gpt import __version__, megatron_lm
 from hpc_gpt.batch import Batch, solve_batch
-from hpc_gpt.cluster import ClusterProfile, Container
+from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.engines import settle_engine, settle_optimizer, splits
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
 from hpc_gpt.model_shape import ModelShape, check_shape, check_split
 from hpc_gpt.presets import preset
+from hpc_gpt.stored_settings import from_tables
 
 SCHEMA = 1
 
@@ -81,8 +80,9 @@ class Resolved:
                     f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
                     f"use the version that wrote it: {tables['version']}",
                 )
-            resolved = _from_tables(Resolved, tables)
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            resolved = from_tables(Resolved, tables)
+            _check_stored(resolved)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
             if isinstance(fault, ConfigError):
                 raise
             raise ConfigError(
@@ -101,27 +101,15 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
 
 
-@cache
-def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
-    """The fields of a dataclass with their types: working these out takes longer than reading a run's file."""
-    hints = get_type_hints(kind)
-    return [(entry, hints[entry.name]) for entry in fields(kind)]
-
-
-def _from_tables(kind: Any, tables: Mapping[str, Any]) -> Any:
-    values: dict[str, Any] = {}
-    for entry, hint in _hinted_fields(kind):
-        if entry.name not in tables and entry.default is not MISSING:
-            continue  # written by a version before the key was there
-        value = tables[entry.name]
-        if entry.name == "container" and value is not None:
-            hint = Container
-        if is_dataclass(hint) and value is not None:
-            value = _from_tables(hint, value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        values[entry.name] = value
-    return kind(**values)
+def _check_stored(resolved: Resolved) -> None:
+    """ValueError or LayoutError for settings that `resolve` never gives."""
+    check_shape(resolved.model)
+    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}")
+    if resolved.engine.zero_stage is None:
+        raise ValueError("engine.zero_stage is null")
 
 
 def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:

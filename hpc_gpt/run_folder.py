@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ class Attempt:
 
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, node_list, started`; empty where it was not written."""
-        return read_json(self.folder / "attempt.json")
+        return _with_sound_job_id(read_json(self.folder / "attempt.json"))
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `ended, cause, step, time, requeue`; empty while the attempt runs or was killed."""
@@ -107,7 +108,7 @@ class RunFolder:
     def resolved(self) -> Resolved:
         """The run's settings; ConfigError where resolved.json is missing or damaged."""
         try:
-            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8"))
+            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
         except OSError as fault:
             raise RunFolderError(
                 f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?"
@@ -116,7 +117,9 @@ class RunFolder:
     def attempts(self) -> list[Attempt]:
         """Every start, first to last."""
         folder = self.path / "attempts"
-        numbers = sorted(int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdigit())
+        numbers = sorted(
+            int(entry.name) for entry in folder.glob("[0-9]*") if re.fullmatch("[1-9][0-9]{0,8}", entry.name)
+        )
         return [Attempt(folder / str(number)) for number in numbers]
 
     def attempt(self, number: int) -> Attempt:
@@ -135,7 +138,7 @@ class RunFolder:
 
     def submissions(self) -> list[dict[str, Any]]:
         """Every line of submissions.jsonl, first to last."""
-        return read_json_lines(self.path / "submissions.jsonl")
+        return [_with_sound_job_id(line) for line in read_json_lines(self.path / "submissions.jsonl")]
 
     def add_submission(self, submission: Mapping[str, Any]) -> None:
         append_line(self.path / "submissions.jsonl", json.dumps({"time": time.time(), **submission}))
@@ -217,11 +220,19 @@ def _seconds(moment: Any) -> float:
     return float(moment) if isinstance(moment, int | float) else 0.0
 
 
+def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
+    """Without a job id that can be none: it becomes part of a file's name."""
+    job_id = tables.get("job_id")
+    if isinstance(job_id, str | int) and re.fullmatch(r"[\w.\[\]+-]{1,64}", str(job_id)[:65]):
+        return tables
+    return {key: value for key, value in tables.items() if key != "job_id"}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where the file is missing, half written or no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -239,7 +250,7 @@ def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str,
     for line in lines:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             objects.append(found)

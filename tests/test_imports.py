@@ -35,6 +35,7 @@ VALUES = {
     "record",
     "requirements",
     "resolve",
+    "stored_settings",
     "run_folder",
     "runs",
     "smoke",

@@ -18,6 +18,7 @@ from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_submission, 
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0
+_YEAR_10000 = 253402300800.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class AttemptRead:
     def end_s(self) -> float | None:
         """Epoch seconds of its end, or of its last step where it ended without a word."""
         last = float(self.steps["time"][-1]) if len(self.steps) else math.nan
-        return epoch(self.ended.get("time")) or (last if math.isfinite(last) else None)
+        return epoch(self.ended.get("time")) or epoch(last)
 
 
 def read_attempt(attempt: Attempt) -> AttemptRead:
@@ -165,19 +166,17 @@ def _last_sign(attempt: Attempt) -> float:
 
 
 def epoch(moment: Any) -> float | None:
-    """Epoch seconds from a number, or from ISO 8601 text; None where it is neither."""
+    """Epoch seconds from a number, or from ISO 8601 text; None where it is neither, or of no year up to 9999."""
     if isinstance(moment, bool):
         return None
-    if isinstance(moment, int | float):
-        return float(moment)
     try:
-        return float(moment)
-    except (TypeError, ValueError):
-        pass
-    try:
-        return datetime.fromisoformat(moment).timestamp()
-    except (TypeError, ValueError):
-        return None
+        seconds = float(moment)
+    except (TypeError, ValueError, OverflowError):
+        try:
+            seconds = datetime.fromisoformat(moment).timestamp()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return seconds if 0 <= seconds < _YEAR_10000 else None
 
 
 def iso(seconds: float | None) -> str | None:

@@ -167,7 +167,8 @@ def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
             found |= given
             sources |= dict.fromkeys(given, f"attempts/{read.attempt.number}/{name}.json")
     # The count goes through all attempts, as the streams' positions do.
-    skipped = next((read.measured["skipped_shards"] for read in attempts[::-1] if "skipped_shards" in read.measured), 0)
+    counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
+    skipped = next((count for count in counts if isinstance(count, int)), 0)
     words = f"{skipped} damaged shard{'s' if skipped > 1 else ''} of the data skipped"
     flags = [*record.flags, words] if skipped else record.flags
     return replace(record, **found, sources=sources, flags=flags)
