@@ -180,11 +180,12 @@ def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
 
 def _tell(gathered: Gathered, form: str) -> None:
     """What looks wrong, to stderr."""
+    from hpc_gpt.report.columns import show_name
     from hpc_gpt.report.grid import plain
 
     for record in gathered.records if form == "table" else []:
         for flag in record.flags:
-            click.echo(plain(f"note: {record.name}/{record.run}: {flag}"), err=True)
+            click.echo(plain(f"note: {show_name(record)}: {flag}"), err=True)
     if gathered.unwritten:
         more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
         click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)

@@ -13,12 +13,16 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, the record's keys it shows (the csv has each apart), and the cell's text."""
+    """One column: its heading, the record's keys it shows (the csv has each apart), and the cell's text.
+
+    `optional`: in the usual table only where a run has it.
+    """
 
     heading: str
     keys: tuple[str, ...]
     show: Callable[[Record], str]
     right: bool = True
+    optional: bool = False
 
 
 def show_params(params: int | None) -> str:
@@ -65,6 +69,26 @@ def show_spread(record: Record) -> str:
     return f"{show_seconds(record.step_s_p10)}..{show_seconds(record.step_s_p90)}"
 
 
+def peak_memory_gib(record: Record) -> tuple[float | None, str]:
+    """The memory of the stage that holds most, and of which kind the figure is."""
+    for figures, words in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
+        known = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
+        if known:
+            return max(known), words
+    return None, ""
+
+
+def show_name(record: Record) -> str:
+    """What a run goes by: name/run, but no name twice, as a log's run is mostly called after it.
+
+    >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
+    ('demo/20261120-1', 'train-4711')
+    """
+    if record.name and record.run and record.run.startswith(record.name):
+        return record.run
+    return "/".join(part for part in (record.name, record.run) if part) or NOTHING
+
+
 def show_losses(record: Record) -> str:
     """Loss at the first step -> at the last."""
     if record.loss_first is None or record.loss_last is None:
@@ -98,8 +122,15 @@ COLUMNS = (
     Column("TFLOPs seed", ("tflops_seed",), _digits("tflops_seed")),
     Column("TFLOPs hardware", ("tflops_hardware",), _digits("tflops_hardware")),
     Column("TFLOPs model", ("tflops_model",), _digits("tflops_model")),
+    Column("TFLOPs printed", ("tflops_printed",), _digits("tflops_printed"), optional=True),
     Column("Tokens/s", ("tokens_per_s",), lambda record: show_whole(record.tokens_per_s)),
+    Column(
+        "Memory GiB",
+        ("memory_allocated_gib", "memory_reserved_gib"),
+        lambda record: show_digits(peak_memory_gib(record)[0]),
+        optional=True,
+    ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
     Column("Ended", ("ended",), _plain("ended"), right=False),
-    Column("Run", ("name", "run", "job_id"), lambda record: f"{record.name or NOTHING}/{record.run or NOTHING}", False),
+    Column("Run", ("name", "run", "job_id"), show_name, False),
 )

@@ -21,8 +21,10 @@ from hpc_gpt.report.columns import (
     COLUMNS,
     NOTHING,
     Column,
+    peak_memory_gib,
     show_digits,
     show_losses,
+    show_name,
     show_params,
     show_seconds,
     show_spread,
@@ -50,6 +52,9 @@ def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) 
 
 
 def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
+    if columns is COLUMNS:
+        filled = [not column.optional or any(column.show(each) != NOTHING for each in records) for column in columns]
+        columns = [column for column, is_filled in zip(columns, filled, strict=True) if is_filled]
     headings, right = [column.heading for column in columns], [column.right for column in columns]
     return Grid(headings, right, [[column.show(record) for column in columns] for record in records])
 
@@ -102,7 +107,7 @@ FORMATS: dict[str, Callable[..., str]] = {
 
 def as_block(record: Record, width: int | None = None) -> str:
     """One record from top to bottom, a line a figure, each FLOPs figure with its formula; flags at the end."""
-    title = plain(f"{record.name or NOTHING}/{record.run or NOTHING}")
+    title = plain(show_name(record))
     lines = [(label, plain(text)) for label, text in _block_lines(record) if text != NOTHING]
     margin = max(len(label) for label, _ in lines) if lines else 0
     text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
@@ -123,19 +128,24 @@ def print_record(record: Record) -> None:
 
 def _block_lines(record: Record) -> list[tuple[str, str]]:
     """(label, text) of every figure a reader looks for first."""
-    layout = f"tp{record.tp}-pp{record.pp}-dp{record.dp}" if record.tp else NOTHING
-    batch = NOTHING
-    if record.global_batch:
-        batch = f"{record.global_batch} = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
+    layout = [f"{axis}{size}" for axis, size in (("tp", record.tp), ("pp", record.pp), ("dp", record.dp)) if size]
+    where = f" on {record.gpus} ranks" if record.gpus else ""
+    program = "".join(f", {word}" for word in (record.engine, record.dtype) if word)
+    batch = NOTHING if record.global_batch is None else str(record.global_batch)
+    if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
+        batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
     step = show_seconds(record.step_s)
-    if record.step_s is not None:
+    if record.step_s is not None and record.step_s_p10 is not None:
         step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
         step += f"; {record.warmup_steps} warm-up)"
+    elif record.step_s is not None:
+        step += " s  (no times of single steps)"
+    memory, kind = peak_memory_gib(record)
     ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
     return [
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
-        ("layout", f"{layout} on {record.gpus} ranks, {record.engine}, {record.dtype}" if record.tp else NOTHING),
+        ("layout", f"{'-'.join(layout)}{where}{program}" if layout else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
@@ -145,7 +155,9 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("tflops_seed", _flops(record.tflops_seed, f"{'8' if record.recompute == 'full' else '6'} P s B, seed 001")),
         ("tflops_hardware", _flops(record.tflops_hardware, "Narayanan et al. 2021, eq. 3")),
         ("tflops_model", _flops(record.tflops_model, "6 P + 12 L h s a token, PaLM")),
+        ("tflops_printed", _flops(record.tflops_printed, "as the program prints it")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
+        ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, the stage that holds most"),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
     ]

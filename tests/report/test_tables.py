@@ -53,7 +53,36 @@ def test_columns_stand_in_the_seeds_order():
         "TFLOPs seed",
         "TFLOPs hardware",
         "TFLOPs model",
+        "TFLOPs printed",
     ]
+
+
+def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
+    assert "Memory" not in as_table([SEED_RUN])
+    assert "printed" not in as_table([SEED_RUN])
+    run = replace(SEED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
+    for text in (as_table([SEED_RUN, run]), as_markdown([run])):
+        assert "Memory GiB" in text
+        assert "25.5" in text
+        assert "TFLOPs printed" in text
+        assert "40.9" in text
+    assert "25.5 GiB allocated" in as_block(run)
+    assert "40.9 TFLOP/s per rank  (as the program prints it)" in as_block(run)
+
+
+def test_a_name_that_the_run_begins_with_is_not_said_twice():
+    log = replace(SEED_RUN, name="train", run="train-4711")
+    assert as_table([log]).splitlines()[1].endswith(" train-4711")
+    assert as_block(log).startswith("train-4711\n")
+    assert as_block(replace(log, name="demo")).startswith("demo/train-4711\n")
+
+
+def test_a_block_says_nothing_of_what_is_not_known():
+    log = Record(name="a", run="b", gpus=16, tp=2, global_batch=64, step_s=57.44, steps_used=16, warmup_steps=0)
+    block = as_block(log)
+    assert "None" not in block
+    assert "median" not in block  # a total over its steps
+    assert "tp2 on 16 ranks\n" in block
 
 
 def test_a_row_reads_like_the_seeds():

@@ -10,7 +10,7 @@ from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.secrets import hide_secrets
 from hpc_gpt.record import SCHEMA, finite
 from hpc_gpt.report.choice import show_value
-from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_whole
+from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
 from hpc_gpt.report.comparison.compare import Comparison, Speed
 from hpc_gpt.report.comparison.difference import LEVEL, Interval
 from hpc_gpt.report.comparison.settings import Apart
@@ -90,7 +90,7 @@ def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
 def title(run: RunRead) -> str:
     """The run in a line: its name, layout, GPUs and engine."""
     record = run.record
-    parts = ["/".join(dict.fromkeys(name for name in (record.name, record.run) if name)) or NOTHING]
+    parts = [show_name(record)]
     if record.tp:
         parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
     if record.gpus:

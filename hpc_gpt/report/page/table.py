@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record
-from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_whole
+from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_name, show_params, show_whole
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
 from hpc_gpt.report.page.safe_text import number, safe
 
@@ -60,15 +60,6 @@ def layout_words(record: Record) -> str:
     return (words + zero).strip() or NOTHING
 
 
-def peak_memory_gib(record: Record) -> tuple[float | None, str]:
-    """(GiB of the stage that holds most, which of the two figures it is)."""
-    for figures, words in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
-        known = [figure for value in figures or () if (figure := number(value)) is not None]
-        if known:
-            return max(known), words
-    return None, ""
-
-
 def tokens_per_s_gpu(record: Record) -> float | None:
     """Tokens a second of one GPU."""
     tokens, gpus = number(record.tokens_per_s), number(record.gpus)
@@ -83,12 +74,9 @@ def figure_words(show: Callable[[float], str], figure: float | None) -> str:
 
 
 def run_label(run: RunRead, place: int) -> str:
-    """What a run goes by on the page: name/run, as in the terminal's table, but no name twice; else its file."""
-    parts = [safe(part, 160) for part in (run.record.name, run.record.run) if part]
-    if len(parts) == 2 and parts[1].startswith(parts[0]):
-        return parts[1]
-    if parts:
-        return "/".join(parts)
+    """What a run goes by on the page: as in the terminal's table, else its file."""
+    if run.record.name or run.record.run:
+        return safe(show_name(run.record), 160)
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
 
 
