@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +27,52 @@ class Container:
 
 
 @dataclass(frozen=True)
+class MachineFigures:
+    """`[machine]`: what the planner reckons with in place of the device's and the fabric's own figures.
+
+    Rates are in GB/s of 1e9 bytes, in one direction: `memory_gb_s` of a GPU's memory, `node_gb_s` from a GPU to others
+    of its node, `network_gb_s` from a whole node to others, `host_gb_s` between a GPU and its host. `peak_tflops` are
+    dense, by dtype. A device that is not known needs all but the network's, the host's memory and the latencies.
+    """
+
+    __pydantic_config__ = _CLOSED
+
+    memory_gib: float | None = None
+    peak_tflops: dict[str, float] | None = None
+    memory_gb_s: float | None = None
+    node_gb_s: float | None = None
+    network_gb_s: float | None = None
+    host_gb_s: float | None = None
+    host_memory_gib: float | None = None
+    node_latency_s: float | None = None
+    network_latency_s: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`[calibration]`: the planner's constants for this cluster, as `hpc-gpt plan --calibrate` fits and writes them.
+
+    `mean_error` is what is left of the error over the `rows` they were fitted to, as a share, `residuals` that of each.
+    """
+
+    __pydantic_config__ = _CLOSED
+
+    constants: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+    mean_error: float | None = None
+    residuals: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ClusterProfile:
     """One site. `None` means the site has no such thing, or needs none.
 
     `gpu_flag` says how GPUs are asked for: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all.
     `node_suffix` is put behind a node's short name to reach it. `environment` is exported in the job by value,
     so it is no place for a secret: a job inherits those from the shell that submits it. `megatron_lm` is the folder
-    of a Megatron-LM checkout, for the engine of that name.
+    of a Megatron-LM checkout, for the engine of that name. `fabric` is what joins the nodes, as KIND NxRATEG: a node's
+    ports x Gbit/s of each, or "nvlink" where there is one node; the planner needs it and the device.
     """
 
     __pydantic_config__ = _CLOSED
@@ -41,6 +81,7 @@ class ClusterProfile:
     description: str = ""
     scheduler: Literal["slurm", "local"] = "slurm"
     device: str | None = None
+    fabric: str | None = None
     gpus_per_node: int = 4
     cpus_per_node: int | None = None
     gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
@@ -64,6 +105,8 @@ class ClusterProfile:
     node_suffix: str = ""
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
+    machine: MachineFigures | None = None
+    calibration: Calibration | None = None
 
 
 def list_profiles() -> dict[str, Path]:
@@ -94,7 +137,32 @@ def load_profile(name: str) -> ClusterProfile:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
         )
+    _check_figures(profile, path)
     return profile
+
+
+def _check_figures(profile: ClusterProfile, path: Path) -> None:
+    """ConfigError for figures of [machine] and [calibration] that are not finite, or not above 0 in [machine]."""
+    faults = []
+    for table in ("machine", "calibration"):
+        for key, value in _figures(getattr(profile, table), f"{table}."):
+            if not math.isfinite(value):
+                faults.append(f"{path}: {key} is {value}, but must be a finite number")
+            elif table == "machine" and value <= 0:
+                faults.append(f"{path}: {key} is {value}, but must be above 0")
+    if faults:
+        raise ConfigError("\n".join(faults), "hpc-gpt help clusters tells of the keys")
+
+
+def _figures(table: Any, where: str) -> list[tuple[str, float]]:
+    """The numbers of a table of the profile by their dotted keys."""
+    found: list[tuple[str, float]] = []
+    for key, value in (vars(table) if table is not None else {}).items():
+        if isinstance(value, dict):
+            found += [(f"{where}{key}.{name}", part) for name, part in value.items()]
+        elif value is not None:
+            found.append((f"{where}{key}", value))
+    return found
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
