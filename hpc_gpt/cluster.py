@@ -13,6 +13,8 @@ from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 
 _CLOSED = {"extra": "forbid"}
 FALLBACK = "generic-slurm"
+# Keys of a profile that predict a run and do not change it.
+OF_THE_PLANNER = ("fabric", "machine", "calibration")
 
 
 @dataclass(frozen=True)

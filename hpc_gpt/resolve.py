@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt import __version__, megatron_lm
 from hpc_gpt.batch import Batch, solve_batch
-from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.engines import settle_engine, settle_optimizer, splits
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
@@ -40,6 +40,7 @@ _NEED_PATH = {
 class Resolved:
     """One run's settings, complete. `job` is the experiment's request laid over the profile's.
 
+    `cluster` lacks what the planner alone reads, so that no calibration changes a script.
     `sweep` and `row` say which row of which sweep it is, if it is one.
     """
 
@@ -68,7 +69,10 @@ class Resolved:
 
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n"
+        tables = asdict(self)
+        for key in OF_THE_PLANNER:
+            del tables["cluster"][key]
+        return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Resolved:
@@ -142,7 +146,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         ranks_per_node=-(-layout.gpus // nodes),
         train=settle_optimizer(experiment.train, engine),
         job=_job_over_profile(experiment, profile),
-        cluster=profile,
+        cluster=replace(profile, fabric=None, machine=None, calibration=None),  # OF_THE_PLANNER
     )
     if engine.name == megatron_lm.NAME:
         megatron_lm.check_own_words(resolved)

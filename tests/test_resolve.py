@@ -338,7 +338,7 @@ def test_unknown_profile_with_close_matches():
 
 def test_unknown_profile_key(tmp_path):
     path = write(tmp_path / "site.toml", 'partiton = "gpu"\ngpus_per_node = 8\n')
-    with pytest.raises(ConfigError, match=r"unknown key partiton; did you mean partition\?"):
+    with pytest.raises(ConfigError, match=r"unknown key partiton; did you mean partition"):
         load_profile(path)
 
 
