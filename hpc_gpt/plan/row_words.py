@@ -1,0 +1,183 @@
+"""What the words of a source say: recomputation, precision, the stack and how it holds its states, offload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_gpt.plan.row_fields import Unusable, flag, shown, stage_of_zero, whole, words
+from hpc_gpt.plan.training import Offload, Recompute
+
+_HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
+_LLAMA_NAMES = re.compile(r"llama|mistral|qwen|gemma|yi-|deepseek|baichuan|internlm|olmo")
+_MOE_NAMES = re.compile(r"\bmoe\b|mixtral|\d+x\d+(?:\.\d+)?b\b|\d+b-a\d+b|switch-transformer")
+_ZERO = re.compile(r"(?:zero|zero stage|stage)[ _-]{0,2}([0-3])(?![0-9])")
+
+
+def recompute_of(row: Mapping[str, Any]) -> Recompute | None:
+    """`full (config use_checkpoint=true)` is full; None where the row does not say."""
+    value = row.get("recompute")
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "full" if value else "none"
+    said = words(row, "recompute").strip()
+    if said in ("", "no", "off", "false") or said.startswith(("none", "no ")):
+        return "none"
+    if said.startswith(("full", "uniform", "block", "yes", "all", "true")):
+        return "full"
+    if said.startswith(("selective", "core_attn", "attention")):
+        return "selective"
+    raise Unusable(f"recompute is {shown(value)}, but must be none, selective or full")
+
+
+def dtype_of(row: Mapping[str, Any], device: str) -> str:
+    """fp16, bf16 or fp32. FP8 is refused. A V100 has no bf16, so where nothing is said it is fp16 there."""
+    said = words(row, "dtype")
+    if re.search(r"fp8|float8|f8e\d|mxfp|nvfp4|fp4", said + " " + words(row, "options")):
+        raise Unusable(f"FP8 is not modelled (dtype {shown(row.get('dtype'))})")
+    for name, pattern in (("fp16", r"fp16|float16(?<!bfloat16)|half"), ("bf16", r"bf16|bfloat16")):
+        if re.search(pattern, said):
+            return name
+    if re.search(r"fp32|float32|tf32|single", said):
+        return "fp32"
+    if said.strip():
+        raise Unusable(f"dtype is {shown(row.get('dtype'))}, but must be fp16, bf16 or fp32")
+    return "fp16" if device.startswith("v100") else "bf16"
+
+
+def refuse_experts(row: Mapping[str, Any]) -> None:
+    """Mixtures of experts have another shape."""
+    for name in ("ep", "moe", "experts", "num_experts", "moe_experts", "n_experts"):
+        value = row.get(name)
+        dense = value in (None, False, 0, "", "no", "none", "dense") or (name != "moe" and value == 1)
+        if not dense:
+            raise Unusable(f"MoE is not modelled ({name} {shown(value)})")
+    if _MOE_NAMES.search(words(row, "model")):
+        raise Unusable(f"MoE is not modelled (model {shown(row.get('model'))})")
+
+
+def refuse_context(row: Mapping[str, Any]) -> None:
+    """Context parallelism splits the sequence, which nothing here does."""
+    for name in ("cp", "context_parallel", "ulysses", "sp_degree"):
+        degree = whole(row, name)
+        if degree is not None and degree > 1:
+            raise Unusable(f"context parallelism is not modelled ({name} {degree})")
+
+
+def llama_like(row: Mapping[str, Any], hidden: int) -> bool:
+    """Gated MLP, no biases, no learned positions: stated, or told by grouped queries, another MLP width or the name."""
+    stated = flag(row, "swiglu")
+    if stated is not None:
+        return stated
+    ffn = whole(row, "ffn")
+    # Three matrices of 8/3 h hold as much as two of 4 h: another width than 4 h is a gated MLP's.
+    return bool(_LLAMA_NAMES.search(words(row, "model"))) or (ffn is not None and ffn != 4 * hidden)
+
+
+def flash_of(row: Mapping[str, Any], device: str, engine: str) -> bool:
+    """Whether attention keeps no scores: stated, or as every stack of the device's time does it.
+
+    FlashAttention needs Ampere; FSDP came with PyTorch 2's fused attention, and stacks for Hopper have it throughout.
+    """
+    stated = flag(row, "flash_attention")
+    if stated is not None:
+        return stated
+    if device.startswith("v100"):
+        return False
+    said = " ".join(words(row, name) for name in ("stack", "options", "attention", "attn"))
+    return "flash" in said or engine == "fsdp" or device.startswith(_HOPPER_ON)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The engine a row was run by, as the experiment's names go, and how it holds its states."""
+
+    engine: str
+    zero_stage: int
+    bytes_rule: str | None
+    offload: Offload
+    distributed_optimizer: bool
+
+
+def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: Mapping[str, int]) -> Stack:
+    """The engine by the words of `stack`, else of `sharding`, `options` and the citation, else by the ZeRO stage."""
+    said = " ".join(words(row, name) for name in ("stack", "options", "parallelism"))
+    cited = said if words(row, "stack") else said + " " + words(row, "citation") + " " + words(row, "source")
+    sharding = words(row, "sharding")
+    zero = stage_of_zero(row)
+    if zero is None:
+        zero = degrees.get("zero_stage")
+    if zero is None:
+        named = _ZERO.search(said)
+        zero = int(named.group(1)) if named else None
+    deepspeed = "deepspeed" in cited or "dspeed" in cited
+    fsdp = "fsdp" in cited or bool(sharding) or whole(row, "fsdp") is not None
+    if fsdp:
+        zero = _zero_of_sharding(sharding, zero)
+    zero = zero or 0
+    if zero >= 2 and pp > 1 and not fsdp:
+        raise Unusable(f"zero_stage {zero} with pp {pp}: no engine shards gradients across a pipeline")
+    distributed = bool(flag(row, "distributed_optimizer"))
+    if fsdp:
+        engine = "fsdp"
+    elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
+        engine = "deepspeed-zero"
+    elif deepspeed or (zero == 1 and not distributed and "megatron-lm" not in cited):
+        engine = "deepspeed-3d"
+    else:
+        engine = "megatron-lm"
+        distributed = distributed or zero == 1
+    rule = _bytes_rule(engine, words(row, "dtype"), dtype, distributed)
+    return Stack(engine, zero, rule, offload_of(row), distributed)
+
+
+def offload_of(row: Mapping[str, Any]) -> Offload:
+    """What lies on the host: the options' own columns first, then the words of the stack and its citation."""
+    options = row.get("options")
+    if isinstance(options, Mapping):
+        said = {str(key).lower(): str(value).strip().lower() for key, value in options.items()}
+        columns = {key: value in ("y", "yes", "true", "1") for key, value in said.items() if "off" in key}
+        if columns:
+            if any(on for key, on in columns.items() if "par" in key):
+                return "full"
+            return "optimizer" if any(columns.values()) else "none"
+    said_all = " ".join(words(row, name) for name in ("stack", "options", "citation", "offload"))
+    if re.search(r"no[ -]offload|without offload|offload (?:off|none|false)", said_all) or "offload" not in said_all:
+        return "none"
+    return "full" if re.search(r"full offload|param\w{0,6} offload|offload param", said_all) else "optimizer"
+
+
+def _zero_of_sharding(sharding: str, zero: int | None) -> int:
+    """FSDP's words for how much is sharded, as ZeRO's stages."""
+    if "hybrid" in sharding:
+        raise Unusable(f"hybrid sharding is not modelled (sharding {sharding!r})")
+    if "no_shard" in sharding:
+        return 0
+    if "grad" in sharding:
+        return 2
+    return 3 if zero is None or "full" in sharding else zero
+
+
+def _bytes_rule(engine: str, dtype_words: str, dtype: str, distributed: bool) -> str | None:
+    """How an engine with several ways holds its states; None for the one way of the others."""
+    if engine in ("deepspeed-3d", "deepspeed-zero"):
+        fp32_sums = re.search(r"bf16[ _-]?optimizer|fp32 grad", dtype_words)
+        return "bf16-optimizer" if engine == "deepspeed-3d" and (dtype == "bf16" or fp32_sums) else "deepspeed-fp16"
+    if engine == "megatron-lm":
+        return "megatron-2021-fp16" if dtype == "fp16" and not distributed else "megatron"
+    return None
+
+
+def degrees_of(row: Mapping[str, Any]) -> dict[str, int]:
+    """`zero1(dp2)+tp2+pp4` as zero_stage 1, dp 2, tp 2, pp 4; empty where the row has no such words."""
+    said = words(row, "parallelism")
+    found = {name: int(size) for name, size in re.findall(r"(?<![a-z])(tp|pp|dp|cp|ep)[ =:_-]{0,2}(\d{1,6})", said)}
+    zero = _ZERO.search(said)
+    if zero:
+        found["zero_stage"] = int(zero.group(1))
+    if any(size < 1 for name, size in found.items() if name != "zero_stage"):
+        raise Unusable(f"parallelism is {shown(row.get('parallelism'))}: a degree below 1")
+    return found
