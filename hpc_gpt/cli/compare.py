@@ -13,7 +13,7 @@ from hpc_gpt.errors import ConfigError
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=complete.runs)
+@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=complete.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether a run is faster than another, and what they do not share.
@@ -33,6 +33,8 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
 
     if len(names) < 2:
         raise ConfigError(f"compare needs two runs or more, but {len(names)} is given", "hpc-gpt compare RUN_A RUN_B")
+    if names.count("-") > 1:
+        raise ConfigError("standard input is named twice, and can be read once", "give one of the logs as a file")
     logs = logs_folder()
     runs = [read_compared(name, logs) for name in names]
     comparisons = [compare_runs(runs[0], run) for run in runs[1:]]
@@ -45,8 +47,9 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"{letter:<{margin}}  {title(run)}")
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
         click.echo("\n" + as_text(comparison, letters[0], letter), nl=False)
-    if len(comparisons) > 1:
-        click.echo(f"\nnote: each of the {len(comparisons)} intervals holds for itself, at 95 %", err=True)
+    intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
+    if intervals > 1:
+        click.echo(f"\nnote: each of the {intervals} intervals holds for itself, at 95 %", err=True)
 
 
 def _letter(place: int) -> str:

@@ -13,25 +13,36 @@ if TYPE_CHECKING:
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
     """Names under experiments/, and the TOML files and folders of the current place."""
-    from click.shell_completion import CompletionItem
-
     from hpc_gpt.experiment import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     # What a shell would have to quote is left to its own completion of files.
     names += sorted(name for name in glob(f"{escape(begun)}*.toml") if re.fullmatch(r"[\w./+-]+", name))
+    return _or_files(begun, names)
+
+
+def _or_files(begun: str, names: list[str]) -> list[Any]:
+    """The names, or what the shell finds as a path where there is none."""
+    from click.shell_completion import CompletionItem
+
     # Items all of them, as click takes a list for strings by its first. The file leads: bash's script forgets what
     # came before it, and completes files where nothing follows.
     return [CompletionItem(begun, type="file"), *map(CompletionItem, names)]
 
 
-def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Runs, and the sweeps that ship."""
+def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    """Runs, the sweeps that ship, and files."""
     from hpc_gpt.experiment import SWEEP_FILE, list_experiments
     from hpc_gpt.paths import experiments_dir
 
     names = [name for name in list_experiments() if name.startswith(begun)]
-    return runs(ctx, parameter, begun) + [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
+    sweeps = [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
+    return _or_files(begun, runs(ctx, parameter, begun) + sweeps)
+
+
+def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    """Runs, and files."""
+    return _or_files(begun, runs(ctx, parameter, begun))
 
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

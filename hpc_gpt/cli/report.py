@@ -97,7 +97,8 @@ def report(
         sys.exit(_audit(audit, paths, form, formula))
     if formula is not None:
         raise ConfigError("--formula is for --audit", "a record has every formula; hpc-gpt help record")
-    _check_targets(html)
+    _check_targets(html, tensorboard, wandb)
+    _check_keys(columns, sort)
     gathered = gather_paths(paths, logs_dir())
     _sort(gathered, sort)
     text = _text(gathered, form, columns)
@@ -126,19 +127,39 @@ def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | 
     return found.exit_code
 
 
-def _check_targets(html: Path | None) -> None:
+def _check_keys(columns: str, sort: str) -> None:
+    """What is misspelt is refused before an hour of reading."""
+    from hpc_gpt.report.choice import choose_columns, sort_records
+    from hpc_gpt.report.seeds.columns import SEED_TABLES
+
+    if columns not in ("auto", "usual", "seed", *SEED_TABLES):
+        choose_columns(_keys(columns))
+        if not _keys(columns):
+            raise ConfigError("--columns names no column", "keys of a record with commas between them, as gpus,step_s")
+    sort_records([], _keys(sort))
+
+
+def _keys(words: str) -> list[str]:
+    return [key.strip() for key in words.split(",") if key.strip()]
+
+
+def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """What would be refused at the end is refused before an hour of reading."""
     if html is not None:
         from hpc_gpt.report.page import check_target
 
         check_target(html)
+    for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
+        if folder is not None:
+            from hpc_gpt.report.exports import target
+
+            target.check_target(folder, package)
 
 
 def _sort(gathered: Gathered, sort: str) -> None:
     from hpc_gpt.report.choice import sort_records
 
-    keys = [key.strip() for key in sort.split(",") if key.strip()]
-    gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, keys)]
+    gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
 
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
@@ -152,8 +173,7 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
     lines = _seed_lines(gathered, columns)
     if lines is not None:
         return seed_tables.as_table(lines, width()) if form == "table" else seed_tables.SEED_FORMATS[form](lines)
-    keys = [key.strip() for key in columns.split(",") if key.strip()]
-    chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(keys)
+    chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
     if form != "table":
         return tables.FORMATS[form](gathered.records, columns=chosen)
     return tables.as_table(gathered.records, width(), chosen) if gathered.runs else ""

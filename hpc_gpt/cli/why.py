@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=complete.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
 def why(run: str, as_json: bool) -> None:
     """Say why RUN ended: the first cause of all ranks.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
-from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes
+from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes, shown
 from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
 from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import RunRead
@@ -69,13 +69,14 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
         folder = Path(path)
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
         if empty and not any("met before" in why for why in found.counts):
-            own += _named_by_folder(path, logs)
+            own += _named_by_folder(path, logs, notes(found) if len(places) == 1 else [])
     runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
     gathered = gather_records(list(runs.values()))
     gathered.runs += foreign
     for why, skipped in found.skipped.items():
-        gathered.unread += [f"{path}: {why}" for path in skipped if path in paths]
-    gathered.notes += notes(found)
+        gathered.unread += [f"{shown(path)}: {why}" for path in skipped if path in paths]
+    told = [f"skipped {fault}" for fault in gathered.unread]
+    gathered.notes += [words for words in notes(found) if words not in told]
     return gathered
 
 
@@ -84,13 +85,17 @@ def _is_place(path: str) -> bool:
     return Path(path).exists() and not is_sweep_folder(Path(path))
 
 
-def _named_by_folder(path: str, logs: Path) -> list[RunFolder]:
-    """The runs that the name of a folder without any means. Under logs there may well be none yet."""
+def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:
+    """The runs that the name of a folder without any means. Under logs there may well be none yet.
+
+    `skipped`: what is there instead, told of where it means none.
+    """
     with contextlib.suppress(NoSuchRun):
         return named_runs(path, logs)
     if Path(path).resolve().is_relative_to(logs.resolve()):
         return []
-    raise NoSuchRun(f"no runs under {path}", "give a log, a run folder, or a folder that holds some, as logs/")
+    instead = f"; {'; '.join(skipped[:3])}{'; …' if len(skipped) > 3 else ''}" if skipped else ""
+    raise NoSuchRun(f"no runs under {path}{instead}", "give a log, a run folder, or a folder that holds some, as logs/")
 
 
 def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
@@ -142,6 +147,6 @@ def read_one(name: str, logs: Path) -> RunRead:
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        raise NoSuchRun(f"no run in {name}", "give a log that holds steps, a run folder, a run id or a job id")
+        raise NoSuchRun(f"no run in {shown(name)}", "give a log that holds steps, a run folder, a run id or a job id")
     some = ", ".join(str(run.record.run) for run in runs[:5]) + (", …" if len(runs) > 5 else "")
-    raise NoSuchRun(f"{len(runs)} runs in {name}: {some}", "name one log; the second run in a log is LOG#2")
+    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", "name one log; the second run in a log is LOG#2")

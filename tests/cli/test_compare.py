@@ -144,3 +144,9 @@ def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
     assert done.stdout.count("no interval can be given: ") == 2
     assert "faster by" not in done.stdout
     assert "lower by" not in done.stdout
+
+
+def test_standard_input_is_one_log():
+    done = hpc_gpt("compare", "-", "-")
+    assert done.code == 2
+    assert "standard input is named twice" in error_of(done)[0]

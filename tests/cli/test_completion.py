@@ -49,9 +49,15 @@ def test_experiments_of_this_place(tmp_path, monkeypatch):
 
 
 def test_what_report_takes(made_run):
-    assert offered("report", "memory") == ["memory-ladder"]
-    assert offered("report", made_run.run_id[:6]) == [made_run.run_id]
+    assert offered("report", "memory") == ["memory", "memory-ladder"]
+    assert offered("report", made_run.run_id[:6]) == [made_run.run_id[:6], made_run.run_id]
     assert "demo" not in offered("report", "")
+
+
+@pytest.mark.parametrize("verb", ["report", "compare", "why"])
+def test_where_a_log_may_be_named_the_shell_completes_files(verb):
+    environment = {"_HPC_GPT_COMPLETE": "bash_complete", "COMP_WORDS": f"hpc-gpt {verb} ./lo", "COMP_CWORD": "2"}
+    assert hpc_gpt(environment=environment).stdout.split() == ["file,./lo"]
 
 
 def test_profiles():

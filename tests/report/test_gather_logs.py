@@ -31,7 +31,7 @@ def test_our_own_runs_and_logs_side_by_side(lab, logs):
     assert [run.record.dialect for run in gathered.runs] == ["hpc-gpt", "megatron", "megatron", "megatron"]
     assert run.record.is_file()
     assert not (lab / "record.json").exists()
-    assert gathered.notes == [f"skipped holds no line that a reader knows: {lab / 'notes.txt'}"]
+    assert gathered.notes == [f"skipped {lab / 'notes.txt'}: holds no line that a reader knows"]
     assert not gathered.unread
 
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
-from hpc_gpt.errors import ConfigError, NoSuchRun
+from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
 from hpc_gpt.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 
@@ -145,3 +145,32 @@ def test_any_run_in_a_seeds_columns_by_its_name(runs):
     assert lines[0].startswith("Row")
     assert "PP Chunks" in lines[0]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("words", [("--columns", "gpus,nosuch"), ("--columns", " , "), ("--sort", "-nosuch")])
+def test_misspelt_keys_are_refused_before_the_reading(words, runs):
+    with pytest.raises(ConfigError):
+        call(*words)
+    assert not runs[0].record.exists()
+
+
+@pytest.mark.parametrize("option", ["--tensorboard", "--wandb"])
+def test_an_export_that_cannot_be_written_is_refused_before_the_reading(option, runs, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError):
+        call(option, str(tmp_path / "file" / "below"))
+    assert not runs[0].record.exists()
+
+
+def test_a_folder_without_runs_is_told_of_with_what_is_there_instead(logs, tmp_path):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "plot.py").write_text("x")
+    with pytest.raises(NoSuchRun, match=r"plot\.py: no log by its name"):
+        call(str(tmp_path / "lab"))
+
+
+def test_what_was_named_and_cannot_be_read_is_told_of_once(logs, tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing of a training\n")
+    result = call(str(tmp_path / "notes.txt"))
+    assert result.exit_code == 1
+    assert result.stderr.count("notes.txt: holds no line") == 1

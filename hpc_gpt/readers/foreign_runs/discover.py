@@ -57,19 +57,25 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if str(path) == STDIN:
-            found.logs.append(Path(STDIN))
+            if Path(STDIN) not in found.logs:
+                found.logs.append(Path(STDIN))
             continue
         _take_named(Path(path), found, seen)
     return found
 
 
 def notes(found: Discovered) -> list[str]:
-    """What was skipped, a line for each reason: `3 images, as a.png`."""
+    """What was skipped, a line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
-        others = f", and {count - 1} more" if count > 1 else ""
-        lines.append(f"skipped {why}: {found.skipped[why][0]}{others}")
+        others = f" and {count - 1:,} more" if count > 1 else ""
+        lines.append(f"skipped {shown(found.skipped[why][0])}{others}: {why}")
     return lines
+
+
+def shown(path: str) -> str:
+    """What a user is told of a path."""
+    return "standard input" if path == STDIN else path
 
 
 def _take_named(path: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:

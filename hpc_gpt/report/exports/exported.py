@@ -18,6 +18,7 @@ from hpc_gpt.readers.part import Column
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.comparison.compare import tokens_per_step
 from hpc_gpt.report.comparison.settings import flat_settings
+from hpc_gpt.report.exports.target import ANOTHER
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
 TAGS = ("loss", "loss_eval", "step_s", "tokens_per_s", "lr", "grad_norm", "skipped", *FLOPS)
@@ -95,7 +96,7 @@ def folder_within(folder: Path, *names: str) -> Path:
     try:
         inner.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
-        raise RunFolderError(f"{inner}: {fault.strerror}", "name another folder for the export") from None
+        raise RunFolderError(f"{inner}: {fault.strerror}", ANOTHER) from None
     if not inner.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{inner} leads to {inner.resolve()}", f"an export stays within {folder}")
     return inner

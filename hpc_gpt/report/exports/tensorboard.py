@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.own_runs.attempts import epoch
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.exports.exported import Exported, export_runs, folder_within
+from hpc_gpt.report.exports.target import ANOTHER, not_installed
 
 # The one file of ours in a run's folder. TensorBoard reads every file with `tfevents` in its name, in their order.
 EVENT_FILE = "events.out.tfevents.0000000000.hpc-gpt"
@@ -27,10 +28,7 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as fault:
-        raise UserError(
-            f"event files are written by the package tensorboard, which is not here: {fault}",
-            "pip install 'hpc-gpt[tensorboard]'",
-        ) from None
+        raise not_installed("tensorboard", str(fault)) from None
 
     def event(at: float, step: int = 0, **content: Any) -> bytes:
         text = event_pb2.Event(wall_time=at, step=step, **content).SerializeToString()
@@ -56,6 +54,6 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             os.replace(aside, path)
         except OSError as fault:
             aside.unlink(missing_ok=True)
-            raise RunFolderError(f"{path}: {fault.strerror}", "name another folder for the export") from None
+            raise RunFolderError(f"{path}: {fault.strerror}", ANOTHER) from None
         written.append(path)
     return written

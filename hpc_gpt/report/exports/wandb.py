@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.own_runs.attempts import epoch
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.exports.exported import Exported, export_runs, folder_within, plain_text
+from hpc_gpt.report.exports.target import ANOTHER, not_installed
 
 # In each run of ours, so that an export replaces what an earlier one wrote and nothing else.
 MARK = "hpc-gpt.json"
@@ -44,7 +45,7 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             places = [place / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
             return [_put(own, at, aside) for own, at in zip(made, places, strict=True)]
     except OSError as fault:
-        raise RunFolderError(f"{place}: {fault.strerror or fault}", "name another folder for the export") from None
+        raise RunFolderError(f"{place}: {fault.strerror or fault}", ANOTHER) from None
 
 
 @contextlib.contextmanager
@@ -59,10 +60,7 @@ def _offline(aside: Path) -> Iterator[Any]:
         try:
             import wandb
         except ImportError as fault:
-            raise UserError(
-                f"W&B runs are written by the package wandb, which is not here: {fault}",
-                "pip install 'hpc-gpt[wandb]'",
-            ) from None
+            raise not_installed("wandb", str(fault)) from None
         try:
             yield wandb
         finally:
@@ -123,7 +121,7 @@ def _put(made: Path, place: Path, aside: Path) -> Path:
     (made / MARK).write_text(json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n", encoding="utf-8")
     if os.path.lexists(place):
         if place.is_symlink() or not (place / MARK).is_file():
-            raise RunFolderError(f"{place} is there and not of an export", "name another folder for the export")
+            raise RunFolderError(f"{place} is there and not of an export", ANOTHER)
         place.rename(aside / f"former-{place.name}")
     made.rename(place)
     return place

@@ -89,7 +89,7 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
         "a shell script without #SBATCH": 1,
         "binary": 20,
     }
-    assert f"skipped binary: {lab / '0.bin.log'}, and 19 more" in notes(found)
+    assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
 
 
 def test_a_log_with_nuls_in_it_is_read(lab):
