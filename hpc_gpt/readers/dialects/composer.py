@@ -46,6 +46,7 @@ DIALECT = Dialect(
             "LanguageCrossEntropy: ",
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
+        Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END),
         Pattern("fact", "max_seq_len: ", LINE_START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
         Pattern(
             "fact",
@@ -67,6 +68,7 @@ DIALECT = Dialect(
 \t Train trainer/device_train_microbatch_size: 16
 \t Eval metrics/eval/LanguageCrossEntropy: 3.1234
 global_train_batch_size: 256
+precision: amp_bf16
  - Train memory/reserved_mem: 14.6740
 """,
     seen="mosaicml/llm-foundry/issues/444; princeton-nlp/LLM-Shearing/issues/24; mosaicml/composer console_logger.py",

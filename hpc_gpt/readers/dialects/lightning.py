@@ -48,11 +48,13 @@ DIALECT = Dialect(
             "Total params",
             LINE_START + r"(?P<params>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
         ),
+        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs|time)=", ended="done"),
     ),
     specimen="""\
  93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, v_num=0, train_loss=3.400]
 Epoch 0:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 124 M     Total params
+`Trainer.fit` stopped: `max_steps=20000` reached.
 Epoch 3:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=193315]
 """,
     seen="Lightning-AI/pytorch-lightning/issues/4225",

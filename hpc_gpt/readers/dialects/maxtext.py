@@ -27,6 +27,10 @@ def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
         text = arguments.get(f"{key}:", "")
         if text.isdecimal():
             facts[fact] = int(text)
+    if (dtype := arguments.get("dtype:", "")) in ("bfloat16", "float32", "float16"):
+        facts["dtype"] = dtype
+    if arguments.get("remat_policy:") == "full":
+        facts["recompute"] = "full"
     return facts
 
 
@@ -58,6 +62,11 @@ DIALECT = Dialect(
         Pattern(
             "argument",
             "Config param ",
+            r"\bConfig param (?P<key>(?:dtype|remat_policy):) (?P<value>\w{1,40})(?=\s*$)",
+        ),
+        Pattern(
+            "argument",
+            "Config param ",
             rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)",
         ),
     ),
@@ -69,6 +78,7 @@ Completed eval after train step 99, loss=3.412, perplexity=30.326, total_weights
 number parameters: 1.104 billion
 Num_devices: 8, shape (1, 1, 8, 1)
 Config param max_target_length: 2048
+Config param dtype: bfloat16
 """,
     seen="AI-Hypercomputer/maxtext/pull/2232; src/maxtext/common/metric_logger.py",
 )

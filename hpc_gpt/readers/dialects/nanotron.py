@@ -58,7 +58,7 @@ DIALECT = Dialect(
         # The configuration, as pprint sets it out: one argument a line.
         Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
         *(
-            Pattern("fact", f"{name}=", rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=,\s*$)")
+            Pattern("fact", f"{name}=", rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")
             for name, fact in (
                 ("pp", "pp"),
                 ("tp", "tp"),
@@ -75,12 +75,22 @@ DIALECT = Dialect(
                 ("zero_stage", "zero_stage"),
             )
         ),
+        Pattern("fact", "dtype=torch.", r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
+        *(
+            Pattern(
+                "fact",
+                "recompute_layer=",
+                rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
+                facts={"recompute": recompute},
+            )
+            for on, recompute in (("True", "full"), ("False", "none"))
+        ),
         Pattern("fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \("),
         Pattern(
             "memory",
             "Peak reserved: ",
-            r"\] Memory usage: \d{1,9}\.\d\dMiB\. Peak allocated: ?(?P<memory_allocated_mib>\d{1,9}\.\d\d)MiB"
-            r" Peak reserved: (?P<memory_reserved_mib>\d{1,9}\.\d\d)MiB",
+            r"[\] ]Memory usage: \d{1,9}\.\d\dMiB\. Peak allocated:? (?P<memory_allocated_mib>\d{1,9}\.\d\d)MiB"
+            r"\.? Peak reserved: (?P<memory_reserved_mib>\d{1,9}\.\d\d)MiB",
         ),
         Pattern(
             "save", "Saving checkpoint at ", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END
@@ -93,6 +103,10 @@ DIALECT = Dialect(
 06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
 06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
 06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                    recompute_layer=False,
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                                                  vocab_size=49152),
+06/02 10:11:00 [INFO|DP=0|PP=0|TP=0]:                         dtype=torch.bfloat16,
+ Memory usage: 3219.50MiB. Peak allocated 20480.00MiB. Peak reserved: 30720.00MiB
 06/02 10:11:01 [INFO|DP=0]: Total number of parameters: 1.71B (3262.13MiB)
 """,
     seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",

@@ -59,6 +59,18 @@ DIALECT = Dialect(
             + _column("TFLOPS_per_GPU", "tflops")
             + _column("val_loss", "loss_eval"),
         ),
+        Pattern("fact", "precision: ", LINE_START + r"precision: '?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?(?=\s*$)"),
+        Pattern(
+            "fact",
+            "activations_checkpoint_granularity: ",
+            LINE_START + r"activations_checkpoint_granularity: (?P<recompute>selective|full)(?=\s*$)",
+        ),
+        Pattern(
+            "fact",
+            "activations_checkpoint_granularity: ",
+            LINE_START + r"activations_checkpoint_granularity: null(?=\s*$)",
+            facts={"recompute": "none"},
+        ),
         *(
             Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)")
             for name, fact in (
@@ -82,6 +94,8 @@ Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_n
 Epoch 0: :   3%|▎         | 9000/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.3e+5, train_step_timing in s=0.615, val_loss=7.040]
 Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
   micro_batch_size: 4
+  precision: bf16-mixed
+  activations_checkpoint_granularity: selective
 """,
     seen="NVIDIA/NeMo-Framework-Launcher/issues/55; NVIDIA-NeMo/Speech/issues/7957; NVIDIA-BioNeMo/bionemo-recipes/pull/740",
 )
