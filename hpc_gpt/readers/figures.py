@@ -29,12 +29,14 @@ _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "f
 def add_figures(record: Record) -> Record:
     """The record with what its sizes and `step_s` give; a figure whose inputs are not known stays null."""
     record = _add_seed003(record)
-    if not record.step_s or not record.gpus or not record.global_batch or not record.seq:
+    if not record.step_s or not record.global_batch or not record.seq:
         return record
     sources = dict(record.sources)
     flags = list(record.flags)
     record = replace(record, tokens_per_s=record.global_batch * record.seq / record.step_s)
     sources["tokens_per_s"] = "global_batch x seq / step_s"
+    if not record.gpus:
+        return replace(record, sources=sources)
     record = _add_flops(record, sources)
     peak = peak_tflops(record.device, record.dtype or "")
     if record.device is None:

@@ -68,7 +68,8 @@ def _settle_tokens(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> None
             first, last = int(known[0]), int(known[-1])
             # What the first line's own steps took is not in the difference.
             begun = (step_tokens(draft) or 0) * steps.interval
-            begun = int(float(column[first]) * each) if numbers[first] <= steps.interval else begun
+            # Composer's first line tells of none: it counts what was done before its step.
+            begun = int(float(column[first]) * each) if numbers[first] <= steps.interval and column[first] else begun
             total = int(float(column[last] - column[first]) * each) + begun
             if not 0 < total < _MOST_TOKENS:
                 continue

@@ -69,6 +69,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
     elif draft.get("engine") in DATA_PARALLEL:
         for name in splits:
             draft.infer(name, 1, f"{draft.get('engine')} splits the batch alone")
+        _ranks_of_batch(draft)
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
     tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
@@ -88,6 +89,14 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
         draft.flag(f"layout {layout} needs {tp * pp * dp * cp} GPUs, but {gpus} are stated ({draft.sources['gpus']})")
     if gpus and (each := draft.whole("gpus_per_node")):
         draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")
+
+
+def _ranks_of_batch(draft: Draft) -> None:
+    """How many ranks share the batch, where nothing says so but the batch itself."""
+    micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
+    if not draft.whole("gpus") and micro and chunks and whole and whole % (micro * chunks) == 0:
+        how = f"global_batch {whole} / (micro_batch {micro} x micro_batches {chunks})"
+        draft.infer("dp", whole // (micro * chunks), how)
 
 
 def _batch(draft: Draft) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hpc_gpt.readers.causes.first_cause import Cause, first_cause
 from hpc_gpt.readers.foreign_runs.draft import Draft
-from hpc_gpt.readers.foreign_runs.main_steps import step_span
+from hpc_gpt.readers.foreign_runs.main_steps import reaches, step_span
 from hpc_gpt.readers.foreign_runs.run_parts import RunParts
 from hpc_gpt.readers.foreign_runs.run_steps import RunSteps
 from hpc_gpt.readers.own_runs.attempts import iso
@@ -46,7 +46,7 @@ def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Cause]:
     if last.failed_node:
         draft.set("failed_node", last.failed_node, where)
     if last.sure and last.failure:
-        draft.flag(f"the first cause rests on this: {last.sure}")
+        draft.flag(f"the first cause is not certain: {last.sure}")
     _settle_times(draft, spans)
     if len(run.attempts) > 1:
         draft.flag(f"{len(run.attempts)} attempts: what a later one trained again counts as trained last")
@@ -54,8 +54,7 @@ def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Cause]:
 
 
 def _cause(parts: Sequence[Part], planned: int | None) -> Cause:
-    reach = max((span[1] for part in parts if (span := step_span(part))), default=None)
-    reached = bool(planned and reach is not None and reach >= planned) or any(part.totals for part in parts)
+    reached = any(reaches(step_span(part), planned) or part.totals for part in parts)
     return first_cause(parts, reached)
 
 

@@ -8,8 +8,9 @@ The rule. Two parts that differ in layout, shape or batch are never of one run. 
    `attempt_0/3/stdout.log`) or in the stream (`.out`, `.err`, `.log`) are one run: those without a rank in their name
    where at most one tells of steps, or both tell the same ones.
 3. Files whose names differ in one bare number from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`) are ranks
-   of one run where only one tells of steps and the others dumped no arguments, or all tell the same steps with the same
-   losses but not the same times. A number behind `run`, `exp`, `seed` and the like, or an array's, counts runs.
+   of one run where only one tells of steps and no other dumped arguments, or one other alone did; or all tell the same
+   steps with the same losses but not the same times. A number behind `run`, `exp`, `seed` and the like, or an array's,
+   counts runs.
 4. Files of one folder and of names that differ only in numbers (job ids, rotations) are attempts of one run where the
    later one's steps go on from the earlier one's, or where the earlier came to no step and both were asked for the
    same, checkpoints in the same folder included.
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from hpc_gpt.readers.foreign_runs.epochs import is_next_epoch, joined
 from hpc_gpt.readers.foreign_runs.log_names import LogName, log_name
-from hpc_gpt.readers.foreign_runs.main_steps import log_interval, main_steps, step_span
+from hpc_gpt.readers.foreign_runs.main_steps import log_interval, main_steps, reaches, step_span
 from hpc_gpt.readers.foreign_runs.rank_logs import add_rank, join_family, join_numbered
 from hpc_gpt.readers.foreign_runs.run_parts import RunParts
 from hpc_gpt.readers.foreign_runs.stated import Marks, contradict, marks, united
@@ -41,13 +42,24 @@ _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _LOOK_BACK = 50  # files of a name alike among which an earlier attempt is looked for
 
 
-def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]]) -> list[RunParts]:
-    """The runs that logs and their parts make up, in the order of the logs."""
+def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Path] = ()) -> list[RunParts]:
+    """The runs that logs and their parts make up, in the order of the logs.
+
+    `silent`: files in which nothing is known. They fill the gaps between the numbers of ranks.
+    """
+    names: dict[Hashable, list[LogName]] = defaultdict(list)
+    for path in silent:
+        name = log_name(path)
+        names[name.shape, len(name.numbers)].append(name)
     runs = [run for path, parts in logs for run in _of_one_file(log_name(path), parts)]
     runs = _merged(runs, lambda run: run.names[0].family, join_family)
-    runs = _merged(runs, lambda run: (run.names[0].shape, len(run.names[0].numbers)), join_numbered)
+    runs = _merged(runs, _numbered, lambda bucket: join_numbered(bucket, names[_numbered(bucket[0])]))
     runs = _merged(runs, lambda run: run.names[0].shape, _join_attempts)
     return _join_wrappers(runs)
+
+
+def _numbered(run: RunParts) -> Hashable:
+    return run.names[0].shape, len(run.names[0].numbers)
 
 
 def _merged(
@@ -95,7 +107,7 @@ def _finished(attempt: Sequence[Part]) -> bool:
         span, planned = step_span(part), part.fact("steps_planned")
         if part.totals or any(ended == "done" for ended, _ in part.ends):
             return True
-        if span and planned and isinstance(planned.value, int | float) and span[1] >= planned.value > 0:
+        if planned and isinstance(planned.value, int | float) and reaches(span, planned.value):
             return True
     return False
 

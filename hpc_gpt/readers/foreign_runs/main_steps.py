@@ -51,6 +51,11 @@ def step_span(part: Part) -> tuple[float, float] | None:
     return (bars[0], max(bars)) if bars else None
 
 
+def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
+    """Whether the steps of a span run up to the last one planned; counted from 0, that is one less."""
+    return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
+
+
 def has_steps(part: Part) -> bool:
     """Whether a part tells of training: steps, a bar or a total."""
     return bool(part.progress or part.totals or any(len(steps) for steps in part.steps.values()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.foreign_runs.log_names import is_rank_number, without_number
+from hpc_gpt.readers.foreign_runs.log_names import LogName, is_rank_number, without_number
 from hpc_gpt.readers.foreign_runs.main_steps import main_steps, step_span
 from hpc_gpt.readers.foreign_runs.run_parts import RunParts
 from hpc_gpt.readers.foreign_runs.stated import contradict, united
@@ -107,8 +107,11 @@ def _attempt_at(story: RunParts, attempt: Sequence[Part]) -> int:
     return 0 if known else len(story.attempts) - 1
 
 
-def join_numbered(bucket: list[RunParts]) -> list[RunParts]:
-    """Rule 3: ranks that are a bare number in the file's name."""
+def join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> list[RunParts]:
+    """Rule 3: ranks that are a bare number in the file's name.
+
+    `silent`: names of the same shape, of files in which nothing is known; ranks they may be all the same.
+    """
     joined: set[int] = set()
     for position in range(len(bucket[0].names[0].numbers) - 1, -1, -1):
         alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -118,7 +121,9 @@ def join_numbered(bucket: list[RunParts]) -> list[RunParts]:
                 alike[numbers[:position] + numbers[position + 1 :]].append(index)
         for indices in alike.values():
             runs = [bucket[index] for index in indices]
-            if len(runs) < 2 or not is_rank_number([run.names[0] for run in runs], position):
+            names = [run.names[0] for run in runs]
+            names += [name for name in silent if _differ_at(name, names[0], position)]
+            if len(runs) < 2 or not is_rank_number(names, position):
                 continue
             story = _ranks_of_one(runs)
             if story is not None:
@@ -130,6 +135,18 @@ def join_numbered(bucket: list[RunParts]) -> list[RunParts]:
     return [run for index, run in enumerate(bucket) if index not in joined]
 
 
+def _differ_at(one: LogName, other: LogName, position: int) -> bool:
+    """Whether the numbers of two names of a shape differ in one place alone."""
+    return [place for place, pair in enumerate(zip(one.numbers, other.numbers, strict=True)) if len({*pair}) > 1] == [
+        position
+    ]
+
+
+def _begins(run: RunParts) -> bool:
+    """Whether a program says in it how it was started."""
+    return any(part.arguments or part.started for part in run.parts)
+
+
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
     """The story among runs that are ranks of one, by what they tell; None where they are runs of their own."""
     told = [run for run in runs if run.has_steps]
@@ -138,8 +155,9 @@ def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
     if any(contradict(run.marks, first.marks) for run in others):
         return None
     if len(told) == 1 or not told:
-        own = [run for run in others if any(part.arguments or part.started for part in run.parts)]
-        return first if not own else None
+        own = [run for run in others if _begins(run)]
+        # Megatron's first rank dumps the arguments, and its last one tells the steps.
+        return first if not own or (len(own) == len(told) == 1 and not _begins(first)) else None
     if len(told) < len(runs):
         return None
     return first if all(_same_steps(run.attempts[-1][0], first.attempts[-1][0]) is False for run in others) else None

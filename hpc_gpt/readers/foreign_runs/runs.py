@@ -23,16 +23,18 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
     """The runs in the logs that were discovered. What turns out to be no log is counted in `found`."""
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
+    silent: list[Path] = []
     for path in found.logs:
         log = read(path)
         if log.refused is not None:
             found.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):
             found.skip(NOT_KNOWN, path)
+            silent.append(path)
         else:
             logs.append((path, log.parts))
             left_out[log.parts[0].file] = log.left_out
-    runs = group_logs(logs)
+    runs = group_logs(logs, silent)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     names = _names(runs)
     return [

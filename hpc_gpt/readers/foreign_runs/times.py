@@ -39,7 +39,9 @@ def settle_times(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> Foreig
     found = ForeignTimes(step_s, np.zeros(len(steps), np.bool_))
     usable = np.flatnonzero(np.isfinite(step_s) & (step_s > 0) & steps.counts)
     if len(usable):
-        apart, asked = _apart(draft, steps, step_s)
+        other = _of_another_batch(draft, steps, parts)
+        apart, asked = _apart(draft, steps, np.where(other, np.nan, step_s))
+        apart |= other
         times = measure_steps(step_s[usable], apart[usable], steps.attempt[usable])
         assert times is not None
         found.times = times
@@ -123,6 +125,25 @@ def _apart(draft: Draft, steps: RunSteps, step_s: Column) -> tuple[NDArray[np.bo
                 if slow.any():
                     asked.append(f"{what} every {every} steps ({draft.sources[name]})")
     return apart, " and ".join(asked)
+
+
+def _of_another_batch(draft: Draft, steps: RunSteps, parts: Sequence[Part]) -> NDArray[np.bool_]:
+    """Lines of steps of a run whose batch grew that had another batch than the one its figures are of."""
+    other = np.zeros(len(steps), np.bool_)
+    batch = draft.whole("global_batch")
+    if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
+        return other
+    samples = _over(steps, steps["consumed_samples"], 1)
+    if not np.isfinite(samples).any():
+        draft.flag(f"step_s is of steps of every batch, and the figures from it are of {batch} samples")
+        return other
+    other = np.abs(samples - batch) > 0.5
+    if other[steps.counts & np.isfinite(samples)].all():
+        draft.flag(f"no line is of steps of {batch} samples alone: step_s is of other batches")
+        return np.zeros(len(steps), np.bool_)
+    # What a line without one before it was of is not known: it begins an attempt, and is warm-up.
+    draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
+    return other
 
 
 def _settle(draft: Draft, steps: RunSteps, times: StepTimes, how: str, found: ForeignTimes) -> None:

@@ -36,11 +36,13 @@ class Architecture:
     learned_positions: bool = True
     rms_norm: bool = False
     tied: bool = True
+    embedding_norm: bool = False
 
     @property
     def is_gpt2(self) -> bool:
         """Whether it is the shape that the project trains itself."""
         plain = not self.gated and self.biases and self.learned_positions and not self.rms_norm
+        plain = plain and not self.embedding_norm
         sizes = self.kv_heads in (0, self.heads) and self.ffn in (0, 4 * self.hidden)
         return plain and sizes and self.head_dim in (0, self.hidden // self.heads) and self.hidden % self.heads == 0
 
@@ -61,7 +63,9 @@ class Architecture:
             block += width + 2 * kv
         norm = h if self.rms_norm else 2 * h
         embedding = self.rows * h * (1 if self.tied else 2)
-        return self.layers * (block + 2 * norm) + norm + embedding + (self.seq * h if self.learned_positions else 0)
+        norms = 2 if self.embedding_norm else 1
+        positions = self.seq * h if self.learned_positions else 0
+        return self.layers * (block + 2 * norm) + norms * norm + embedding + positions
 
     def replicated(self) -> int:
         """Parameters that every tensor-parallel rank of GPT-2 holds: norms, the biases of row-parallel layers, and
@@ -113,6 +117,7 @@ def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architectu
         learned_positions=not rotary,
         rms_norm=arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm"),
         tied=not untied,
+        embedding_norm=is_on(arguments, "embed_layernorm"),
     ), ""
 
 
@@ -162,6 +167,7 @@ def _words(shape: Architecture) -> str:
         "gated" if shape.gated else "",
         f"{shape.kv_heads} KV heads" if shape.kv_heads not in (0, shape.heads) else "",
         "untied" if not shape.tied else "",
+        "a norm behind the embedding" if shape.embedding_norm else "",
     ]
     return ", ".join(each for each in details if each)
 

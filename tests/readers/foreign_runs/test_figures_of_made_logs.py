@@ -1,0 +1,87 @@
+"""Figures of whole logs made to a known truth, where a plain reading of them goes wrong."""
+
+import pytest
+
+from hpc_gpt.report.gather import gather_paths
+from tests.readers.made_logs import dump, iteration, iterations, write_log
+
+HF = """\
+***** Running training *****
+  Num examples = 3,200
+  Num Epochs = 1
+  Instantaneous batch size per device = 4
+  Total train batch size (w. parallel, distributed & accumulation) = 64
+  Gradient Accumulation steps = 2
+  Total optimization steps = 50
+{'train_runtime': 100.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 0.5, 'train_loss': 7.4}
+"""
+
+MEMORY = (
+    "[Rank {}] (after 1 iterations) memory (MB) | allocated: 10.0 | max allocated: 1024.0 | reserved: 20.0"
+    " | max reserved: 2048.0"
+)
+
+
+def record_of(tmp_path, *lines):
+    write_log(tmp_path / "lab" / "train.log", *lines)
+    (run,) = gather_paths([str(tmp_path / "lab")], tmp_path / "logs").runs
+    return run.record
+
+
+def growing(batches, each=20, ms_a_sample=10.0):
+    """Steps whose batch grows; a step takes as long as its samples."""
+    consumed, lines = 0, []
+    for step in range(1, len(batches) * each + 1):
+        batch = batches[(step - 1) // each]
+        consumed += batch
+        line = iteration(step, ms_a_sample * batch, batch=batch)
+        lines.append(line.replace(f"consumed samples: {16 * step:12d}", f"consumed samples: {consumed:12d}"))
+    return lines
+
+
+def test_steps_of_a_smaller_batch_are_none_of_the_last_ones(tmp_path):
+    record = record_of(tmp_path, dump(global_batch_size=64), growing([16, 32, 48, 64]))
+    assert (record.global_batch, record.step_s) == (64, 0.64)
+    assert record.tokens_per_s == pytest.approx(128 / 0.01)
+    assert any("59 lines of steps of another batch than 64" in flag for flag in record.flags)
+
+
+def test_a_batch_that_grows_without_a_count_of_samples_is_told_of(tmp_path):
+    lines = [line.replace("consumed samples", "consumed scamples") for line in growing([16, 64])]
+    record = record_of(tmp_path, dump(global_batch_size=64), lines)
+    assert any("step_s is of steps of every batch" in flag for flag in record.flags)
+
+
+def test_the_ranks_of_a_trainer_follow_from_its_batch(tmp_path):
+    record = record_of(tmp_path, HF)
+    assert (record.gpus, record.dp, record.tp, record.pp) == (8, 8, 1, 1)
+    assert "global_batch 64 / (micro_batch 4 x micro_batches 2)" in record.sources["dp"]
+
+
+def test_tokens_a_second_of_the_whole_job_need_no_count_of_gpus(tmp_path):
+    said = ["tokens per iteration will be: 491,520", "Overriding: block_size = 1024"]
+    record = record_of(tmp_path, said, [f"iter {step}: loss 4.0000, time 500.00ms" for step in range(20)])
+    assert (record.gpus, record.tokens_per_s) == (None, 983_040)
+
+
+@pytest.mark.parametrize(("last", "ended"), [(99, "done"), (98, "unknown")])
+def test_steps_counted_from_0_end_one_before_the_number_planned(tmp_path, last, ended):
+    line = "completed step: {}, seconds: 5.000, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, loss: 10.374"
+    record = record_of(tmp_path, "Config param steps: 100", [line.format(step) for step in range(last + 1)])
+    assert record.ended == ended
+
+
+def test_bloom_has_a_norm_behind_its_embedding(tmp_path):
+    shape = {"hidden_size": 14336, "num_layers": 70, "num_attention_heads": 112, "padded_vocab_size": 250880}
+    kind = {"position_embedding_type": "PositionEmbeddingType.alibi", "embed_layernorm": True}
+    record = record_of(tmp_path, dump(**shape, **kind), iterations(1, 10))
+    assert record.params == 176_247_271_424  # as its model card says
+
+
+@pytest.mark.parametrize("between", [MEMORY.format(1), "what no reader knows"])
+def test_the_first_rank_dumps_the_arguments_and_the_last_tells_the_steps(tmp_path, between):
+    write_log(tmp_path / "lab" / "log.0.out", dump())
+    write_log(tmp_path / "lab" / "log.1.out", between)
+    write_log(tmp_path / "lab" / "log.2.out", iterations(1, 10))
+    (run,) = gather_paths([str(tmp_path / "lab")], tmp_path / "logs").runs
+    assert (run.record.gpus, run.record.step_s) == (8, 1.0)
