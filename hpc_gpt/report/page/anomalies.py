@@ -52,7 +52,7 @@ _FLAG_LEVELS = (
     (
         KNOW,
         re.compile(
-            r"\b(?:are|is) null\b|^the profile says device|^the first cause rests|trained again counts"
+            r"\b(?:are|is) null\b|^the profile says device|^the first cause is not certain|trained again counts"
             r"|^[a-z][a-z0-9_-]{1,40}: ",  # a dialect, and what is to be known of its figures
             re.I,
         ),

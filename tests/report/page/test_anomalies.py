@@ -49,7 +49,7 @@ def test_of_two_failures_the_costlier_stands_first():
         ("the program counts 1000 samples, where 16 x 64 = 1024 were run", DOUBT),
         ("8 x 2 x 4 = 64, but the global batch is 128 (a.out:9)", DOUBT),
         ("hf_trainer: the program counts trainable parameters only", KNOW),
-        ("the first cause rests on this: its rank's clock", KNOW),
+        ("the first cause is not certain: its rank's clock", KNOW),
         ("every step was skipped: step_s holds forward and backward only", DOUBT),
         ("3 lines of metrics.jsonl cannot be read and were left out", LOOK),
         ("the loss did not fall", LOOK),
