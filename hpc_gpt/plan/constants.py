@@ -1,0 +1,37 @@
+"""What data sheets do not say about a machine: a handful of figures that published steps or one's own records settle.
+
+A default is for any machine of which only the data sheet is known; `fit` moves them to rows of one cluster. Each is a
+share of a data sheet's rate, or seconds. `SPREAD` says how far one may lie from its default: the standard deviation of
+its logarithm, which `fit` holds against the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constants:
+    """`gemm`: large products over the peak. `memory`: passes over activations against memory bandwidth.
+
+    `attention`: fused attention's rate over that of large products. `host_s`: what the host needs to launch one pass
+    over one layer. `node`, `network`: what collectives reach of a link, in a node and between nodes. `latency`: times
+    the links' latency a hop of a collective takes. `exposed`: the part of communication that could be hidden behind
+    compute and is not. `step_s`: seconds a step takes beside all that (data, logging, clipping's and scaling's stops).
+    """
+
+    gemm: float = 0.80
+    memory: float = 0.80
+    attention: float = 0.42
+    host_s: float = 1.1e-3
+    node: float = 0.75
+    network: float = 0.70
+    latency: float = 1.0
+    exposed: float = 0.25
+    step_s: float = 0.02
+
+
+DEFAULT = Constants()
+SPREAD = Constants(
+    gemm=0.08, memory=0.3, attention=0.3, host_s=0.6, node=0.25, network=0.4, latency=0.6, exposed=0.6, step_s=0.8
+)

@@ -1,0 +1,180 @@
+"""Seconds of one optimizer step, part by part, from shapes and a machine's rates.
+
+A pipeline of p stages runs m micro-batches through: the slowest stage takes m slots, the others one each to fill and
+drain, divided by the chunks of a stage where they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
+"""
+
+from __future__ import annotations
+
+from hpc_gpt.plan.communication import Links
+from hpc_gpt.plan.compute import LayerTime, Rates, head_time, layer_time
+from hpc_gpt.plan.constants import DEFAULT, Constants
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.prediction import StepTime
+from hpc_gpt.plan.training import Shape, Training
+
+__all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
+
+# Bytes an Adam step reads and writes for a parameter: fp32 master, two moments and the gradient read, three written,
+# 2 bytes written; and once more over the gradient for its norm and its scale.
+_ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 2 * 4
+# CPU Adam goes at the host memory's rate: about this share of a node's 200 GB/s for each GPU, times its GPUs.
+_HOST_MEMORY_B_S = 150e9
+# DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Source of the cost, over one ring
+# of the same bytes: BigScience's V100 rows (3 to 10) and one H200 (half the speed of ZeRO-1).
+_PER_PARAMETER = ("deepspeed-zero", "hf-deepspeed")
+_PER_PARAMETER_COST = 4.0
+
+
+class StepModel:
+    """Predicts steps of trainings on one machine; keeps what trainings of the same shape, tp and micro-batch share."""
+
+    def __init__(self, machine: Machine, constants: Constants = DEFAULT) -> None:
+        self.machine, self.constants = machine, constants
+        self.links = Links(machine, constants)
+        self._rates: dict[str, Rates] = {}
+        self._layers: dict[tuple[object, ...], tuple[LayerTime, tuple[float, float]]] = {}
+
+    def predict(self, training: Training) -> StepTime:
+        """The step's parts, in seconds."""
+        shape, constants = training.shape, self.constants
+        tp, pp, micro_batches = training.tp, training.pp, training.micro_batches
+        layer, head = self._layer(training)
+        comm = self._tensor_parallel_s(training)
+        full = training.recompute == "full"
+        # The host launches forward, backward and recomputation; where it is slower than the GPU, the GPU waits.
+        host = constants.host_s * (3 if full else 2)
+        busy = layer.forward_s + layer.backward_s + layer.again_s + comm
+        gathers = self._gathers_s(training, busy)
+        waited = max(0.0, host - busy)
+        counts = training.stage_layers or _even(shape.layers, pp)
+        per_layer = busy + waited + gathers
+        most = max(range(pp), key=lambda stage: counts[stage] * per_layer + (stage == pp - 1) * sum(head))
+        at_end = most == pp - 1
+        compute = counts[most] * (layer.forward_s + layer.backward_s + waited) + at_end * sum(head)
+        again, tensor = counts[most] * layer.again_s, counts[most] * comm
+        p2p = self._sends_s(training)
+        slot = compute + again + tensor + p2p + counts[most] * gathers
+        every = shape.layers * per_layer + sum(head) + pp * p2p
+        bubble = (every - slot) / training.vp if pp > 1 else 0.0
+        params = _stage_params(shape, counts[0], pp) / tp
+        dp = self._reduction_s(training, params, layer.backward_s * counts[0]) + micro_batches * counts[most] * gathers
+        optimizer, offload = self._update_s(training, params)
+        return StepTime(
+            compute_s=micro_batches * compute,
+            recompute_s=micro_batches * again,
+            tp_s=micro_batches * tensor,
+            bubble_s=bubble,
+            p2p_s=micro_batches * p2p,
+            dp_s=dp,
+            optimizer_s=optimizer + constants.step_s,
+            offload_s=offload,
+            band=self._band(training, waited),
+        )
+
+    def _layer(self, training: Training) -> tuple[LayerTime, tuple[float, float]]:
+        key = (
+            training.shape,
+            training.tp,
+            training.cp,
+            training.micro_batch,
+            training.recompute,
+            training.sequence_parallel,
+            training.flash,
+            training.engine,
+            training.dtype,
+        )
+        known = self._layers.get(key)
+        if known is None:
+            rates = self._rates.get(training.dtype)
+            if rates is None:
+                rates = self._rates[training.dtype] = Rates(self.machine, self.constants, training.dtype)
+            known = self._layers[key] = layer_time(training, rates), head_time(training, rates)
+        return known
+
+    def _tensor_parallel_s(self, training: Training) -> float:
+        """All-reduces of T h two-byte values: two forward, two backward, two with recomputation, a layer. Under
+        sequence parallelism each is a gather and a reduce-scatter, of the same bytes."""
+        if training.tp == 1:
+            return 0.0
+        size = 2.0 * training.micro_batch * training.shape.seq / training.cp * training.shape.hidden
+        times = 6 if training.recompute == "full" else 4
+        return times * 2 * self.links.ring_s(size, training.tp)
+
+    def _sends_s(self, training: Training) -> float:
+        """Activations to the next stage and gradients back, a micro-batch, for every chunk of a stage. Megatron
+        sends each rank's part and gathers inside the node (Narayanan et al. 2021, 4.1)."""
+        if training.pp == 1:
+            return 0.0
+        size = 2.0 * training.micro_batch * training.shape.seq / training.cp * training.shape.hidden
+        gathered = 0.0
+        if training.engine == "megatron-lm" or training.sequence_parallel:
+            gathered = 0.0 if training.sequence_parallel else self.links.ring_s(size, training.tp)
+            size /= training.tp
+        stride = training.tp * training.cp * training.dp
+        # Activations go one way while gradients come the other: links carry both at once, but for what waits.
+        return (1 + self.constants.exposed) * training.vp * (self.links.send_s(size, stride) + gathered)
+
+    def _gathers_s(self, training: Training, busy: float) -> float:
+        """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
+        micro-batch's time that its compute does not hide."""
+        if training.zero_stage < 3 or training.dp == 1:
+            return 0.0
+        size = 2.0 * _layer_params(training.shape) / training.tp
+        takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp)
+        if training.engine in _PER_PARAMETER:
+            return takes * _PER_PARAMETER_COST
+        return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
+
+    def _reduction_s(self, training: Training, params: float, backward_s: float) -> float:
+        """All-reduce of a stage's gradients once a step, or reduce-scatter of them and gather of parameters."""
+        group = training.dp * training.cp
+        if training.zero_stage >= 3 or group == 1:
+            return 0.0
+        size = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
+        takes = 2 * self.links.ring_s(size, group, training.tp)
+        if training.engine in ("ddp", "fsdp") or training.distributed_optimizer:
+            # Behind the last micro-batch's backward, and the gathers behind the next step's first forward.
+            return max(0.0, takes - backward_s) + self.constants.exposed * min(takes, backward_s)
+        return takes
+
+    def _update_s(self, training: Training, params: float) -> tuple[float, float]:
+        """Seconds of the optimizer on the GPU, and of moving and updating what the host holds."""
+        sharded = training.zero_stage >= 1 or training.distributed_optimizer
+        own = params / training.dp if sharded else params
+        if training.offload == "none":
+            return own * _ADAM_BYTES / (self.machine.memory_gb_s * 1e9 * self.constants.memory), 0.0
+        moved = own * (4 + 2) / self.links.host_b_s
+        updated = own * _ADAM_BYTES / (_HOST_MEMORY_B_S / self.links.per_node)
+        if training.offload == "full":
+            moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
+        return 0.0, moved + updated
+
+    def _band(self, training: Training, waited: float) -> float:
+        band = 0.12
+        if training.gpus > self.links.per_node:
+            band += 0.05
+        if waited:
+            band += 0.1
+        return band
+
+
+def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
+    """One training's step on one machine. For many on the same machine keep a `StepModel`."""
+    return StepModel(machine, constants).predict(training)
+
+
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers a stage, the first ones taking what is over."""
+    each, over = divmod(layers, stages)
+    return tuple(each + (stage < over) for stage in range(stages))
+
+
+def _layer_params(shape: Shape) -> float:
+    return shape.hidden * (shape.hidden * (2 + 2 * shape.kv_share) + shape.mlp * (3 if shape.gated else 2))
+
+
+def _stage_params(shape: Shape, layers: int, pp: int) -> float:
+    """Parameters of the first stage; positions and norms are too few to matter for time."""
+    embeddings = shape.vocab * shape.hidden * (1 if shape.tied or pp > 1 else 2)
+    return layers * _layer_params(shape) + embeddings
