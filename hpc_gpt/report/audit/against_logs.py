@@ -159,5 +159,11 @@ def _of_log(value: Fraction) -> Known:
 
 def _by(run: RunRead, key: str) -> str:
     """The log, and where its reader found or how it inferred the figure."""
-    source = run.record.sources.get(key)
-    return f"{run_name(run)}: {key}: {source.partition('; warm-up:')[0]}" if source else run_name(run)
+    source = run.record.sources.get(key, "").partition("; warm-up:")[0]
+    if not source:
+        return run_name(run)
+    # The log is named once.
+    for file in run.files:
+        source = source.replace(f"{file}:", "line ")
+    how, inferred, rest = source.partition("inferred: ")
+    return f"{run_name(run)}: {key} {rest} (inferred)" if inferred and not how else f"{run_name(run)}: {key}: {source}"

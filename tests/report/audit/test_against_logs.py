@@ -180,3 +180,12 @@ def test_a_run_of_which_nothing_is_known_is_said(tmp_path):
     found = audited_rows(tmp_path, row(), runs=[run(())])
     assert found.matches[0].line is None
     assert "no layout" in found.matches[0].why
+
+
+def test_a_figure_that_was_inferred_says_so_once_and_plainly(tmp_path):
+    log = run(TIMES, **{**SIZES, "params": 51_970_064_384})
+    log.record.sources["params"] = "inferred: from the shape"
+    found = audited_rows(tmp_path, row(), runs=[log])
+    text = as_text(found)
+    assert ": params from the shape (inferred)\n" in text
+    assert "from inferred" not in text
