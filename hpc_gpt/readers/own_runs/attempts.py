@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.process import is_alive
 from hpc_gpt.readers.own_runs.metrics import Metrics, read_metrics
+from hpc_gpt.readers.secrets import hide_secrets
 from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_submission, read_json
 
 # A run that has not written for this long is no longer known to run.
@@ -187,4 +188,4 @@ def iso(seconds: float | None) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else hide_secrets(str(value))

@@ -28,6 +28,7 @@ from hpc_gpt.readers.own_runs.attempts import (
 from hpc_gpt.readers.own_runs.curve import own_curve
 from hpc_gpt.readers.own_runs.metrics import Metrics
 from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.secrets import hide_secrets, without_secrets
 from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.record import Record
 from hpc_gpt.resolve import Resolved
@@ -119,7 +120,7 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
         params=model.params,
         recompute=resolved.engine.recompute,
         dtype=train.dtype,
-        settings=settings,
+        settings=without_secrets(settings),
         config_hash=config_hash(resolved),
     )
     given = [key for key, value in record.to_tables().items() if value is not None and value not in ([], {})]
@@ -261,7 +262,7 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
         gpu_hours=_gpu_hours(record, resolved, attempts, sources),
         attempts=attempt_tables(attempts, "unknown" if waiting else state),
         ended=state,
-        cause=None if cause is None else str(cause),
+        cause=None if cause is None else hide_secrets(str(cause)),
     )
     return replace(record, sources=sources)
 

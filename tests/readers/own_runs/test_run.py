@@ -305,3 +305,20 @@ def test_no_state_is_outside_the_designs_list(run):
     add_attempt(run, [metrics_line(1)], None)
     states.append(read_run(run).ended)
     assert set(states) <= set(ENDED)
+
+
+def test_no_secret_gets_into_the_record_of_a_run(run):
+    resolved = json.loads((run.path / "resolved.json").read_text())
+    resolved["data"]["path"] = "https://me:abcd1234@host/tokens"
+    (run.path / "resolved.json").write_text(json.dumps(resolved))
+    add_attempt(run, [metrics_line(1)], ended="error", cause="no login with HF_TOKEN=abcd1234")
+    record = read_run(run)
+    assert record.cause == "no login with HF_TOKEN=[removed]"
+    assert "abcd1234" not in record.to_json()
+
+
+def test_all_settings_of_a_run_are_in_its_record(run):
+    resolved = json.loads((run.path / "resolved.json").read_text())
+    record = read_run(run)
+    for table in ("engine", "train", "data"):
+        assert record.settings[table].keys() == resolved[table].keys()
