@@ -62,31 +62,39 @@ class Block:
         is_steps, is_timers = table.sorts()
         self.steps = np.flatnonzero(is_steps[self.kinds])
         self.timers = np.flatnonzero(is_timers[self.kinds])
-        self.step = np.zeros(len(self.steps))
+        self.step = self.column("step", self.steps)
         self.dialect = np.zeros(len(self.steps), np.int64)
         for kind, rows in self.by_kind(self.steps):
-            lines = self.starts[self.steps[rows]]
-            self.step[rows] = kind.read("step", self.data, lines)
             name = kind.each.dialect.name
             if name not in self.dialects:
                 self.dialects.append(name)
             self.dialect[rows] = self.dialects.index(name)
             if kind.rank is not None:
                 self.rank = np.full(len(self.steps), np.nan) if self.rank is None else self.rank
-                self.rank[rows] = kind.rank.read(self.data, lines)
+                self.rank[rows] = kind.rank.read(self.data, self.starts[self.steps[rows]])
 
     def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
         """Of some lines, (kind, which of them are of it)."""
         if not len(lines):
             return []
-        kinds = self.kinds[lines]
+        kinds = self.kinds[lines].astype(np.int16)  # a type that is sorted without comparing
         if (kinds == kinds[0]).all():
             return [(self.table.kind(int(kinds[0])), np.arange(len(lines)))]
-        return [(self.table.kind(int(number)), np.flatnonzero(kinds == number)) for number in np.unique(kinds)]
+        order = np.argsort(kinds, kind="stable")
+        rows = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
+        return [(self.table.kind(int(kinds[of_kind[0]])), of_kind) for of_kind in rows]
 
     def column(self, name: str, lines: Places) -> Column:
         """A field of some lines of steps, NaN where one lacks it."""
+        if not len(lines):
+            return np.zeros(0)
+        layout, kinds = self.table.layout(name), self.kinds[lines]
+        places = self.starts[lines] + layout.starts[kinds]
+        forms = layout.forms[kinds]
+        if (forms == forms[0]).all():
+            return layout.read(int(forms[0]), self.data, places)
         found = np.full(len(lines), np.nan)
-        for kind, rows in self.by_kind(lines):
-            found[rows] = kind.read(name, self.data, self.starts[lines[rows]])
+        for form in np.flatnonzero(np.bincount(forms)).tolist():
+            rows = np.flatnonzero(forms == form)
+            found[rows] = layout.read(form, self.data, places[rows])
         return found

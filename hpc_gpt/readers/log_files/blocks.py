@@ -116,15 +116,17 @@ class BlockReader:
         """The lines to read one by one; what kind the others are goes into the block."""
         apart: list[_Apart] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
-        candidates = literal_scan().candidates(texts)
+        distinct = list(dict.fromkeys(texts))
+        candidates = {distinct[place]: each for place, each in literal_scan().candidates(distinct).items()}
         long = np.flatnonzero(block.stops[unknown] - block.starts[unknown] > LONGEST_LINE).tolist()
-        wanted = sorted({*candidates, *long})
+        wanted = sorted({*(place for place, zeros in enumerate(texts) if zeros in candidates), *long})
         nothing = np.ones(len(unknown), np.bool_)
         nothing[wanted] = False
         block.kinds[unknown[nothing]] = NOTHING
         self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
         for place in wanted:
-            index, zeros, tried = int(unknown[place]), texts[place], candidates.get(place, [])
+            index, zeros = int(unknown[place]), texts[place]
+            tried = candidates.get(zeros, [])
             number = self._kinds.table[zeros]  # an earlier line of this block may have taught it
             if number == UNKNOWN:
                 line = block.line(index)

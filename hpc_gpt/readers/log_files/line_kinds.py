@@ -92,6 +92,23 @@ class LineKind:
         return tuple(name for name in STEP_FIELDS if name in self.columns or name in self.stated)
 
 
+@dataclass(frozen=True)
+class FieldLayout:
+    """Where a field stands in lines of each kind: `starts`, and in which of the `texts`, `forms`, by a kind's number.
+
+    Kinds that differ in where a field stands, not in its digits, are read together. Form 0 is a line without the field.
+    """
+
+    starts: Places
+    forms: Places
+    texts: tuple[DigitColumn | float, ...]
+
+    def read(self, form: int, data: bytes, places: Places) -> Column:
+        """The field where it begins at these places, in lines of one form."""
+        text = self.texts[form]
+        return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
+
+
 class _Table(dict[bytes, int]):
     def __missing__(self, key: bytes) -> int:
         return UNKNOWN
@@ -105,6 +122,24 @@ class LineKinds:
         self.kinds: list[LineKind] = []
         self.guarded: list[int] = []  # the numbers of those that have guards
         self._timers: dict[object, int] = {}
+        self._layouts: dict[str, FieldLayout] = {}
+
+    def layout(self, name: str) -> FieldLayout:
+        """Where a field stands, by a number of the table."""
+        known = self._layouts.get(name)
+        if known is None or len(known.forms) != _FIRST + len(self.kinds):
+            known = self._layouts[name] = self._laid_out(name)
+        return known
+
+    def _laid_out(self, name: str) -> FieldLayout:
+        texts: dict[DigitColumn | float, int] = {np.nan: 0}
+        starts, forms = [0] * _FIRST, [0] * _FIRST
+        for kind in self.kinds:
+            column = kind.columns.get(name)
+            text = kind.stated.get(name, np.nan) if column is None else replace(column, start=0)
+            starts.append(0 if column is None else column.start)
+            forms.append(texts.setdefault(text, len(texts)))
+        return FieldLayout(np.array(starts), np.array(forms), tuple(texts))
 
     def kind(self, number: int) -> LineKind:
         """The kind of a number in the table."""
