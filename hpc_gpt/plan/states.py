@@ -1,0 +1,128 @@
+"""Bytes a parameter that each way of training holds: weights, gradients, optimizer; at work, in the step, between.
+
+`bytes_rule` of a Training names one of RULES; None means the engine's own way here (`rule_of`).
+
+| rule | bytes of one parameter | source |
+|---|---|---|
+| megatron-2021-fp16 | 2 + (2 + 2 + 4) + 12: fp16 gradients, their flat copy for the all-reduce, fp32 copies that stay | Megatron-LM 2.4 optimizer.py, distributed.py; planner README, closed form 2: 20 steady, 22 peak |
+| megatron | 2 + 4 + 12: one fp32 gradient buffer; distributed optimizer 6 + 12/dp | Megatron-LM docs, distributed optimizer |
+| deepspeed-fp16 | ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the step 4/dp more; ZeRO-2 2 + 14/dp; ZeRO-3 16/dp | Rajbhandari et al. 2020; runtime/fp16/fused_optimizer.py, runtime/zero |
+| bf16-optimizer | 2 + (2 + 4) + 12/dp | DeepSpeed runtime/bf16_optimizer.py |
+| bf16-optimizer-immediate | 2 + 4 + 12/dp: a 16-bit gradient is added to its fp32 sum at once and freed | the same, bf16.immediate_grad_update |
+| masters | 2 + 4 + 4 + 8, the moments over dp if sharded | train/engines/master_weights.py |
+| fsdp | 16/dp, weights 4, gradients 4, moments 8 | PyTorch FSDP with mixed precision |
+| fp32 | 4 + 4 + 8, sharded by the ZeRO stage | |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.training import Offload, Training
+
+RULES = (
+    "megatron-2021-fp16",
+    "megatron",
+    "deepspeed-fp16",
+    "bf16-optimizer",
+    "bf16-optimizer-immediate",
+    "masters",
+    "fsdp",
+    "fp32",
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes a parameter on one GPU.
+
+    `gradients` and `step_gradients`: while micro-batches run, and while the optimizer works. `steady_gradients`: what
+    is left between steps. `renewed`: of all this what is freed and allocated anew in every step, which leaves holes.
+    `host`: what offloading moved to the host.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    step_gradients: float
+    steady_gradients: float
+    renewed: float
+    host: float = 0.0
+
+
+def rule_of(training: Training) -> str:
+    """The rule a training goes by; ConfigError for a name that is none."""
+    if training.bytes_rule is not None:
+        if training.bytes_rule not in RULES:
+            raise ConfigError(f"no bytes rule {training.bytes_rule!r}", f"use one of {', '.join(RULES)}")
+        return training.bytes_rule
+    engine, dtype = training.engine, training.dtype
+    if engine == "fsdp":
+        return "fsdp"
+    if dtype == "fp32":
+        return "fp32"
+    if engine == "ddp":
+        return "masters"
+    if engine == "megatron-lm":
+        return "megatron"
+    if engine == "deepspeed-3d" and dtype == "bf16":
+        return "bf16-optimizer-immediate"
+    return "deepspeed-fp16"
+
+
+def held(training: Training) -> Held:
+    """Bytes a parameter of the training."""
+    return _held(
+        rule_of(training),
+        training.zero_stage,
+        training.dp * training.cp,
+        training.dtype == "fp32",
+        training.distributed_optimizer,
+        training.offload,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Offload) -> Held:
+    if rule == "megatron-2021-fp16":
+        return Held(2, 8, 12, 6, 6, 6)
+    if rule == "megatron":
+        return Held(2, 4, 12 / dp if sharded else 12, 4, 4, 0)
+    if rule in ("bf16-optimizer", "bf16-optimizer-immediate"):
+        half = 2 if rule == "bf16-optimizer" else 0
+        return Held(2, 4 + half, 12 / dp, 4 + half, 4, half)
+    if rule == "masters":
+        bucket = 2 if dp > 1 else 0
+        return Held(2, 4 + bucket, 4 + (8 / dp if sharded else 8), 4 + bucket, bucket, 4)
+    if rule == "fsdp":
+        whole = stage in (1, 2)  # weights stay gathered, in 16 bits beside their fp32 shards
+        states = Held(4 / dp + (2 if whole else 0), 4 / dp, 8 / dp, 4 / dp, 0, 4 / dp)
+        return _all_on_host(states) if offload == "full" else states
+    if rule == "fp32":
+        return _zero(stage, dp, offload, weight=4, master=4 if stage else 0, sharded=sharded)
+    return _zero(stage, dp, offload, weight=4 if fp32 else 2, master=4, sharded=sharded)
+
+
+def _zero(stage: int, dp: int, offload: Offload, *, weight: int, master: int, sharded: bool) -> Held:
+    """ZeRO's stages: the optimizer over dp from 1 on, gradients from 2, weights in 3.
+
+    The optimizer works on fp32 copies of its share of the gradients, made in the step and freed after it.
+    """
+    parameters = weight / dp if stage == 3 else float(weight)
+    gradients = weight / dp if stage >= 2 else float(weight)
+    optimizer = (master + 8) / (dp if stage >= 1 or sharded else 1)
+    copy = (4 / dp if stage >= 1 else 4.0) if weight == 2 else 0.0
+    host = 0.0
+    if offload != "none" and stage >= 1:
+        # The host has master, moments and the fp32 gradients; with ZeRO-2 and -3 a gradient leaves as it comes.
+        host, optimizer, copy = optimizer + 4 / dp, 0.0, 0.0
+        gradients = 0.0 if stage >= 2 else gradients
+        if offload == "full":
+            host, parameters = host + parameters, 0.0
+    return Held(parameters, gradients, optimizer, gradients + copy, 0, gradients + copy, host)
+
+
+def _all_on_host(states: Held) -> Held:
+    return Held(0, 0, 0, 0, 0, 0, states.parameters + states.gradients + states.optimizer)
