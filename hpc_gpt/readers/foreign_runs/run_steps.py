@@ -12,6 +12,7 @@ from hpc_gpt.readers.foreign_runs.main_steps import log_interval, main_steps
 from hpc_gpt.readers.part import Column, Part, Steps
 
 LARGEST = 1e18  # of any figure of a step
+_ABOUT = 0.9  # of the lines of the rank that tells most: another's that was cut sooner
 COLUMNS = (
     "step",
     "step_s",
@@ -140,13 +141,17 @@ def _numbers(steps: Steps, interval_asked: int | None, epoch_steps: float | None
 
 
 def _told(parts: Sequence[Part]) -> tuple[Part, str, Steps] | None:
-    """The part of an attempt whose lines of steps are taken, its dialect and those lines: the first of most lines."""
-    best: tuple[Part, str, Steps] | None = None
-    for part in parts:
-        found = main_steps(part)
-        if found is not None and (best is None or found[1].count > best[2].count):
-            best = part, *found
-    return best
+    """The part of an attempt whose lines of steps are taken, its dialect and those lines.
+
+    It is the first of most lines; where they tell no loss, as those of a pipeline's first stage, the first of about as
+    many that do.
+    """
+    found = [(part, *told) for part in parts if (told := main_steps(part)) is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda each: each[2].count)
+    about = [each for each in found if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count]
+    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
 
 
 def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:

@@ -68,6 +68,8 @@ def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int
         if known is None:
             found = min(found, int(rows[0]))
             continue
+        if known.lacks_first_loss:
+            found = min(found, int(rows[0]))
         rows = rows[_own(reader, block, rows)]
         back = np.flatnonzero(np.diff(block.step[rows], prepend=_before(known.last_step)) < 0)
         if len(back):
@@ -110,6 +112,7 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places) -> 
         own = _own(reader, block, of_dialect)
         if not own.all():
             reader.leave_out(OTHER_RANKS, int((~own).sum()))
+            _memory_of_others(reader, block, of_dialect[~own])
             of_dialect = of_dialect[own]
         again = np.diff(block.step[of_dialect], prepend=_before(reader.rows[-1][name].last_step)) == 0
         if again.any():
@@ -217,14 +220,25 @@ def _facts_of_steps(
                 continue
             values = kind.read(name, block.data, block.starts[lines[those]])
             firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
-            for first in np.sort(firsts)[:_MOST_VALUES].tolist():
+            # Of very many values the first ones are looked at, and the largest.
+            for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
                 index = int(lines[those[first]])
                 value, place = float(values[first]), block.place(reader, index)
                 later.append((index, lambda n=name, v=value, p=place, e=kind.each: reader.fact(n, v, p, e)))  # type: ignore[misc]
 
 
+def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:
+    """Peaks of memory that the lines of ranks tell whose steps are not taken."""
+    assert block.rank is not None
+    ranks = block.rank[rows]
+    for rank in np.unique(ranks):
+        _memory(reader, block, block.steps[rows[ranks == rank]])
+
+
 def _memory(reader: LineReader, block: Block, lines: Places) -> None:
     """Peaks of memory that lines of steps tell: only those that rise, or cannot be, are read for themselves."""
+    if not any(name in kind.columns for kind, _ in block.by_kind(lines) for name in MEMORY_FIELDS):
+        return
     columns = [block.column(name, lines) for name in MEMORY_FIELDS]
     # Lines of several ranks, where the first of them bore no label, each have a peak of their own.
     risen = np.full(len(lines), block.rank is not None and reader.parts[-1].step_rank is None)

@@ -191,6 +191,10 @@ class LineReader:
         rows = self.rows[-1].get(each.dialect.name)
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
+                self.memory_of_step(values, rank, Place(self.file, number))
+                if rows.lacks_first_loss and "loss" in row and step == rows.last_step:
+                    # Of a pipeline only the last stage knows the loss: its lines are taken from here on.
+                    rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
                 return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             if step is not None and last is not None and step == last:
@@ -253,6 +257,10 @@ class LineReader:
         for name in STEP_FACTS:
             if name in values:
                 self.fact(name, values[name], place, each)
+        self.memory_of_step(values, rank, place)
+
+    def memory_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
+        """What a line of steps says of memory, if anything."""
         if "memory_allocated_gib" in values or "memory_reserved_gib" in values:
             self.memory(values, rank, place)
 
@@ -264,8 +272,12 @@ class LineReader:
             value = int(value) if value.is_integer() else value
         value = cut(value)
         known = part.facts.setdefault(name, [])
-        if len(known) < _MOST_VALUES and all(fact.value != value for fact in known):
-            known.append(Fact(value, place, each.dialect.name))
+        if all(fact.value != value for fact in known):
+            if len(known) < _MOST_VALUES:
+                known.append(Fact(value, place, each.dialect.name))
+            elif _is_more(value, known[-1].value):
+                # What grows in many steps, as a batch does, is known by where it got to.
+                known[-1] = Fact(value, place, each.dialect.name)
         return None
 
     def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
@@ -339,6 +351,10 @@ class LineReader:
     def leave_out(self, words: str, count: int = 1) -> None:
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
+
+
+def _is_more(value: str | int | float, other: str | int | float) -> bool:
+    return not isinstance(value, str) and not isinstance(other, str) and value > other
 
 
 def read_lines(file: str, lines: Iterable[str]) -> list[Part]:

@@ -52,6 +52,11 @@ class StepRows:
         """The number of the last line's step."""
         return self.open_row.get("step")
 
+    @property
+    def lacks_first_loss(self) -> bool:
+        """Whether there is one line, and it tells no loss."""
+        return self.count == 1 and "loss" not in self.open_row
+
     def add(self, row: dict[str, float], line: int) -> None:
         """One line."""
         self._close()

@@ -85,3 +85,14 @@ def test_the_first_rank_dumps_the_arguments_and_the_last_tells_the_steps(tmp_pat
     write_log(tmp_path / "lab" / "log.2.out", iterations(1, 10))
     (run,) = gather_paths([str(tmp_path / "lab")], tmp_path / "logs").runs
     assert (run.record.gpus, run.record.step_s) == (8, 1.0)
+
+
+def test_the_loss_is_of_the_rank_that_knows_it(tmp_path):
+    begin = "[titan] 2025-07-21 15:57:43,242 - root - INFO - "
+    line = begin + "step: {:2}  loss: {:7.4f}  memory: 40.00GiB(50.50%)  tps: 3,500  mfu: 0.36%"
+    for rank in range(4):
+        losses = [10 - step / 10 if rank > 1 else -1.0 for step in range(1, 21)]
+        lines = [line.format(step, loss) for step, loss in enumerate(losses, 1)]
+        write_log(tmp_path / "lab" / "attempt_0" / str(rank) / "stderr.log", lines)
+    (run,) = gather_paths([str(tmp_path / "lab")], tmp_path / "logs").runs
+    assert (run.record.loss_first, run.record.loss_last) == (9.9, 8.0)
