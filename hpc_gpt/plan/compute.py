@@ -23,6 +23,8 @@ _TILE = 128  # rows and columns of a product's tile: a part of one takes as long
 # Attention's products whose width is not a multiple of 8 leave the matrix units; this part of the fp32 rate is left.
 # Source: BigScience's chronicles-prequel.md, 150 against 128 wide heads.
 _OFF_UNITS = 0.4
+_TORCH = ("fsdp", "ddp", "hf-deepspeed")  # engines without kernels fused by hand
+_COMPILED = 0.5  # what torch.compile leaves of the bytes of these passes (one H200: eager 351k, compiled 524k tokens/s)
 _ODD_WIDTH = 1.1  # multiples of 8 but not of 64 (NVIDIA, "Matrix multiplication background", tile quantisation)
 
 
@@ -73,12 +75,7 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
         + rates.product_s(tokens, hidden, ffn)
     )
     core, core_back = _attention(training, rates, tokens)
-    # Bytes per token: two norms (4 each), two dropouts with residual (7 each); bias and activation of the MLP, the
-    # transposes of Q, K, V. Sequence parallelism splits the first.
-    split = tp if training.sequence_parallel else 1
-    passes = (
-        tokens * (22 * hidden / split + (8 if shape.gated else 4) * ffn + 4 * width * (1 + 2 * shape.kv_share))
-    ) / rates.bytes
+    passes = tokens * _pass_bytes(training) / rates.bytes
     weights = (hidden * width * (2 + 2 * shape.kv_share) + hidden * ffn * (3 if shape.gated else 2)) * 8 / rates.bytes
     forward = products + passes + core
     again = 0.0
@@ -88,6 +85,26 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
         # Megatron repeats the attention's core; torchtitan's policy keeps the attention and every other product.
         again = products / 2 + passes if training.engine == "fsdp" else core
     return LayerTime(forward, 2 * products + 2 * passes + core_back + weights, again)
+
+
+def _pass_bytes(training: Training) -> float:
+    """Bytes that norms, dropout, residuals, biases, activations and turned positions move forward, per token.
+
+    With kernels as Megatron's (bias and dropout and residual in one, bias and GELU in one): 4 h a norm, 7 h a dropout
+    with its residual, 4 f or 6 f for the MLP's activation, 4 for each of Q, K, V to be transposed. An eager model that
+    is gated normalises in fp32, multiplies its gate apart and turns positions in several passes. A compiled one fuses
+    norms with residuals and activations with what feeds them. Source: Korthikanti et al. 2022, 4.1, for what is kept;
+    the passes counted from Megatron-LM's, torchtitan's and inductor's kernels.
+    """
+    shape = training.shape
+    width, ffn = shape.hidden / training.tp, shape.mlp / training.tp
+    split = training.tp if training.sequence_parallel else 1  # who splits the sequence splits these as well
+    eager = shape.gated and not training.compiled and training.engine in _TORCH
+    each = shape.hidden / split * (40 if eager else 22) + 4 * width * (1 + 2 * shape.kv_share)
+    each += ffn * ((10 if eager else 6) if shape.gated else 4)
+    if not shape.positions:
+        each += width * (1 + shape.kv_share) * (28 if eager else 4)
+    return each * (_COMPILED if training.compiled else 1)
 
 
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
@@ -119,5 +136,5 @@ def head_time(training: Training, rates: Rates) -> tuple[float, float]:
     tokens = training.micro_batch * shape.seq / training.cp
     vocab = shape.vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
-    logits = tokens * vocab / rates.bytes
+    logits = tokens * vocab / rates.bytes * (_COMPILED if training.compiled else 1)
     return product + 18 * logits, 2 * product + 12 * logits

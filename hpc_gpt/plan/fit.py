@@ -82,7 +82,7 @@ def _constants(at: np.ndarray) -> Constants:
 
 def _clipped(at: np.ndarray) -> np.ndarray:
     ceilings = np.log([_SHARES.get(name, 1e3) for name in NAMES])
-    return np.minimum(at, ceilings)
+    return np.asarray(np.minimum(at, ceilings))
 
 
 def _residuals(samples: Sequence[tuple[Training, Machine, float]], at: np.ndarray) -> np.ndarray:
@@ -99,8 +99,7 @@ def _residuals(samples: Sequence[tuple[Training, Machine, float]], at: np.ndarra
 
 def _weights(residuals: np.ndarray) -> np.ndarray:
     off = np.abs(residuals) / _NOISE
-    weights: np.ndarray = np.minimum(1.0, _HUBER / np.maximum(off, 1e-12)) / _NOISE**2
-    return weights
+    return np.asarray(np.minimum(1.0, _HUBER / np.maximum(off, 1e-12)) / _NOISE**2)
 
 
 def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.ndarray) -> float:

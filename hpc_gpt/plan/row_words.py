@@ -91,6 +91,14 @@ def flash_of(row: Mapping[str, Any], device: str, engine: str) -> bool:
     return "flash" in said or engine == "fsdp" or device.startswith(_HOPPER_ON)
 
 
+def compiled_of(row: Mapping[str, Any]) -> bool:
+    """Whether the row says that torch.compile was on: in its options or stack, or in a flag of its own."""
+    for name in ("compile", "compiled", "torch_compile"):
+        if isinstance(row.get(name), bool):
+            return bool(row[name])
+    return "compile" in " ".join(words(row, name) for name in ("options", "stack"))
+
+
 @dataclass(frozen=True)
 class Stack:
     """The engine a row was run by, as the experiment's names go, and how it holds its states."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.published import Published, published
 from hpc_gpt.plan.row_fields import MOST, Unusable, flag, needed, shown, whole, words
 from hpc_gpt.plan.row_words import (
+    compiled_of,
     degrees_of,
     dtype_of,
     flash_of,
@@ -91,7 +93,8 @@ def read_rows(path: Path, machine_of: MachineOf = machine_named) -> Rows:
 
 
 def rows_of(content: object, where: str, machine_of: MachineOf = machine_named) -> Rows:
-    """The rows of a file's parsed JSON, which is `where`."""
+    """The rows of a file's parsed JSON, which is `where`. Rows of one machine share its value."""
+    machine_of = lru_cache(maxsize=1000)(machine_of)
     if isinstance(content, Mapping) and isinstance(content.get("rows"), list):
         return Rows(tuple(row_of(row, number, None, machine_of) for number, row in enumerate(content["rows"], 1)))
     clusters = content.get("clusters") if isinstance(content, Mapping) else None
@@ -171,10 +174,12 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         distributed_optimizer=stack.distributed_optimizer,
         offload=stack.offload,
         stage_layers=_stage_layers(row, shape.layers, pp),
+        compiled=compiled_of(row),
     )
     machine, fabric = _machine(row, device, training.gpus, machine_of)
-    peak = machine.peak_tflops.get(dtype, 0.0)
-    measured = published(row, training, global_batch, peak)
+    if dtype not in machine.peak_tflops:
+        raise Unusable(f"dtype {dtype}: {device} has no unit for it")
+    measured = published(row, training, global_batch, machine.peak_tflops[dtype])
     if global_batch is None and measured.step_s is not None:
         if measured.memory_gib is None and not measured.by_stage:
             raise Unusable("global_bs is missing beside a time")

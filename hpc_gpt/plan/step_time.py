@@ -18,6 +18,9 @@ __all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
 # Bytes an Adam step reads and writes for a parameter: fp32 master, two moments and the gradient read, three written,
 # 2 bytes written; and once more over the gradient for its norm and its scale.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 2 * 4
+# Of the stops of a step (scale, norm, clipping, logs) DDP's plain loop makes this part.
+_DDP_STOPS = 0.25
+_KEPT = 4096  # layers whose seconds are kept, so that memory stays flat
 # CPU Adam goes at the host memory's rate: about this share of a node's 200 GB/s for each GPU, times its GPUs.
 _HOST_MEMORY_B_S = 150e9
 # DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Source of the cost, over one ring
@@ -67,7 +70,7 @@ class StepModel:
             bubble_s=bubble,
             p2p_s=micro_batches * p2p,
             dp_s=dp,
-            optimizer_s=optimizer + constants.step_s,
+            optimizer_s=optimizer + constants.step_s * (_DDP_STOPS if training.engine == "ddp" else 1),
             offload_s=offload,
             band=self._band(training, waited),
         )
@@ -82,6 +85,7 @@ class StepModel:
             training.sequence_parallel,
             training.flash,
             training.engine,
+            training.compiled,
             training.dtype,
         )
         known = self._layers.get(key)
@@ -89,6 +93,8 @@ class StepModel:
             rates = self._rates.get(training.dtype)
             if rates is None:
                 rates = self._rates[training.dtype] = Rates(self.machine, self.constants, training.dtype)
+            if len(self._layers) >= _KEPT:
+                self._layers.clear()
             known = self._layers[key] = layer_time(training, rates), head_time(training, rates)
         return known
 
@@ -159,9 +165,15 @@ class StepModel:
         return band
 
 
+_LAST: dict[str, StepModel] = {}
+
+
 def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
-    """One training's step on one machine. For many on the same machine keep a `StepModel`."""
-    return StepModel(machine, constants).predict(training)
+    """One training's step on one machine. What it worked out is kept for the same machine and constants."""
+    model = _LAST.get("model")
+    if model is None or model.machine is not machine or model.constants != constants:
+        model = _LAST["model"] = StepModel(machine, constants)
+    return model.predict(training)
 
 
 def _even(layers: int, stages: int) -> tuple[int, ...]:

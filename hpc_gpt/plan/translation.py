@@ -52,6 +52,7 @@ def training_of(resolved: Resolved) -> Training:
         zero_stage=settled_stage(engine.name, engine.zero_stage or 0, resolved.train.dtype),
         dtype=resolved.train.dtype,
         flash=keeps_no_scores(engine, resolved.cluster.device),
+        compiled=engine.compile != "none",
         engine=engine.name,
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
