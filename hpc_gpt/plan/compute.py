@@ -19,6 +19,8 @@ from hpc_gpt.plan.training import Training
 # and how the clock follows power there. Source: H100 at 500 and 700 W, torchtitan's and Megatron-LM's tables.
 _COOL_W = 1.28
 _CLOCK = 0.2
+# How the clock follows a limit set below the die's own: near the lowest voltage it falls almost as power does.
+_LIMITED = 0.6
 _TILE = 128  # rows and columns of a product's tile: a part of one takes as long (cuBLAS, CUTLASS)
 # Attention's products whose width is not a multiple of 8 leave the matrix units; this part of the fp32 rate is left.
 # Source: BigScience's chronicles-prequel.md, 150 against 128 wide heads.
@@ -50,7 +52,8 @@ class Rates:
         )
         warm = 1.0
         if machine.power_w is not None:
-            warm = min(1.0, (machine.power_w / peak / _COOL_W) ** _CLOCK)
+            full = machine.full_power_w or machine.power_w
+            warm = min(1.0, (full / peak / _COOL_W) ** _CLOCK) * (machine.power_w / full) ** _LIMITED
         self.flops = peak * 1e12 * constants.gemm * warm
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory
         self.attention = self.flops * constants.attention

@@ -103,4 +103,5 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         node_latency_s=link_latency_s(inside),
         network_latency_s=fabric.network_latency_s,
         power_w=device.power_w,
+        full_power_w=device.full_power_w,
     )
