@@ -176,16 +176,15 @@ def _take_rows(
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
-    nans = sum(_nan_losses(block, kind, lines[those]) for kind, those in block.by_kind(lines[:-1]))
+    nans = sum(_nan_losses(block, kind, lines[those[those < len(lines) - 1]]) for kind, those in kinds)
     if nans:
         totals["nan_loss"] = float(nans)
     text, ((match, each),) = block.found(int(lines[-1]))
     last = row_of(values_of(text, match, each.pattern), time_of(text))
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
     reader.bound_rows(rows, before)
-    _facts_of_steps(reader, block, kinds, lines, later)
-    if any(name in kind.columns for kind, _ in kinds for name in MEMORY_FIELDS):
-        _memory(reader, block, lines)
+    _facts_of_steps(reader, block, lines, later)
+    _memory(reader, block, lines)
 
 
 def _at_column(block: Block, lines: Places) -> Column:
@@ -208,23 +207,19 @@ def _nan_losses(block: Block, kind: LineKind, lines: Places) -> int:
 
 
 def _facts_of_steps(
-    reader: LineReader,
-    block: Block,
-    kinds: list[tuple[LineKind, Places]],
-    lines: Places,
-    later: list[tuple[int, Callable[[], None]]],
+    reader: LineReader, block: Block, lines: Places, later: list[tuple[int, Callable[[], None]]]
 ) -> None:
-    for kind, those in kinds:
-        for name in STEP_FACTS:
-            if name not in kind.columns:
-                continue
-            values = kind.read(name, block.data, block.starts[lines[those]])
-            firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
-            # Of very many values the first ones are looked at, and the largest.
-            for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
-                index = int(lines[those[first]])
-                value, place = float(values[first]), block.place(reader, index)
-                later.append((index, lambda n=name, v=value, p=place, e=kind.each: reader.fact(n, v, p, e)))  # type: ignore[misc]
+    for name in STEP_FACTS:
+        having = lines[block.table.layout(name).forms[block.kinds[lines]] > 0]
+        if not len(having):
+            continue
+        values = block.column(name, having)
+        firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
+        # Of very many values the first ones are looked at, and the largest.
+        for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
+            index, value = int(having[first]), float(values[first])
+            place, each = block.place(reader, index), block.table.kind(int(block.kinds[index])).each
+            later.append((index, lambda n=name, v=value, p=place, e=each: reader.fact(n, v, p, e)))  # type: ignore[misc]
 
 
 def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:
