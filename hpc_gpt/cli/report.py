@@ -102,7 +102,7 @@ def report(
     gathered = gather_paths(paths, logs_dir())
     _sort(gathered, sort)
     text = _text(gathered, form, columns)
-    if form == "table" and not gathered.runs and not text:
+    if form == "table" and not gathered.runs and not text and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
     click.echo(text, nl=False)
     _tell(gathered, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,8 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
 
 def _is_place(path: str) -> bool:
     """Whether a PATH is walked or read, rather than the name of a run."""
-    return Path(path).exists() and not is_sweep_folder(Path(path))
+    # A link to nothing is told of as one.
+    return os.path.lexists(path) and not is_sweep_folder(Path(path))
 
 
 def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:

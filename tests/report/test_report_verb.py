@@ -174,3 +174,10 @@ def test_what_was_named_and_cannot_be_read_is_told_of_once(logs, tmp_path):
     result = call(str(tmp_path / "notes.txt"))
     assert result.exit_code == 1
     assert result.stderr.count("notes.txt: holds no line") == 1
+
+
+def test_a_link_to_nothing_is_called_one(logs, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    result = call(str(tmp_path / "loop"))
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {tmp_path / 'loop'}: a link to nothing\n"

@@ -82,7 +82,7 @@ def _take_named(path: Path, found: Discovered, seen: set[tuple[int, int]]) -> No
     try:
         about = path.stat()
     except OSError as fault:
-        return found.skip(_why(fault), path)
+        return found.skip("a link to nothing" if path.is_symlink() else _why(fault), path)
     key = (about.st_dev, about.st_ino)
     if stat.S_ISDIR(about.st_mode):
         return _walk(path, found, seen)

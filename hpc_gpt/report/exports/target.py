@@ -19,7 +19,7 @@ def check_target(folder: Path, package: str) -> None:
     except (ImportError, ValueError):
         there = False
     if not there:
-        raise not_installed(package, "it is not installed")
+        raise not_installed(package)
     above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not above.is_dir():
         raise RunFolderError(f"{above} is no folder", ANOTHER)
@@ -27,9 +27,9 @@ def check_target(folder: Path, package: str) -> None:
         raise RunFolderError(f"{above} cannot be written to", ANOTHER)
 
 
-def not_installed(package: str, why: str) -> UserError:
-    """The package of an export is not here, with how to get it."""
+def not_installed(package: str, why: str = "") -> UserError:
+    """The package of an export is not here, or not whole, with how to get it."""
     return UserError(
-        f"{_WRITTEN[package]} written by the package {package}, which is not here: {why}",
+        f"{_WRITTEN[package]} written by the package {package}, which is not installed{f': {why}' if why else ''}",
         f"pip install 'hpc-gpt[{package}]'",
     )
