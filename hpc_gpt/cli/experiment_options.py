@@ -48,6 +48,17 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 )
 
 
+# What only `plan` has; `--set` says the same to the others.
+_PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
+    (("--hidden",), "model.hidden", int, "Hidden size."),
+    (("--layers",), "model.layers", int, "Layers."),
+    (("--heads",), "model.heads", int, "Attention heads."),
+    (("--vocab",), "model.vocab", int, "Vocabulary, before padding."),
+    (("--recompute",), "engine.recompute", str, "Recomputation: none, selective or full."),
+    (("--offload",), "engine.offload", str, "Offload to the host: none, optimizer or full."),
+)
+
+
 @dataclass(frozen=True)
 class Request:
     """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`."""
@@ -59,7 +70,9 @@ class Request:
     row: str | None = None
     sweep: bool = False
     smoke: bool = False
+    force: bool = False
     given: dict[str, Any] = field(default_factory=dict)
+    names_experiment: bool = True
 
 
 def experiment_options(function: F) -> F:
@@ -88,9 +101,39 @@ def experiment_options(function: F) -> F:
                      help="Cluster profile, by name or file."),
         click.option("--smoke", is_flag=True,
                      help="Shrink it to 5 steps of a tiny model on at most 8 ranks, here unless --cluster says where."),
+        click.option("--force", is_flag=True, help="Also what is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True, help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
         click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
                      help="A row of EXPERIMENT; without it and --sweep the first that can run."),
+        click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
+    ):  # fmt: skip
+        command = decorate(command)
+    return cast(F, command)
+
+
+def planning_options(function: F) -> F:
+    """As `experiment_options`, but of what a plan depends on alone."""
+    import functools
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        return function(request=_request(values), **values)
+
+    command: Any = call
+    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
+    for names, key, kind, text in reversed((*shared, *_PLANNED_OPTIONS)):
+        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=_variable(names), help=text)(command)
+    for decorate in (
+        click.option(
+            "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
+            help="Let tensor parallelism span nodes.",
+        ),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
+                     help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
+        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
+                     help="Cluster profile, by name or file."),
+        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
+                     help="A row of EXPERIMENT; without it the first that can run."),
         click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
     ):  # fmt: skip
         command = decorate(command)
@@ -113,6 +156,7 @@ def _request(values: dict[str, Any]) -> Request:
     from hpc_gpt.experiment import DEFAULT_EXPERIMENT, parse_override
 
     given = {name: values.pop(name) for name in list(values) if "__" in name}
+    named = values["experiment"] is not None
     settings = dict(parse_override(text) for text in values.pop("settings"))
     # A variable gives way to the whole command line, --set included; a flag of its own beats --set.
     on_line = settings | _keys_given(given, by_variable=False)
@@ -127,12 +171,14 @@ def _request(values: dict[str, Any]) -> Request:
     return Request(
         experiment=values.pop("experiment") or DEFAULT_EXPERIMENT,
         cluster=values.pop("cluster"),
-        template=values.pop("template"),
+        template=values.pop("template", None),
         overrides=overrides,
         row=values.pop("row"),
-        sweep=values.pop("sweep"),
-        smoke=values.pop("smoke"),
+        sweep=values.pop("sweep", False),
+        smoke=values.pop("smoke", False),
+        force=values.pop("force", False),
         given=on_line,
+        names_experiment=named,
     )
 
 

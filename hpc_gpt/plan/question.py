@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hpc_gpt.engines import OFFERS
+from hpc_gpt.experiment import Partition
+from hpc_gpt.model_shape import ModelShape, partition_layers
 from hpc_gpt.plan.training import Offload, Recompute, Shape
+from hpc_gpt.plan.translation import Traits
 
 # Least to most, so that of equals the plainer comes first.
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -39,7 +43,7 @@ class Question:
     """`settled` holds what is not to be searched, by the names of a Training's fields; `global_batch` is None where
     `settled` has micro_batches, and then follows from them.
 
-    `keeps_scores`: engines whose attention keeps a matrix of scores.
+    `traits` are by engine, without any where it has none. `model` is for a `partition` that is not even.
     """
 
     shape: Shape
@@ -49,8 +53,10 @@ class Question:
     global_batch: int | None
     engines: tuple[str, ...] = USUAL_ENGINES
     settled: Mapping[str, Any] = field(default_factory=dict)
-    keeps_scores: frozenset[str] = frozenset()
+    traits: Mapping[str, Traits] = field(default_factory=dict)
     tp_across_nodes: bool = False
+    partition: Partition = "layers"
+    model: ModelShape | None = None
 
     def choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values to try of a field: the settled one alone, or all that are known."""
@@ -73,6 +79,8 @@ class Question:
             return "tp does not divide the padded vocabulary"
         if pp > self.shape.layers:
             return "more stages than layers"
+        if isinstance(self.partition, tuple) and len(self.partition) != pp:
+            return "engine.partition is for another pp"
         if min(self.gpus, self.gpus_per_node) % tp and not self.tp_across_nodes:
             return "tp would span nodes"
         if self.global_batch is not None and self.global_batch % dp:
@@ -128,6 +136,12 @@ class Question:
         deep = self.shape.layers // pp
         return [chunks for chunks in self.choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
+    def stage_layers(self, pp: int) -> tuple[int, ...] | None:
+        """Layers of each stage; None where they are as even as can be."""
+        if self.partition == "layers" or pp == 1 or self.model is None:
+            return None
+        return _blocks(self.model, pp, self.partition)
+
     def recomputes(self, engine: str) -> list[Recompute]:
         known = [way for way in RECOMPUTES if engine != "hf-deepspeed" or way != "selective"]
         return [way for way in self.choices("recompute", RECOMPUTES) if way in known]
@@ -144,6 +158,11 @@ def _can_offload(engine: str, stage: int, offload: Offload) -> bool:
     if engine == "fsdp":
         return offload == "full"
     return stage >= 1 and (offload != "full" or stage == 3)
+
+
+@functools.cache
+def _blocks(model: ModelShape, pp: int, partition: Partition) -> tuple[int, ...]:
+    return tuple(partition_layers(model, pp, partition))
 
 
 def divisors(number: int) -> tuple[int, ...]:

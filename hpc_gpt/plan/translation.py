@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from hpc_gpt.engines import OFFERS, has_zero
 from hpc_gpt.experiment import Engine, EngineName
@@ -23,14 +23,28 @@ def shape_of(model: ModelShape) -> Shape:
     )  # fmt: skip
 
 
-def keeps_no_scores(engine: Engine, device: str | None) -> bool:
-    """Whether attention keeps no matrix of scores (flash and its like).
+class Traits(NamedTuple):
+    """Fields of a Training that follow from an engine's switches and the device, whatever the layout."""
 
-    Ours takes PyTorch's kernels, of which `math` alone keeps them; Megatron-LM's own need an Ampere or later.
+    flash: bool = False
+    compiled: bool = False
+    activations_on_host: bool = False
+
+
+def traits_of(engine: Engine, name: str, device: str | None) -> Traits:
+    """Those of the engine `name` under the switches of `engine` that it has.
+
+    Ours takes PyTorch's attention kernels, of which `math` alone keeps a matrix of scores; Megatron-LM's own that keep
+    none need an Ampere or later.
     """
-    if engine.name == "megatron-lm":
-        return not (device or "").startswith("v100")
-    return engine.attention != "math"
+    if name == "megatron-lm":
+        return Traits(flash=not (device or "").startswith("v100"))
+    switches = OFFERS[name].switches
+    return Traits(
+        flash=engine.attention != "math",
+        compiled=engine.compile != "none",
+        activations_on_host=engine.activation_offload and "activation_offload" in switches,
+    )
 
 
 def training_of(resolved: Resolved) -> Training:
@@ -51,12 +65,12 @@ def training_of(resolved: Resolved) -> Training:
         sequence_parallel=engine.sequence_parallel,
         zero_stage=settled_stage(engine.name, engine.zero_stage or 0, resolved.train.dtype),
         dtype=resolved.train.dtype,
-        flash=keeps_no_scores(engine, resolved.cluster.device),
         compiled=engine.compile != "none",
         engine=engine.name,
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
         stage_layers=blocks,
+        **traits_of(engine, engine.name, resolved.cluster.device)._asdict(),
     )
 
 

@@ -1,0 +1,1 @@
+"""A search for layouts as a table, in words, as JSON and as a page."""

@@ -1,0 +1,144 @@
+"""One layout explained line by line, with its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_gpt.model_shape import stage_layers
+from hpc_gpt.plan.figures import Figures
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.training import Training
+from hpc_gpt.report.grid import Grid
+from hpc_gpt.report.plans.words import PARTS, does_not_fit, settings_words
+
+_MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
+           "nvidia_smi", "host")  # fmt: skip
+
+
+def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
+    """The text of `plan --why`. `figures` is None where it does not fit."""
+    return "\n".join(_lines(candidate, machine, figures)) + "\n"
+
+
+def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
+    run = candidate.training
+    yield f"{candidate.split} on {run.gpus} {machine.device}, engine {run.engine}: {settings_words(run)}"
+    yield ""
+    yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
+    yield (
+        f"batch        micro-batch {run.micro_batch} x {run.micro_batches} micro-batches x dp {run.dp} = "
+        f"{run.global_batch} samples of {run.shape.seq} tokens = {run.global_batch * run.shape.seq:,} tokens a step"
+    )
+    yield f"layers       {_layers(run)}"
+    yield f"tensors      {_widths(run)}"
+    yield f"in flight    {_in_flight(run)}"
+    yield ""
+    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, judged by {_MEMORY[-2]}"
+    yield _memory(candidate)
+    if candidate.step is None:
+        yield does_not_fit(candidate)
+    else:
+        room = candidate.card_gib - candidate.need_gib
+        tight = ": tight, as the prediction may be off by as much" if candidate.is_tight else ""
+        yield f"stage {candidate.memory.deciding} decides: {room:.1f} GiB are left{tight}"
+    if candidate.step is not None and figures is not None:
+        yield ""
+        yield "time of a step"
+        yield _time(candidate)
+        yield from _throughput(run, figures, machine)
+
+
+def _layers(run: Training) -> str:
+    blocks = list(run.stage_layers) if run.stage_layers else stage_layers(run.shape.layers, run.pp)
+    if run.pp == 1:
+        return f"all {run.shape.layers} on every GPU"
+    most, least = max(blocks), min(blocks)
+    each = f"{most} a stage" if most == least else f"{least} to {most} a stage"
+    chunks = f", in {run.vp} chunks" if run.vp > 1 else ""
+    return f"{run.shape.layers} over {run.pp} stages: {each}{chunks}; embedding on the first, head on the last"
+
+
+def _widths(run: Training) -> str:
+    shape = run.shape
+    if run.tp == 1:
+        return f"hidden {shape.hidden}, MLP {shape.mlp}, {shape.heads} heads, whole on every GPU"
+    return (
+        f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, MLP {shape.mlp} / {run.tp} = "
+        f"{shape.mlp // run.tp}, heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary {shape.vocab} / "
+        f"{run.tp} = {shape.vocab // run.tp}"
+    )
+
+
+def _in_flight(run: Training) -> str:
+    first = min(run.micro_batches, run.pp)
+    if run.pp == 1:
+        return "1 micro-batch at a time"
+    extra = (run.pp - 1) / (run.pp * run.vp)
+    more = f", and {extra:.2f} of that more as chunks interleave" if run.vp > 1 else ""
+    held = f"stage k holds min({run.micro_batches} micro-batches, pp {run.pp} - k)"
+    return f"{held}: {first} on the first, 1 on the last{more}"
+
+
+def _memory(candidate: Candidate) -> str:
+    stages = candidate.memory.stages
+    shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
+    used = [name for name in _MEMORY if name != "host" or any(stage.host for stage in stages)]
+    lines = [[name, *(f"{getattr(stages[place], name):.2f}" for place in shown)] for name in used]
+    headings = ["", *(_stage_name(place, candidate.memory.deciding) for place in shown)]
+    return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
+
+
+def _stage_name(place: int, deciding: int) -> str:
+    return f"stage {place}" + ("*" if place == deciding else "")
+
+
+def _time(candidate: Candidate) -> str:
+    step, run = candidate.step, candidate.training
+    assert step is not None
+    lines = []
+    for part in PARTS:
+        seconds = getattr(step, part.field)
+        if seconds:
+            lines.append([part.name, f"{seconds:.4g}", f"{100 * seconds / step.step_s:.1f}", _how(part.name, run)])
+    lines.append(["step", f"{step.step_s:.4g}", "100.0", f"within {100 * step.band:.0f} %"])
+    return Grid(["", "s", "%", ""], [False, True, True, False], lines).aligned().rstrip("\n")
+
+
+def _how(part: str, run: Training) -> str:
+    if part == "bubble":
+        ideal = (run.pp - 1) / (run.micro_batches * run.vp)
+        below = (
+            f"({run.micro_batches} micro-batches x {run.vp} chunks)"
+            if run.vp > 1
+            else f"{run.micro_batches} micro-batches"
+        )
+        return f"(pp {run.pp} - 1) / {below} = {100 * ideal:.1f} % of the busy time, and uneven stages"
+    if part == "compute":
+        return f"{run.micro_batches} micro-batches, forward and backward"
+    if part == "recompute":
+        return "the forward pass again" if run.recompute == "full" else "attention's scores again"
+    if part == "tp":
+        passes = "gather and scatter" if run.sequence_parallel else "all-reduce"
+        return (
+            f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
+        )
+    if part == "dp":
+        return f"gradients over {run.dp} replicas, what backward does not hide" + (
+            "; parameters gathered for each pass" if run.zero_stage == 3 or run.engine == "fsdp" else ""
+        )
+    return next(each.means for each in PARTS if each.name == part)
+
+
+def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[str]:
+    tokens = run.global_batch * run.shape.seq
+    peak = machine.peak_tflops[run.dtype]
+    yield ""
+    yield f"tokens/s         {tokens:,} / {figures.step_s:.4g} s = {figures.tokens_per_s:,.0f}"
+    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g} = {100 * figures.mfu:.1f} %"
+    yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
+    yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
+    yield (
+        f"{figures.budget_tokens:.3g} tokens   / {figures.tokens_per_s:,.0f} a second = {figures.days:,.1f} days x "
+        f"{run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
+    )

@@ -1,0 +1,101 @@
+"""A search as text: the best of each layout, best first, and why the others lose."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from hpc_gpt.plan.figures import Figures
+from hpc_gpt.plan.search import Candidate, Searched
+from hpc_gpt.report.grid import Grid, plain
+from hpc_gpt.report.plans.bars import memory_bar, time_bar
+from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses, settings_words
+
+LINES = 8  # that fit, and half as many that do not
+_HEADINGS = (
+    "Layout", "Engine", "Micro-batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
+)  # fmt: skip
+_RIGHT = (False, False, True, False, False, True, True, True, False, False)
+
+
+def as_table(searched: Searched, width: int | None, blocks: bool, lines: int = LINES) -> str:
+    """An aligned table, a line a layout; a block a layout where `width` columns cannot hold it (None: any width)."""
+    best = searched.best_of_splits
+    shown = [*best[:lines], *searched.too_large[: max(1, lines // 2)]]
+    grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
+    if width is None or grid.width <= width:
+        return grid.aligned()
+    margin = max(map(len, _HEADINGS[1:]))
+    return "\n".join(_block(cells, margin, width) for cells in grid.lines)
+
+
+def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
+    training, step = candidate.training, candidate.step
+    return [
+        str(candidate.split),
+        training.engine,
+        str(training.micro_batch),
+        settings_words(training),
+        memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks),
+        f"{candidate.need_gib:.1f}",
+        f"{step.step_s:.3g}" if step else "-",
+        f"{candidate.tokens_per_s:,.0f}" if step else "-",
+        time_bar(step, 20) if step else "-",
+        loses(candidate, best) if step else does_not_fit(candidate),
+    ]
+
+
+def _block(cells: Sequence[str], margin: int, width: int) -> str:
+    text = f"{cells[0]}\n"
+    for heading, cell in zip(_HEADINGS[1:], cells[1:], strict=True):
+        if cell != "-":
+            lead = f"  {heading:<{margin}}  "
+            text += textwrap.fill(cell, max(width, 40), initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
+    return text
+
+
+def legend(searched: Searched) -> str:
+    """What the letters of the bars stand for, of those that can occur."""
+    used = [
+        part
+        for part in PARTS
+        if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_splits if candidate.step)
+    ]
+    return "time: " + ", ".join(f"{part.letter} {part.name}" for part in used)
+
+
+def heading(searched: Searched, name: str, params: int) -> str:
+    """What was asked, and how much of it fits."""
+    question, machine = searched.question, searched.machine
+    batch = f"global batch {question.global_batch}" if question.global_batch else (
+        f"{question.settled['micro_batches']} micro-batches"
+    )  # fmt: skip
+    total = searched.fitting + searched.not_fitting
+    return plain(
+        f"{name} ({params / 1e9:.3g}e9 parameters) on {question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB), "
+        f"{batch} x {question.shape.seq} tokens, {question.dtype}: {searched.fitting:,} of {total:,} settings fit"
+    )
+
+
+def figures_words(figures: Figures, gpus: int) -> list[str]:
+    """Of the best: a few lines, each figure by its name."""
+    low, high = figures.step_s_low, figures.step_s_high
+    return [
+        f"step {figures.step_s:.3g} s ({low:.3g} to {high:.3g}), {figures.tokens_per_s:,.0f} tokens/s, "
+        f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
+        f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
+        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
+        f"{figures.budget_tokens:.3g} tokens: {_days(figures.days)} on {gpus} GPUs, {figures.gpu_hours:,.0f} GPU-hours",
+    ]
+
+
+def left_out_words(searched: Searched) -> str:
+    """Layouts that were left out, counted by why; nothing where none was."""
+    parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
+    if searched.too_large:
+        parts.append(f"{len(searched.too_large)} as none of their settings fits")
+    return f"layouts left out: {'; '.join(parts)}" if parts else ""
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:.1f} hours"

@@ -1,0 +1,85 @@
+"""A candidate in words: its settings, where its time goes, and why it is not the first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hpc_gpt.engines import has_zero
+from hpc_gpt.plan.prediction import StepTime
+from hpc_gpt.plan.search import NEAR, Candidate
+from hpc_gpt.plan.training import Training
+
+
+class Part(NamedTuple):
+    """A part of a step: the field of a StepTime, its letter in a bar, its name, and what it is."""
+
+    field: str
+    letter: str
+    name: str
+    means: str
+
+
+PARTS = (
+    Part("compute_s", "c", "compute", "forward and backward passes"),
+    Part("recompute_s", "r", "recompute", "forward passes done again"),
+    Part("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
+    Part("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
+    Part("p2p_s", "p", "p2p", "activations sent from stage to stage"),
+    Part("dp_s", "d", "dp", "gradients and parameters between replicas, as far as nothing hides it"),
+    Part("optimizer_s", "o", "optimizer", "the update"),
+    Part("offload_s", "f", "offload", "what moves between host and GPU"),
+)
+
+
+def settings_words(training: Training) -> str:
+    """What a candidate has besides its layout and micro-batch.
+
+    >>> from hpc_gpt.plan.training import Shape
+    >>> settings_words(Training(Shape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
+    'ZeRO-3, recompute full'
+    """
+    words = []
+    if has_zero(training.engine):
+        words.append(f"ZeRO-{training.zero_stage}")
+    if training.distributed_optimizer:
+        words.append("sharded optimizer")
+    if training.recompute != "none":
+        words.append(f"recompute {training.recompute}")
+    if training.sequence_parallel:
+        words.append("sequence parallel")
+    if training.vp > 1:
+        words.append(f"{training.vp} chunks a stage")
+    if training.offload != "none":
+        words.append(f"offload {training.offload}")
+    return ", ".join(words) or "-"
+
+
+def shares(step: StepTime) -> dict[str, float]:
+    """Each part's share of the step, by the part's name, 0 to 1."""
+    return {part.name: getattr(step, part.field) / step.step_s for part in PARTS}
+
+
+def does_not_fit(candidate: Candidate) -> str:
+    """How far it is from fitting, and where."""
+    stage = candidate.memory.deciding
+    return f"does not fit: {candidate.need_gib:.1f} of {candidate.card_gib:.0f} GiB on stage {stage}"
+
+
+def loses(candidate: Candidate, best: Candidate) -> str:
+    """Why the candidate is not the first: the part of its step that costs most against the best one's, per token."""
+    if candidate.step is None or best.step is None:
+        return does_not_fit(candidate)
+    if candidate is best:
+        return "best" if not best.is_tight else "best, but tight"
+    if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
+        return "as fast within 1 %, less room or less plain"
+    scale = best.training.global_batch / candidate.training.global_batch
+    costs = {
+        part: getattr(candidate.step, part.field) * scale - getattr(best.step, part.field) for part in PARTS
+    }  # fmt: skip
+    worst = max(costs, key=lambda part: costs[part])
+    own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
+    if worst.name == "compute" or round(100 * own) <= round(100 * other):
+        seconds = getattr(candidate.step, worst.field) * scale
+        return f"{worst.name} {seconds:.3g} s against {getattr(best.step, worst.field):.3g} s"
+    return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
