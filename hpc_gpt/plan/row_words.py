@@ -10,6 +10,7 @@ from typing import Any
 from hpc_gpt.plan.row_fields import Unusable, flag, shown, stage_of_zero, whole, words
 from hpc_gpt.plan.training import Offload, Recompute
 
+_ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "megatron-lm")
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _LLAMA_NAMES = re.compile(r"llama|mistral|qwen|gemma|yi-|deepseek|baichuan|internlm|olmo")
 _MOE_NAMES = re.compile(r"\bmoe\b|mixtral|\d+x\d+(?:\.\d+)?b\b|\d+b-a\d+b|switch-transformer")
@@ -111,7 +112,8 @@ class Stack:
 
 
 def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: Mapping[str, int]) -> Stack:
-    """The engine by the words of `stack`, else of `sharding`, `options` and the citation, else by the ZeRO stage."""
+    """The engine: `engine` where it is one of ours, else by the words of `stack`, `sharding`, `options` and the
+    citation, else by the ZeRO stage."""
     said = " ".join(words(row, name) for name in ("stack", "options", "parallelism"))
     cited = said if words(row, "stack") else said + " " + words(row, "citation") + " " + words(row, "source")
     sharding = words(row, "sharding")
@@ -129,7 +131,10 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
     if zero >= 2 and pp > 1 and not fsdp:
         raise Unusable(f"zero_stage {zero} with pp {pp}: no engine shards gradients across a pipeline")
     distributed = bool(flag(row, "distributed_optimizer"))
-    if fsdp:
+    named_engine = words(row, "engine").strip()
+    if named_engine in _ENGINES:
+        engine = named_engine
+    elif fsdp:
         engine = "fsdp"
     elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
         engine = "deepspeed-zero"
@@ -144,6 +149,9 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
 
 def offload_of(row: Mapping[str, Any]) -> Offload:
     """What lies on the host: the options' own columns first, then the words of the stack and its citation."""
+    stated = words(row, "offload").strip()
+    if stated in ("none", "optimizer", "full"):
+        return stated  # type: ignore[return-value]
     options = row.get("options")
     if isinstance(options, Mapping):
         said = {str(key).lower(): str(value).strip().lower() for key, value in options.items()}

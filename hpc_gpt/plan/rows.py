@@ -17,7 +17,8 @@ from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.published import Published, published
-from hpc_gpt.plan.row_fields import MOST, Unusable, flag, needed, shown, whole, words
+from hpc_gpt.plan.row_fields import Unusable, flag, needed, shown, whole, words
+from hpc_gpt.plan.row_layout import batch, chunks, degrees, micro_follows, stage_layers
 from hpc_gpt.plan.row_words import (
     compiled_of,
     degrees_of,
@@ -139,13 +140,13 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         raise Unusable("device is missing")
     dtype = dtype_of(row, device)
     missing = [field for field in ("hidden", "layers", "heads", "seq", "micro_bs") if row.get(field) is None]
-    if missing == ["micro_bs"] and _micro_follows(row):
+    if missing == ["micro_bs"] and micro_follows(row):
         missing = []
     if missing:
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
-    degrees = _degrees(row, assumed)
-    tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
+    split = degrees(row, assumed)
+    tp, pp, dp = split["tp"], split["pp"], split["dp"]
     stack = stack_of(row, dtype=dtype, pp=pp, tp=tp, degrees=degrees_of(row))
     if (sharded := whole(row, "fsdp")) is not None and sharded != dp:
         raise Unusable(f"hybrid sharding is not modelled (fsdp {sharded}, dp {dp})")
@@ -154,8 +155,8 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
     if recompute is None:
         recompute = "none"
         assumed.append("recompute none")
-    micro, micro_batches, global_batch = _batch(row, dp, pp, assumed)
-    vp = _chunks(row, shape.layers, pp, assumed)
+    micro, micro_batches, global_batch = batch(row, dp, pp, assumed)
+    vp = chunks(row, shape.layers, pp, assumed)
     training = Training(
         shape=shape,
         tp=tp,
@@ -173,7 +174,7 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         bytes_rule=stack.bytes_rule,
         distributed_optimizer=stack.distributed_optimizer,
         offload=stack.offload,
-        stage_layers=_stage_layers(row, shape.layers, pp),
+        stage_layers=stage_layers(row, shape.layers, pp),
         compiled=compiled_of(row),
     )
     machine, fabric = _machine(row, device, training.gpus, machine_of)
@@ -186,39 +187,6 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
         measured = Published(None, *[getattr(measured, part) for part in list(Published.__dataclass_fields__)[1:]])
     return Row(name, source, cluster, training, machine, fabric, measured, tuple(assumed))
-
-
-def _degrees(row: Mapping[str, Any], assumed: list[str]) -> dict[str, int]:
-    """tp, pp and dp: stated, in the words of `parallelism`, or what the GPUs leave."""
-    said = degrees_of(row)
-    if said.get("cp", 1) > 1:
-        raise Unusable(f"context parallelism is not modelled (parallelism {shown(row.get('parallelism'))})")
-    if said.get("ep", 1) > 1:
-        raise Unusable(f"MoE is not modelled (parallelism {shown(row.get('parallelism'))})")
-    degrees = {name: whole(row, name) or said.get(name) for name in ("tp", "pp", "dp")}
-    gpus = whole(row, "gpus")
-    unknown = [name for name, degree in degrees.items() if degree is None]
-    # Data parallelism is what is left; who shards everything, or speaks of ZeRO alone, splits no layer.
-    sharded = bool(words(row, "sharding") or said) or row.get("zero_stage") == 3 or row.get("fsdp") is not None
-    for name in ("tp", "pp"):
-        if name in unknown and (len(unknown) > 1 or gpus is None) and sharded:
-            degrees[name] = 1
-            unknown.remove(name)
-            assumed.append(f"{name} 1")
-    if len(unknown) > 1 or (unknown and gpus is None):
-        raise Unusable(f"{' and '.join([*unknown, *(['gpus'] if gpus is None else [])])} missing")
-    known = 1
-    for degree in degrees.values():
-        known *= degree or 1
-    if unknown:
-        assert gpus is not None
-        if gpus % known:
-            raise Unusable(f"{unknown[0]} is missing, and gpus {gpus} is no multiple of the other degrees' {known}")
-        degrees[unknown[0]] = gpus // known
-    elif gpus is not None and gpus != known:
-        split = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
-        raise Unusable(f"gpus is {gpus}, but {split} is {known}")
-    return {name: degree or 1 for name, degree in degrees.items()}
 
 
 def _shape(row: Mapping[str, Any], tp: int, *, padded: bool) -> Shape:
@@ -252,78 +220,6 @@ def _shape(row: Mapping[str, Any], tp: int, *, padded: bool) -> Shape:
 def _gated_width(hidden: int) -> int:
     """Llama's width where none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971)."""
     return -(-8 * hidden // 3 // 256) * 256
-
-
-def _micro_follows(row: Mapping[str, Any]) -> bool:
-    return row.get("grad_accum") is not None and row.get("global_bs") is not None
-
-
-def _batch(row: Mapping[str, Any], dp: int, pp: int, assumed: list[str]) -> tuple[int, int, int | None]:
-    """Samples of a micro-batch, micro-batches of a step, and the global batch as published (None: not stated)."""
-    micro, accumulated = whole(row, "micro_bs"), whole(row, "grad_accum")
-    global_batch = whole(row, "global_bs") or _global_from_tokens(row)
-    if global_batch is None and (share := whole(row, "batch_per_dp") or whole(row, "local_bs")) is not None:
-        global_batch = share * dp
-    if micro is None:
-        assert accumulated is not None
-        assert global_batch is not None
-        if global_batch % (dp * accumulated):
-            raise Unusable(
-                f"micro_bs is missing, and global_bs {global_batch} is not dp {dp} x grad_accum {accumulated} x any"
-            )
-        micro = global_batch // (dp * accumulated)
-    if global_batch is None and accumulated is not None:
-        global_batch = micro * accumulated * dp
-    if global_batch is None:
-        # Enough to fill the pipeline.
-        if pp > 1:
-            assumed.append(f"{pp} micro-batches")
-            return micro, pp, None
-        assumed.append("1 micro-batch")
-        return micro, 1, micro * dp
-    if global_batch < micro * dp:
-        raise Unusable(f"global_bs {global_batch} is less than micro_bs {micro} x dp {dp}")
-    micro_batches = -(-global_batch // (micro * dp))
-    if global_batch % (micro * dp):
-        assumed.append(f"global_bs {global_batch} taken as {micro_batches} x micro_bs {micro} x dp {dp}")
-    if micro_batches > MOST["grad_accum"]:
-        raise Unusable(f"global_bs {global_batch} is absurd for micro_bs {micro} x dp {dp}")
-    return micro, micro_batches, global_batch
-
-
-def _global_from_tokens(row: Mapping[str, Any]) -> int | None:
-    """`tokens_per_batch` over seq. A round count of millions that seq does not divide is one of 2^20 each."""
-    tokens, seq = row.get("tokens_per_batch"), whole(row, "seq")
-    if not isinstance(tokens, (int, float)) or isinstance(tokens, bool) or not seq or not seq <= tokens < 1e12:
-        return None
-    count = int(tokens)
-    if count % seq and count % 10**6 == 0:
-        count = count // 10**6 * 2**20
-    return max(1, round(count / seq))
-
-
-def _chunks(row: Mapping[str, Any], layers: int, pp: int, assumed: list[str]) -> int:
-    """Interleaved chunks a stage. Where only the schedule says so: the fewest, above one, that divide its layers."""
-    stated = whole(row, "vp")
-    if stated is not None:
-        return stated if pp > 1 else 1
-    if pp == 1 or "interleav" not in words(row, "schedule") or layers % pp:
-        return 1
-    per_stage = layers // pp
-    chunks = next((count for count in range(2, per_stage + 1) if per_stage % count == 0), 1)
-    assumed.append(f"vp {chunks}")
-    return chunks
-
-
-def _stage_layers(row: Mapping[str, Any], layers: int, pp: int) -> tuple[int, ...] | None:
-    """Embedding and head counted as a layer each (DeepSpeed's `type:transformer|embedding`); None: even as can be."""
-    if pp < 2 or pp > layers or "embed" not in words(row, "partition"):
-        return None
-    counted = layers + 2
-    stages = [counted // pp + (stage < counted % pp) for stage in range(pp)]
-    stages[0] -= 1
-    stages[-1] -= 1
-    return tuple(stages) if min(stages) > 0 else None
 
 
 def _machine(row: Mapping[str, Any], device: str, gpus: int, machine_of: MachineOf) -> tuple[Machine, str]:

@@ -1,0 +1,209 @@
+"""What `hpc-gpt plan --validate` and `--calibrate` do and print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hpc_gpt.cluster import ClusterProfile, load_profile
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.calibrate import DATA_SHEET, Calibrated, calibrate, calibrate_clusters, fastest, named
+from hpc_gpt.plan.calibration_file import store_calibration, stored_calibration
+from hpc_gpt.plan.crossing import without_row, without_source
+from hpc_gpt.plan.record_rows import read_any
+from hpc_gpt.plan.rows import LeftOut, Row, read_rows
+from hpc_gpt.plan.scores import Errors, Scores, score
+from hpc_gpt.plan.validate import SCHEMA, Predicted, as_table, choosing, predict_rows, predicted_only
+
+Entry = Predicted | LeftOut
+
+
+def run_validate(
+    rows_file: Path,
+    calibrate_files: Sequence[Path] = (),
+    calibration: str | None = None,
+    cross_validate: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Predicts every row of a file and prints it beside what was published. Writes nothing.
+
+    `calibration` names a cluster of `calibrate_files`, or without them a cluster profile with a [calibration].
+    """
+    rows = read_rows(rows_file)
+    clusters = _clusters(calibrate_files)
+    always = _always(calibration, clusters, given=bool(calibrate_files))
+    entries = predict_rows(rows, choosing(clusters, always))
+    scores = score(predicted_only(entries))
+    crossed: dict[str, Scores] = {}
+    if cross_validate:
+        others = [row for path in calibrate_files for row in read_any(path, None).rows]
+        known = {(row.source, row.id) for row in others}
+        every = [*others, *(row for row in rows.rows if (row.source, row.id) not in known)]
+        crossed["without the source"] = score(without_source(every))
+        if any(row.cluster for row in every):
+            crossed["without the row, within its cluster"] = score(without_row(every))
+    if as_json:
+        tables = {
+            "schema": SCHEMA,
+            "rows": [as_table(entry) for entry in entries],
+            "scores": scores.to_tables(),
+            "cross_validated": {name: each.to_tables() for name, each in crossed.items()},
+            "calibrations": {cluster.name: cluster.to_tables() for cluster in clusters},
+        }
+        click.echo(json.dumps(tables, indent=1, allow_nan=False))
+        return
+    _print_rows(entries)
+    _print_scores(scores, "of the rows above")
+    for name, each in crossed.items():
+        _print_scores(each, f"fitted {name}")
+    _print_left_out(entries)
+
+
+def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None = None, as_json: bool = False) -> None:
+    """Fits the planner's constants to rows or records and stores them in the user's profile of `cluster`."""
+    profile = load_profile(cluster)
+    rows: list[Row] = []
+    left_out: list[LeftOut] = []
+    for path in files:
+        read = read_any(path, profile)
+        rows += read.rows
+        left_out += read.left_out
+    fitted = _fitted_for(profile, rows, calibration)
+    path = store_calibration(cluster, fitted)
+    for entry in left_out:
+        click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
+    if as_json:
+        tables = {"schema": SCHEMA, "profile": str(path), "calibration": fitted.to_tables()}
+        tables["left_out"] = [{"id": entry.id, "left_out": entry.reason} for entry in left_out]
+        click.echo(json.dumps(tables, indent=1, allow_nan=False))
+        return
+    for name, value in vars(fitted.constants).items():
+        click.echo(f"{name:<12} {value:.4g}")
+    for name, residual in sorted(fitted.residuals.items(), key=lambda pair: -abs(pair[1])):
+        click.echo(f"{residual:+8.1%}  {name}")
+    count = len(fitted.residuals)
+    click.echo(f"mean error of the {count} step times they were fitted to: {_percent(fitted.mean_error)}")
+    click.echo(f"stored in {path}", err=True)
+
+
+def _fitted_for(profile: ClusterProfile, rows: Sequence[Row], calibration: str | None) -> Calibrated:
+    """The rows that are of the profile's machine, or of the cluster that is named, fitted."""
+    if calibration is not None:
+        names = dict.fromkeys(row.cluster for row in rows if row.cluster)
+        rows = [row for row in rows if row.cluster == calibration]
+        if not rows:
+            raise ConfigError(
+                f"no cluster {calibration!r:.60} among the rows", f"there are {', '.join(names) or 'no named ones'}"
+            )
+    else:
+        device, per_node = profile.device, profile.gpus_per_node
+        rows = [row for row in rows if (row.machine.device, row.machine.gpus_per_node) == (device, per_node)]
+        names = dict.fromkeys(row.cluster for row in rows if row.cluster)
+        if len(names) > 1:
+            raise ConfigError(
+                f"{len(names)} clusters have nodes of {per_node} {device}: {', '.join(names)}",
+                "choose one with --calibration NAME",
+            )
+        if not rows:
+            raise ConfigError(
+                f"no row is of profile {profile.name}: {per_node} {device} a node",
+                "give rows of that device and node size, or choose a cluster with --calibration NAME",
+            )
+    if not fastest(rows):
+        raise ConfigError(
+            "no row tells the time of a step", "calibrating needs sec_per_iter or another figure of speed"
+        )
+    return calibrate(profile.name, rows)
+
+
+def _clusters(files: Sequence[Path]) -> list[Calibrated]:
+    return calibrate_clusters([row for path in files for row in read_any(path, None).rows])
+
+
+def _always(calibration: str | None, clusters: Sequence[Calibrated], *, given: bool) -> Calibrated | None:
+    if calibration is None:
+        return None
+    if given:
+        return named(clusters, calibration)
+    return stored_calibration(load_profile(calibration))
+
+
+def _print_rows(entries: Sequence[Entry]) -> None:
+    click.echo(
+        f"{'':<28} {'layout':<16} {'step':>10} {'published':>10} {'':>7} {'GiB':>7} {'published':>9} {'':>7}  fits"
+    )
+    for entry in entries:
+        if isinstance(entry, LeftOut):
+            click.echo(f"{entry.id:<28.28} left out: {entry.reason}")
+            continue
+        published = entry.row.published
+        fits = "yes" if entry.fits else "no"
+        if published.fits is not None and published.fits != entry.fits:
+            fits += f", but {'ran' if published.fits else 'ran out'}"
+        click.echo(
+            f"{entry.row.id:<28.28} {entry.row.layout:<16} {_seconds(entry.step.step_s):>10} "
+            f"{_seconds(published.step_s):>10} {_signed(entry.time_error):>7} {entry.memory_gib:>7.1f} "
+            f"{_gib(published.memory_gib):>9} {_signed(entry.memory_error):>7}  {fits}"
+            + ("  (noisy)" if published.noisy else "")
+        )
+
+
+def _print_scores(scores: Scores, title: str) -> None:
+    click.echo(
+        f"\nmean absolute error {title}\n{'':<24} {'times':>6} {'error':>7} {'in 15%':>7} {'bias':>7}   ", nl=False
+    )
+    click.echo(f"{'memory':>6} {'error':>7} {'in 10%':>7} {'bias':>7}")
+    for each in scores.sources:
+        if each.time.rows or each.memory.rows:
+            _print_line(each.source, each.time, each.memory)
+    _print_line("all rows", scores.time, scores.memory)
+    time, memory = _percent(scores.time_mean), _percent(scores.memory_mean)
+    click.echo(f"averaged over sources: step time {time}, memory {memory}")
+    out, ran = scores.said_to_fit, scores.said_not_to
+    click.echo(
+        f"fits: {scores.fits_judged - len(out) - len(ran)} of {scores.fits_judged} right"
+        + (f"; said to fit, but ran out: {', '.join(out)}" if out else "")
+        + (f"; said not to fit, but ran: {', '.join(ran)}" if ran else "")
+    )
+    if scores.picks:
+        good = [pick for pick in scores.picks if pick.is_good]
+        click.echo(f"the pick: within 5% of the best in {len(good)} of {len(scores.picks)} groups", nl=False)
+        bad = [
+            f"{pick.picked} is {pick.slower:.0%} slower than {pick.best}" for pick in scores.picks if not pick.is_good
+        ]
+        click.echo("".join(f"\n  {line}" for line in bad))
+
+
+def _print_line(name: str, time: Errors, memory: Errors) -> None:
+    click.echo(
+        f"{name:<24.24} {time.rows or '':>6} {_percent(time.mean):>7} {_percent(time.within_15):>7} "
+        f"{_signed(time.bias):>7}   {memory.rows or '':>6} {_percent(memory.mean):>7} {_percent(memory.within_10):>7} "
+        f"{_signed(memory.bias):>7}"
+    )
+
+
+def _print_left_out(entries: Sequence[Entry]) -> None:
+    count = sum(isinstance(entry, LeftOut) for entry in entries)
+    used = {entry.calibration for entry in entries if isinstance(entry, Predicted)}
+    click.echo(
+        f"{count} of {len(entries)} rows left out; constants of {', '.join(sorted(used)) or DATA_SHEET}", err=True
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _signed(share: float | None) -> str:
+    return "" if share is None else f"{min(share, 99):+.1%}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.4g} s"
+
+
+def _gib(gib: float | None) -> str:
+    return "" if gib is None else f"{gib:.1f}"
