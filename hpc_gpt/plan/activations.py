@@ -4,7 +4,8 @@ Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, 
 a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)); with sequence parallelism the 10 is divided too.
 Here the 24 is taken apart, so that grouped queries and gated MLPs follow: Q 2, K and V 2 kv/a each, the attention's
 output 2, and of the MLP 4 ffn/h (8 ffn/h gated: both projections, the gate's output, the product). Of the 10, 2 are
-masks of dropout, which models without biases (Llama's, MPT's) train without.
+masks of dropout, and of the 5 of attention's scores 3 are: models without biases train without it, and FSDP and DDP
+came when nobody pretrained with it any more.
 """
 
 from __future__ import annotations
@@ -48,20 +49,21 @@ def layer_bytes(training: Training) -> LayerBytes:
         training.sequence_parallel,
         training.flash,
         training.dtype == "fp32",
+        training.shape.biases and training.engine not in ("fsdp", "ddp"),
     )
 
 
 @lru_cache(maxsize=8192)
 def _layer_bytes(
-    shape: Shape, tp: int, micro_batch: int, cp: int, sequence_parallel: bool, flash: bool, fp32: bool
+    shape: Shape, tp: int, micro_batch: int, cp: int, sequence_parallel: bool, flash: bool, fp32: bool, dropout: bool
 ) -> LayerBytes:
     tokens = shape.seq * micro_batch / cp * (2 if fp32 else 1)
     hidden = shape.hidden
     stream = 2 * tokens * hidden / (tp if sequence_parallel else 1)
-    around = stream * (5 if shape.biases else 4)
+    around = stream * (5 if dropout else 4)
     key = kv_width(shape, tp)
     attention = 2 * tokens * (2 * hidden / tp + 2 * key)
-    scores = 0.0 if flash else 5 * tokens * shape.seq * shape.heads / tp
+    scores = 0.0 if flash else (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
     mlp = (8 if shape.gated else 4) * tokens * shape.mlp / tp
     columns = (2 if shape.gated else 1) * shape.mlp / tp
     products = 2 * tokens * (hidden / tp + 2 * key + columns) + 2 * stream
@@ -82,11 +84,6 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
             return min(layer.kept, layer.stream * 2 + layer.products / 2)
         return layer.kept - layer.scores
     return layer.kept
-
-
-def remade_of_layer(training: Training, layer: LayerBytes) -> float:
-    """What the backward pass of one layer makes anew: what `kept_of_layer` dropped."""
-    return max(0.0, layer.kept - kept_of_layer(training, layer))
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:

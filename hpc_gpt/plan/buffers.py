@@ -6,6 +6,8 @@ stage3_prefetch_bucket_size 5e7), bounded by what there is to put into them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hpc_gpt.plan.activations import LayerBytes
 from hpc_gpt.plan.parameters import layer_params, outer_params
 from hpc_gpt.plan.training import Training
@@ -19,33 +21,49 @@ CONTEXT_GIB = 0.75
 COMMUNICATOR_GIB = 0.4
 
 
-def work_buffers(training: Training, rule: str, params: float, stage: int) -> float:
-    """Beside states and activations while micro-batches run, in bytes; `params` of one GPU of the stage."""
-    engine, zero = training.engine, training.zero_stage
-    half = 4 if training.dtype == "fp32" else 2
-    if engine == "fsdp":
-        return _gathered(training, rule, params, 2 + 4)
-    if engine == "ddp":
+def buckets(training: Training, rule: str, params: float) -> float:
+    """Bytes that gradients pass through on their way to the other ranks; `params` of one GPU of the stage.
+
+    ZeRO-3's are h^2 elements where others published a run (Hugging Face's "auto" and DeepSpeed's own examples).
+    """
+    if not training.engine.startswith(("deepspeed", "hf")) or training.zero_stage == 0:
         return 0.0
-    if engine in ("deepspeed-zero", "hf-deepspeed", "deepspeed-3d") and zero >= 1:
-        if zero == 3:
-            return _gathered(training, rule, params, 2) + half * (2 * min(BUCKET, params) + min(PREFETCH, params))
-        wide = 4 if rule.startswith("bf16-optimizer") else half
-        # Filled by one bucket while the other is on its way.
-        return wide * min(BUCKET, params) * (2 if zero == 2 else 1)
-    return 0.0
+    elements, width = BUCKET, 2 if training.dtype != "fp32" else 4
+    if training.zero_stage == 3:
+        if training.bytes_rule is not None:
+            elements = float(training.shape.hidden) ** 2
+        return width * (2 * min(elements, params) + min(PREFETCH, params))
+    if rule.startswith("bf16-optimizer"):
+        width = 4
+    # ZeRO-2 fills one while the other is on its way.
+    return width * min(elements, params) * (2 if training.zero_stage == 2 else 1)
 
 
-def _gathered(training: Training, rule: str, params: float, gradient: int) -> float:
-    """Layers whole on every GPU: the one at work and the next, the embeddings and head, one layer's gradients."""
+@dataclass(frozen=True)
+class Gathered:
+    """Bytes of what ZeRO-3 and FSDP make whole on every GPU: while layers work, and while the loss does."""
+
+    layers: float
+    loss: float
+
+
+NOTHING = Gathered(0.0, 0.0)
+
+
+def gathered(training: Training) -> Gathered:
+    """The layer at work, the next one and one's gradients; embeddings and head with theirs while the loss works.
+
+    FSDP keeps the root's own weights (embeddings, head) whole through the backward pass, and reduces in fp32.
+    """
+    zero3 = training.zero_stage == 3 and training.engine.startswith(("deepspeed", "hf"))
+    if not (zero3 or training.engine == "fsdp") or training.dp * training.cp == 1:
+        return NOTHING
     width = 4 if training.dtype == "fp32" else 2
-    if training.dp * training.cp == 1:
-        return 0.0
     layer = layer_params(training.shape, training.tp)
-    outer = outer_params(training.shape, training.tp, training.pp, 0)
-    if training.pp == 1:
-        return width * (2 * layer + outer) + gradient * max(layer, outer)
-    return width * (2 * layer + outer) + gradient * layer
+    outer = sum(outer_params(training.shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
+    if zero3:
+        return Gathered(width * 3 * layer, width * (layer + 2 * outer))
+    return Gathered(width * (2 * layer + outer) + (width + 4) * layer, width * (layer + outer) + (width + 4) * outer)
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

@@ -8,15 +8,16 @@ into the holes it left.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hpc_gpt.plan.activations import (
     gradients_of_layer,
     in_flight,
     kept_of_layer,
     layer_bytes,
     logit_elements,
-    remade_of_layer,
 )
-from hpc_gpt.plan.buffers import GIB, context_gib, sent_between_stages, work_buffers
+from hpc_gpt.plan.buffers import GIB, buckets, context_gib, gathered, sent_between_stages
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.parameters import largest_matrix, layer_params, layers_of_stages, outer_params, vocab_rows
 from hpc_gpt.plan.prediction import Memory, StageMemory
@@ -30,9 +31,17 @@ RENEWED_SLACK = 0.75
 REPEATED_SLACK = 0.03
 
 
+# What fragments even when PyTorch, at the card's end, gives back every block that is free.
+LEAST_SLACK = 0.02
+
+
 def predict_memory(training: Training, machine: Machine | None = None) -> Memory:
-    """Every stage's parts, at its peak. `machine` changes nothing yet: a card's size decides `fits` alone."""
-    return Memory(tuple(_stages(training, range(training.pp))))
+    """Every stage's parts, at its peak.
+
+    At the end of a card PyTorch gives free blocks back before it gives up. So with a `machine` what is reserved stays
+    within it as long as what is allocated does.
+    """
+    return Memory(tuple(_stages(training, machine.memory_gib if machine else None)))
 
 
 def fits(memory: Memory, machine: Machine) -> bool:
@@ -45,46 +54,54 @@ def logit_bytes(training: Training) -> float:
 
     Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
     micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + the log-softmax and two gradients of 4. A fused one: logits and gradients, 2 + 2.
+    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less. A
+    kernel of its own: logits and gradients in 16 bits, 2 + 2.
     """
     if training.fused_loss:
         return 4.0
-    return 10.0 if training.engine == "megatron-lm" else 14.0
+    if training.engine == "megatron-lm" or (training.compiled and training.engine in ("fsdp", "ddp")):
+        return 10.0
+    return 14.0
 
 
-def _stages(training: Training, wanted: range) -> list[StageMemory]:
+def _stages(training: Training, card_gib: float | None) -> Iterator[StageMemory]:
     shape, tp, pp = training.shape, training.tp, training.pp
-    states, rule, layer = held(training), rule_of(training), layer_bytes(training)
+    states, rule, layer, whole = held(training), rule_of(training), layer_bytes(training), gathered(training)
     block = layer_params(shape, tp)
-    kept = 0.0 if training.activations_on_host else kept_of_layer(training, layer)
+    kept = kept_of_layer(training, layer)
+    on_gpu, on_host = (0.0, kept) if training.activations_on_host else (kept, 0.0)
     half = 4 if training.dtype == "fp32" else 2
-    work = remade_of_layer(training, layer) + gradients_of_layer(layer) + half * largest_matrix(shape, tp)
+    # One layer's backward pass: what is made anew, gradients of activations and of the largest matrix.
+    layer_work = layer.kept - kept + gradients_of_layer(layer) + half * largest_matrix(shape, tp) + whole.layers
     context = context_gib(training)
-    on_host = kept_of_layer(training, layer) if training.activations_on_host else 0.0
-    stages = []
-    for stage, layers in zip(wanted, layers_of_stages(training), strict=True):
+    # DeepSpeed's pipeline holds on to them.
+    keeps_logits = training.engine == "deepspeed-3d"
+    for stage, layers in enumerate(layers_of_stages(training)):
         params = layers * block + outer_params(shape, tp, pp, stage)
         flying = in_flight(training, stage)
-        activations = flying * layers * kept
+        activations = flying * layers * on_gpu
         logits = logit_elements(training, vocab_rows(shape, tp)) * logit_bytes(training) if stage == pp - 1 else 0.0
-        buffers = work_buffers(training, rule, params, stage) + sent_between_stages(training, layer, flying, stage)
-        stays = training.engine == "deepspeed-3d"  # the logits do, see logit_bytes
-        workspace = work if stays else max(0.0, work - logits)
-        at_work = states.gradients * params + activations + logits + buffers + workspace
-        in_step = states.step_gradients * params + (logits if stays else 0.0)
-        gradients = states.gradients
-        if in_step > at_work:
-            gradients, activations, buffers, workspace = states.step_gradients, 0.0, 0.0, 0.0
-            logits = logits if stays else 0.0
+        buffers = buckets(training, rule, params) + sent_between_stages(training, layer, flying, stage)
+        if keeps_logits or layer_work > logits + whole.loss:
+            work, work_logits = layer_work, logits if keeps_logits else 0.0
+        else:
+            work, work_logits = whole.loss, logits
+        at_work = states.gradients * params + activations + buffers + work + work_logits
+        gradients, logits_then = states.gradients, work_logits
+        if states.step_gradients * params + (logits if keeps_logits else 0.0) > at_work:
+            gradients, activations, buffers, work = states.step_gradients, 0.0, 0.0, 0.0
+            logits_then = logits if keeps_logits else 0.0
         parts = (
             states.parameters * params / GIB,
             gradients * params / GIB,
             states.optimizer * params / GIB,
             activations / GIB,
-            logits / GIB,
-            (buffers + workspace) / GIB,
+            logits_then / GIB,
+            (buffers + work) / GIB,
         )
-        reserved = sum(parts) + RENEWED_SLACK * states.renewed * params / GIB + REPEATED_SLACK * sum(parts[3:])
+        allocated, repeated = sum(parts), sum(parts[3:])
+        reserved = allocated + RENEWED_SLACK * states.renewed * params / GIB + REPEATED_SLACK * repeated
+        if card_gib is not None:
+            reserved = min(reserved, max(card_gib - context, allocated * (1 + LEAST_SLACK)))
         host = (states.host * params + flying * layers * on_host) / GIB
-        stages.append(StageMemory(*parts, reserved=reserved, nvidia_smi=reserved + context, host=host))
-    return stages
+        yield StageMemory(*parts, reserved=reserved, nvidia_smi=reserved + context, host=host)

@@ -100,6 +100,12 @@ def compiled_of(row: Mapping[str, Any]) -> bool:
     return "compile" in " ".join(words(row, name) for name in ("options", "stack"))
 
 
+def fuses_loss(row: Mapping[str, Any], engine: str) -> bool:
+    """Whether cross-entropy is one kernel: who says that the flash-attn package is used under FSDP uses its loss too
+    (flash_attn.losses.cross_entropy, the default of stacks like llm-foundry)."""
+    return engine == "fsdp" and bool(flag(row, "flash_attention"))
+
+
 @dataclass(frozen=True)
 class Stack:
     """The engine a row was run by, as the experiment's names go, and how it holds its states."""
@@ -180,8 +186,9 @@ def _zero_of_sharding(sharding: str, zero: int | None) -> int:
 def _bytes_rule(engine: str, dtype_words: str, dtype: str, distributed: bool) -> str | None:
     """How an engine with several ways holds its states; None for the one way of the others."""
     if engine in ("deepspeed-3d", "deepspeed-zero"):
+        # Before BF16_Optimizer a pipeline in bf16 held what it holds in fp16; who sums in fp32 says so.
         fp32_sums = re.search(r"bf16[ _-]?optimizer|fp32 grad", dtype_words)
-        return "bf16-optimizer" if engine == "deepspeed-3d" and (dtype == "bf16" or fp32_sums) else "deepspeed-fp16"
+        return "bf16-optimizer" if engine == "deepspeed-3d" and fp32_sums else "deepspeed-fp16"
     if engine == "megatron-lm":
         return "megatron-2021-fp16" if dtype == "fp16" and not distributed else "megatron"
     return None

@@ -24,6 +24,7 @@ from hpc_gpt.plan.row_words import (
     degrees_of,
     dtype_of,
     flash_of,
+    fuses_loss,
     llama_like,
     recompute_of,
     refuse_context,
@@ -176,6 +177,9 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         offload=stack.offload,
         stage_layers=stage_layers(row, shape.layers, pp),
         compiled=compiled_of(row),
+        fused_loss=fuses_loss(row, stack.engine),
+        # DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu; it alone splits layers under ZeRO-3.
+        activations_on_host=stack.engine == "deepspeed-zero" and stack.zero_stage == 3 and tp > 1,
     )
     machine, fabric = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:

@@ -2,16 +2,16 @@
 
 `bytes_rule` of a Training names one of RULES; None means the engine's own way here (`rule_of`).
 
-| rule | bytes of one parameter | source |
-|---|---|---|
-| megatron-2021-fp16 | 2 + (2 + 2 + 4) + 12: fp16 gradients, their flat copy for the all-reduce, fp32 copies that stay | Megatron-LM 2.4 optimizer.py, distributed.py; planner README, closed form 2: 20 steady, 22 peak |
-| megatron | 2 + 4 + 12: one fp32 gradient buffer; distributed optimizer 6 + 12/dp | Megatron-LM docs, distributed optimizer |
-| deepspeed-fp16 | ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the step 4/dp more; ZeRO-2 2 + 14/dp; ZeRO-3 16/dp | Rajbhandari et al. 2020; runtime/fp16/fused_optimizer.py, runtime/zero |
-| bf16-optimizer | 2 + (2 + 4) + 12/dp | DeepSpeed runtime/bf16_optimizer.py |
-| bf16-optimizer-immediate | 2 + 4 + 12/dp: a 16-bit gradient is added to its fp32 sum at once and freed | the same, bf16.immediate_grad_update |
-| masters | 2 + 4 + 4 + 8, the moments over dp if sharded | train/engines/master_weights.py |
-| fsdp | 16/dp, weights 4, gradients 4, moments 8 | PyTorch FSDP with mixed precision |
-| fp32 | 4 + 4 + 8, sharded by the ZeRO stage | |
+megatron-2021-fp16: 2 + (2 + 4) + 12, in the step 2 more: fp16 gradients, fp32 copies of them that stay, and a flat
+copy for the all-reduce (Megatron-LM 2.4, optimizer.py and distributed.py; planner README: 20 steady, 22 peak).
+megatron: 2 + 4 + 12, one fp32 gradient buffer; distributed optimizer 6 + 12/dp (Megatron-LM, docs of dist_optimizer).
+deepspeed-fp16: ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the step 4/dp more; ZeRO-2 2 + 14/dp;
+ZeRO-3 16/dp (Rajbhandari et al. 2020, section 5; DeepSpeed runtime/fp16/fused_optimizer.py and runtime/zero).
+bf16-optimizer: 2 + (2 + 4) + 12/dp (DeepSpeed runtime/bf16_optimizer.py).
+bf16-optimizer-immediate: 2 + 4 + 12/dp, a 16-bit gradient being added to its fp32 sum at once (immediate_grad_update).
+masters: 2 + 4 + 4 + 8, the moments over dp if sharded (train/engines/master_weights.py).
+fsdp: weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision).
+fp32: 4 + 4 + 8, sharded by the ZeRO stage.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def held(training: Training) -> Held:
 @lru_cache(maxsize=4096)
 def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Offload) -> Held:
     if rule == "megatron-2021-fp16":
-        return Held(2, 8, 12, 6, 6, 6)
+        return Held(2, 6, 12, 8, 6, 6)
     if rule == "megatron":
         return Held(2, 4, 12 / dp if sharded else 12, 4, 4, 0)
     if rule in ("bf16-optimizer", "bf16-optimizer-immediate"):

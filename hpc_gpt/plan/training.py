@@ -65,8 +65,8 @@ class Training:
     distributed_optimizer: bool = False
     offload: Offload = "none"
     stage_layers: tuple[int, ...] | None = None  # None: as even as can be
+    fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile: passes over activations are fused
-    fused_loss: bool = False  # cross-entropy in one kernel on 16-bit logits
     activations_on_host: bool = False  # what is kept for the backward pass waits in the host's memory
 
     def __post_init__(self) -> None:
