@@ -22,7 +22,8 @@ class Device:
 
     Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is a generation, None without one: then `node_gb_s`
     joins ranks, or the host's link. `nvlink_gpus` is how many GPUs NVLink joins where a node has fewer. `nominal`
-    figures are for tests. `full_power_w` is what the die takes for its peak where the card's limit is below that.
+    figures are for tests. `full_power_w` is what the die takes for its peak where the card's limit is below that;
+    `sustained` the part of the peak's clock that large products hold, where measured.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Device:
     node_gb_s: float | None = None
     nominal: bool = False
     full_power_w: float | None = None
+    sustained: float | None = None
 
 
 class _Devices(Mapping[str, Device]):

@@ -50,10 +50,7 @@ class Rates:
             or peaks.get("fp32")
             or max(peaks.values(), default=1.0)
         )
-        warm = 1.0
-        if machine.power_w is not None:
-            full = machine.full_power_w or machine.power_w
-            warm = min(1.0, (full / peak / _COOL_W) ** _CLOCK) * (machine.power_w / full) ** _LIMITED
+        warm = _clock(machine, peak)
         self.flops = peak * 1e12 * constants.gemm * warm
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory
         self.attention = self.flops * constants.attention
@@ -63,6 +60,15 @@ class Rates:
         """Seconds of `batch` products of m x k by k x n."""
         tiled = math.ceil(m / _TILE) * math.ceil(n / _TILE) * (_TILE * _TILE)
         return batch * (2 * tiled * k / self.flops + 2 * (m * n + n * k + m * k) / self.bytes)
+
+
+def _clock(machine: Machine, peak: float) -> float:
+    """The part of the peak's clock that a card holds in large products."""
+    if machine.power_w is None:
+        return 1.0 if machine.sustained is None else machine.sustained
+    full = machine.full_power_w or machine.power_w
+    own = machine.sustained or min(1.0, float((full / peak / _COOL_W) ** _CLOCK))
+    return own * float((machine.power_w / full) ** _LIMITED)
 
 
 def layer_time(training: Training, rates: Rates) -> LayerTime:

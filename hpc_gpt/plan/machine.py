@@ -13,7 +13,8 @@ class Machine:
     the others of its node, `network_gb_s` from a whole node to the others, `host_gb_s` between a GPU and the host.
     A node is what NVLink joins: where that is more than one host's GPUs, `gpus_per_node` and `network_gb_s` are of all
     of these. `network_gb_s` is 0 where nothing joins nodes. `power_w` is the card's limit,
-    `full_power_w` the one its peak is of where that is higher.
+    `full_power_w` the one its peak is of where that is higher,
+    `sustained` the part of its peak's clock that large products hold.
     """
 
     device: str
@@ -29,3 +30,4 @@ class Machine:
     network_latency_s: float = 15e-6
     power_w: float | None = None
     full_power_w: float | None = None
+    sustained: float | None = None

@@ -104,4 +104,5 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
         network_latency_s=fabric.network_latency_s,
         power_w=device.power_w,
         full_power_w=device.full_power_w,
+        sustained=device.sustained,
     )
