@@ -12,6 +12,7 @@ from hpc_gpt.errors import UserError
 
 # verb -> module under hpc_gpt.cli; the command in it has the verb's name, `-` as `_`.
 VERBS = {
+    "plan": "plan",
     "render": "render",
     "submit": "submit",
     "status": "status",
@@ -85,6 +86,11 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits. A mistake of the user's ends in `Error: …`, an empty line and `hint: …`."""
+    # A shell's `>&-` closed them; the first file to be opened would take their place.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own

@@ -47,3 +47,10 @@ def test_bold_is_for_terminals_that_want_it(logs):
     for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in written(100, *words, **variables)
     assert b"\x1b" not in subprocess.run([sys.executable, *words], capture_output=True, check=True).stdout
+
+
+def test_a_closed_stdout_is_no_fault_of_the_program(logs):
+    command = ["bash", "-c", '"$0" -m hpc_gpt report "$1" >&-', sys.executable, str(logs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "fault of hpc-gpt" not in done.stderr
+    assert done.returncode == 0

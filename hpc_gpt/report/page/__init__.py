@@ -56,6 +56,8 @@ def check_target(path: Path) -> None:
     """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading."""
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path.parent} cannot be written to", "give another FILE to --html")
     if not os.path.lexists(path):
         return
     if not path.is_file() or path.is_symlink():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from hpc_gpt.errors import ConfigError, RunFolderError
@@ -47,3 +50,14 @@ def test_a_write_that_fails_leaves_the_page_before_it_and_nothing_beside(tmp_pat
         write_page(target, usual_runs())
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "kept").mkdir(mode=0o500)
+    folder = tmp_path / "kept"
+    if os.access(folder, os.W_OK):  # root may write anywhere but in what the kernel shows
+        folder = Path("/proc/self")
+    if os.access(folder, os.W_OK):
+        pytest.skip("no folder here refuses this user")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        check_target(folder / "report.html")
