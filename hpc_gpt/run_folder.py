@@ -23,6 +23,8 @@ from hpc_gpt.resolve import Resolved
 
 # In the place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
+# What the planner said before the job was submitted.
+PREDICTED = "predicted.json"
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def create_run(
     provenance: Mapping[str, Any] | None = None,
     resumed_from: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
+    predicted: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
 
@@ -165,7 +168,7 @@ def create_run(
     """
     parts = {"experiment.toml": experiment_text, "resolved.json": resolved.to_json()}
     notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
-    notes["sweep.json"] = sweep
+    notes |= {"sweep.json": sweep, PREDICTED: predicted}
     parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
     parts["job.sh"] = script
     run = RunFolder(claim_folder(logs / resolved.slug))
@@ -231,7 +234,8 @@ def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where the file is missing, half written or no object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        # Opening a pipe would wait.
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -239,6 +243,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
     """The JSON objects of a file, or of its end, a line each. A line cut off or damaged is left out."""
+    if not path.is_file():
+        return []
     try:
         with path.open("rb") as file:
             if last_bytes is not None:

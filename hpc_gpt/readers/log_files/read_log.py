@@ -40,7 +40,7 @@ def read_log(path: Path) -> LogRead:
                 reader.take(held)
                 held = chunk
         # A line that is still being written is read now, and again when it is whole.
-        if not source.compressed and not held.endswith((b"\n", b"\r")):
+        if source.torn and not source.compressed:
             kept.keep(kept.reader, source.offset, reader.newlines, reader.begun)
             reader.take(held)
         else:

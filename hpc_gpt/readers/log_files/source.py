@@ -29,7 +29,8 @@ class Source:
     """One log, opened. `refused`: why it is none, in words; then there are no chunks.
 
     `bytes_read`: bytes taken from the file, before decompression. `left_out`: what was skipped, in words, and how
-    often. `offset`: where in a plain file the last chunk given ends, -1 where what was removed hides that.
+    often. `offset`: where in a plain file the last chunk given ends, or begins if it is `torn`, the last one, behind
+    which no newline stands; -1 where what was removed hides that.
     `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: of the file when it was
     opened.
     """
@@ -40,6 +41,7 @@ class Source:
         self.left_out: dict[str, int] = {}
         self.bytes_read = 0
         self.offset = 0
+        self.torn = False
         self.compressed: str | None = None
         self.size = self.device = self.inode = self.changed_ns = 0
         self.is_stdin = str(path) == STDIN
@@ -118,6 +120,7 @@ class Source:
         if dropping:
             self.offset = -1
         if tail:
+            self.torn = True
             yield tail
 
     def _open(self, path: Path) -> None:

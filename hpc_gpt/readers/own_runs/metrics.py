@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.log_files import kept_files
 from hpc_gpt.readers.part import Column
 
 KEYS = ("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s", "time")
@@ -69,53 +72,111 @@ class Metrics:
         )
 
 
+@dataclass
+class _Lines:
+    """The lines of a file so far, in their order, those of one step all."""
+
+    columns: dict[str, list[Column]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    line: list[NDArray[np.int64]] = field(default_factory=list)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
+    damaged: int = 0
+    passed: int = 0  # lines, empty ones with them
+    offset: int = 0  # where in the file the last one ends
+
+    def take(self, chunk: list[bytes]) -> None:
+        """The next lines."""
+        numbers = [self.passed + index for index, line in enumerate(chunk, 1) if line.strip()]
+        objects = _parsed([line for line in chunk if line.strip()])
+        self.passed += len(chunk)
+        self.offset += sum(map(len, chunk))
+        if not all(map(_has_step, objects)):
+            sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
+            self.damaged += len(objects) - len(sound)
+            numbers, objects = [number for number, _ in sound], [values for _, values in sound]
+        self.line.append(np.array(numbers, np.int64))
+        for key in KEYS:
+            self.columns[key].append(_column([values.get(key) for values in objects]))
+        for key in MEMORY:
+            found_stages = [values.get(key) for values in objects]
+            if any(found_stages):
+                for stages in set(map(_stages, found_stages)):
+                    _raise_peaks(self.peaks, key, stages)
+
+    def joined(self) -> tuple[dict[str, Column], NDArray[np.int64]]:
+        """The columns and the lines' numbers, each as one array."""
+        columns = {key: np.concatenate([np.zeros(0), *parts]) for key, parts in self.columns.items()}
+        return columns, np.concatenate([_no_lines(), *self.line])
+
+
 def read_metrics(path: Path, attempt: int) -> Metrics:
     """The steps of an attempt's metrics.jsonl in order, the last line of a step; empty where there is no such file.
 
-    A line that is no object with a whole `step` counts as damaged, an empty one as nothing.
+    A line that is no object with a whole `step` counts as damaged, an empty one as nothing. Of a large file what was
+    read is kept, and the next time only what was appended is read.
     """
-    rows: dict[str, list[Column]] = {key: [] for key in KEYS}
-    lines: list[NDArray[np.int64]] = []
-    peaks: dict[str, list[float]] = {}
-    damaged = 0
-    for numbers, objects in _objects(path):
-        if all(map(_has_step, objects)):
-            good = objects
-        else:
-            sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
-            damaged += len(objects) - len(sound)
-            numbers, good = [number for number, _ in sound], [values for _, values in sound]
-        lines.append(np.array(numbers, np.int64))
-        for key in KEYS:
-            rows[key].append(_column([values.get(key) for values in good]))
-        for key in MEMORY:
-            found_stages = [values.get(key) for values in good]
-            if any(found_stages):
-                for stages in set(map(_stages, found_stages)):
-                    _raise_peaks(peaks, key, stages)
-    if not lines:
-        return Metrics(damaged=damaged)
-    columns = {key: np.concatenate(parts) for key, parts in rows.items()}
-    line = np.concatenate(lines)
+    lines = _read(path)
+    columns, line = lines.joined()
     # Of a step that stands there twice, the line that was written last.
     _, last = np.unique(columns["step"][::-1], return_index=True)
     kept = len(line) - 1 - last
-    found = Metrics(columns, line, np.full(len(line), attempt, np.int64), peaks, damaged)
+    found = Metrics(columns, line, np.full(len(line), attempt, np.int64), lines.peaks, lines.damaged)
     return found if len(kept) == len(line) and bool(np.all(np.diff(kept) > 0)) else found.take(kept)
 
 
-def _objects(path: Path) -> Iterator[tuple[list[int], list[Any]]]:
-    """(line numbers, what each line holds or None) of a few megabytes at a time."""
-    number = 1
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.readlines(_CHUNK):
-                numbers = [number + index for index, line in enumerate(chunk) if line.strip()]
-                lines = [line for line in chunk if line.strip()]
-                number += len(chunk)
-                yield numbers, _parsed(lines)
-    except OSError:
-        return
+def _read(path: Path) -> _Lines:
+    lines = _Lines()
+    if not path.is_file():  # opening a pipe would wait
+        return lines
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        about = os.fstat(file.fileno())
+        kept = kept_files.kept_file(path, about.st_dev, about.st_ino, about.st_size)
+        if kept is not None:
+            lines = _kept(kept, file, about)
+        file.seek(lines.offset)
+        began, tail = lines.offset, b""
+        while chunk := file.readlines(_CHUNK):
+            if not chunk[-1].endswith(b"\n"):  # it is being written: read now, and again when it is whole
+                tail = chunk.pop()
+            lines.take(chunk)
+        if kept is not None and lines.offset > began:
+            _keep(kept, file, about, lines)
+        if tail:
+            lines.take([tail])
+    return lines
+
+
+def _kept(kept: Path, file: BinaryIO, about: os.stat_result) -> _Lines:
+    """What was kept of a file that is as it was, or longer; else nothing."""
+    with contextlib.suppress(*kept_files.FAULTS):
+        found = kept_files.load(kept)
+        if found is None:
+            return _Lines()
+        state, arrays = found
+        offset = int(state["offset"])
+        rewritten = state["size"] == about.st_size and state["changed_ns"] != about.st_mtime_ns
+        if not rewritten and offset <= about.st_size and state["bytes"] == kept_files.digest(_bytes_at(file), offset):
+            os.utime(kept)
+            columns = {key: [arrays[key]] for key in KEYS}
+            return _Lines(columns, [arrays["line"]], state["peaks"], state["damaged"], state["passed"], offset)
+    return _Lines()
+
+
+def _keep(kept: Path, file: BinaryIO, about: os.stat_result, lines: _Lines) -> None:
+    columns, line = lines.joined()
+    state: dict[str, Any] = {
+        "peaks": lines.peaks,
+        "damaged": lines.damaged,
+        "passed": lines.passed,
+        "offset": lines.offset,
+    }
+    with contextlib.suppress(OSError, ValueError):
+        state |= {"size": about.st_size, "changed_ns": about.st_mtime_ns}
+        state["bytes"] = kept_files.digest(_bytes_at(file), lines.offset)
+        kept_files.store(kept, state, {**columns, "line": line})
+
+
+def _bytes_at(file: BinaryIO) -> Callable[[int, int], bytes]:
+    return lambda start, size: os.pread(file.fileno(), size, start)
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:

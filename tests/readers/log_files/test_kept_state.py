@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.log_files import kept_state, source
+from hpc_gpt.readers.log_files import kept_files, source
 from hpc_gpt.readers.log_files.read_log import LogRead, read_log
 from tests.readers.log_files.comparable import comparable
 from tests.readers.log_files.test_blocks import LOGS
@@ -90,14 +90,14 @@ def test_a_log_that_is_another_is_read_anew(cache: Path, log: Path, change) -> N
 
 def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_log(log)
-    monkeypatch.setattr(kept_state, "_readers", lambda: "others")
+    monkeypatch.setattr(kept_files, "readers", lambda: "others")
     assert read_log(log).bytes >= len(LOG)
 
 
 def test_compressed_logs_are_kept_while_they_do_not_change(
     cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_state, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(kept_files, "LEAST_BYTES", 1000)
     log.write_bytes(gzip.compress(LOG + b" torn", 0))
     read_log(log)
     again = read_log(log)
@@ -137,7 +137,7 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
     small.write_bytes(MORE)
     read_log(small)
     assert not cache.exists()
-    monkeypatch.setattr(kept_state, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(kept_files, "MOST_BYTES", 1_000_000)
     for number in range(4):
         log = tmp_path / f"{number}.out"
         log.write_bytes(LOG)
@@ -149,7 +149,7 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every log is kept, and read in small pieces."""
-    monkeypatch.setattr(kept_state, "LEAST_BYTES", 1)
+    monkeypatch.setattr(kept_files, "LEAST_BYTES", 1)
     monkeypatch.setattr(source, "CHUNK", 2000)
 
 
@@ -158,7 +158,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_log_in_any_pieces(
     cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int
 ) -> None:
-    monkeypatch.setattr(kept_state, "LEAST_BYTES", 1)
+    monkeypatch.setattr(kept_files, "LEAST_BYTES", 1)
     monkeypatch.setattr(source, "CHUNK", 2000)
     log.write_bytes(b"start\n")
     for text in logs:
@@ -180,3 +180,11 @@ def test_no_secret_of_a_log_is_kept(cache, tmp_path):
     assert b"no login" in kept
     assert b"abcd1234" not in kept
     assert "abcd1234" not in str(found)
+
+
+def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -> None:
+    append(log, LINE.format(5001).encode().rstrip(b"\n") + b"\r")
+    for _ in range(3):
+        assert_same(read_log(log), log)
+    append(log, b"\n" + MORE)
+    assert_same(read_log(log), log)

@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.readers.log_files import kept_files
 from hpc_gpt.readers.own_runs import metrics as own_metrics
 from hpc_gpt.readers.own_runs.metrics import KEYS, Metrics, read_metrics
+from hpc_gpt.run_folder import read_json, read_json_lines
 from tests.made_runs import metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))
@@ -92,3 +95,50 @@ def test_taking_some_keeps_their_places(tmp_path, masks):
     path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
     taken = read_metrics(path, 4).take(np.array(masks))
     assert taken.where(0) == f"attempts/4/metrics.jsonl:{1 + masks.index(True)}"
+
+
+def fields_of(metrics):
+    columns = {key: metrics[key].tobytes() for key in KEYS}
+    return columns, metrics.line.tolist(), metrics.attempt.tolist(), metrics.peaks, metrics.damaged
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
+def test_what_is_kept_and_what_was_appended_are_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
+    folder = tmp_path_factory.mktemp("metrics")
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
+    monkeypatch.setattr(kept_files, "LEAST_BYTES", 1)
+    for lines in pieces:
+        text = ("\n".join(lines) + "\n").encode("utf-8", "replace")
+        with path.open("ab") as file:
+            file.write(text[: len(text) - cut])
+        monkeypatch.setenv("HPC_GPT_CACHE", str(folder / "cache"))
+        found = read_metrics(path, 3)
+        monkeypatch.setenv("HPC_GPT_CACHE", "off")
+        assert fields_of(found) == fields_of(read_metrics(path, 3))
+
+
+def test_of_a_large_file_only_what_was_appended_is_parsed(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    text = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 5001))
+    path.write_text(text)
+    first = fields_of(read_metrics(path, 1))
+    parsed = []
+    real = own_metrics._parsed
+    monkeypatch.setattr(own_metrics, "_parsed", lambda lines: (parsed.extend(lines), real(lines))[1])
+    assert fields_of(read_metrics(path, 1)) == first
+    assert not parsed
+    with path.open("a") as file:
+        file.write(json.dumps(metrics_line(5001)) + "\n")
+    assert read_metrics(path, 1)["step"].tolist() == list(range(1, 5002))
+    assert len(parsed) == 1
+    path.write_text(text.replace('"step": 2500,', '"step": 9999,'))  # another file, no longer
+    assert read_metrics(path, 1)["step"].max() == 9999
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert len(read_metrics(tmp_path / "metrics.jsonl", 1)) == 0
+    os.mkfifo(tmp_path / "ended.json")
+    assert read_json(tmp_path / "ended.json") == {} == dict(read_json_lines(tmp_path / "ended.json"))
