@@ -5,8 +5,12 @@ A cell may hold words from anyone's log: what a terminal would obey, and line en
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+# What begins a tag, a link or code, ends a cell, or takes the meaning from what follows.
+_MARKUP = re.compile(r"[\\|<\[`]")
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Grid:
         return "".join(self._line(cells, widths, "  ").rstrip() + "\n" for cells in (self.headings, *self.lines))
 
     def markdown(self) -> str:
-        """A markdown table in the seed's style: figures flush right."""
-        headings, *lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (self.headings, *self.lines))
+        """A markdown table in the seed's style: figures flush right. No cell is markup, nor a column more."""
+        headings, *lines = ([_MARKUP.sub(r"\\\g<0>", cell) for cell in cells] for cells in (self.headings, *self.lines))
         grid = Grid(headings, self.right, lines)
         widths = [max(3, width) for width in grid._widths()]
         rule = [

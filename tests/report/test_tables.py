@@ -131,6 +131,13 @@ def test_markdown_takes_a_bar_in_a_heading_or_a_cell():
     assert table == "| a\\|b |    c |\n| ---- | ---: |\n| d    | e\\|f |\n"
 
 
+def test_no_name_is_markup_in_markdown():
+    names = ["<script>alert(1)</script>", "a\\|b", "[x](javascript:1)", "`c`"]
+    text = Grid(["Run"], [False], [[name] for name in names]).markdown()
+    rows = [line[2:-2].rstrip() for line in text.splitlines()[2:]]
+    assert rows == ["\\<script>alert(1)\\</script>", r"a\\\|b", r"\[x](javascript:1)", r"\`c\`"]
+
+
 def test_markdown_is_a_table_of_equal_columns():
     lines = as_markdown([SEED_RUN, replace(EMPTY, name="a|b")]).splitlines()
     assert {line.replace("\\|", "").count("|") for line in lines} == {
