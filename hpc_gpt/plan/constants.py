@@ -20,18 +20,18 @@ class Constants:
     compute and is not. `step_s`: seconds a step takes beside all that (data, logging, clipping's and scaling's stops).
     """
 
-    gemm: float = 0.80
-    memory: float = 0.80
-    attention: float = 0.42
+    gemm: float = 0.765
+    memory: float = 0.88
+    attention: float = 0.43
     host_s: float = 1.1e-3
     node: float = 0.75
-    network: float = 0.70
-    latency: float = 1.0
-    exposed: float = 0.25
-    step_s: float = 0.02
+    network: float = 0.75
+    latency: float = 1.1
+    exposed: float = 0.22
+    step_s: float = 0.025
 
 
 DEFAULT = Constants()
 SPREAD = Constants(
-    gemm=0.08, memory=0.3, attention=0.3, host_s=0.6, node=0.25, network=0.4, latency=0.6, exposed=0.6, step_s=0.8
+    gemm=0.08, memory=0.15, attention=0.25, host_s=0.6, node=0.25, network=0.3, latency=0.6, exposed=0.6, step_s=0.8
 )

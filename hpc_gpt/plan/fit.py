@@ -1,8 +1,8 @@
 """The constants of one cluster from a few of its published or recorded steps.
 
-Damped Gauss-Newton on log(predicted / measured), with Huber's weights so that a row that noise doubled does not carry
+Damped Gauss-Newton on log(predicted / measured), with Cauchy's weights so that a row that noise doubled does not carry
 the rest, and every constant held to its start by `SPREAD`: a row tells only of what it is made of.
-Source: Huber 1964, "Robust estimation of a location parameter"; Levenberg 1944.
+Source: Holland and Welsch 1977, "Robust regression using iteratively reweighted least-squares"; Levenberg 1944.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpc_gpt.plan.training import Training
 NAMES = tuple(field.name for field in fields(Constants))
 # What a good prediction of one row misses by, as a logarithm: the rows' weight against the constants' spread.
 _NOISE = 0.05
-_HUBER = 2.0  # residuals over so many times the noise weigh less
+_TAIL = 2.0  # a residual of so many times the noise weighs half, of more ever less
 _SHARES = {"gemm": 0.98, "memory": 1.0, "attention": 1.5, "node": 1.2, "network": 1.2, "exposed": 1.0}
 _ROUNDS = 12
 _DIFFERENCE = 1e-3
@@ -99,10 +99,10 @@ def _residuals(samples: Sequence[tuple[Training, Machine, float]], at: np.ndarra
 
 def _weights(residuals: np.ndarray) -> np.ndarray:
     off = np.abs(residuals) / _NOISE
-    return np.asarray(np.minimum(1.0, _HUBER / np.maximum(off, 1e-12)) / _NOISE**2)
+    return np.asarray(1 / (1 + (off / _TAIL) ** 2) / _NOISE**2)
 
 
 def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.ndarray) -> float:
     off = np.abs(residuals) / _NOISE
-    huber = np.where(off <= _HUBER, off**2 / 2, _HUBER * (off - _HUBER / 2))
-    return float(huber.sum() + (((at - prior) / spread) ** 2).sum() / 2)
+    carried = _TAIL**2 / 2 * np.log1p((off / _TAIL) ** 2)
+    return float(carried.sum() + (((at - prior) / spread) ** 2).sum() / 2)
