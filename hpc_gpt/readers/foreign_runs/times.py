@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.foreign_runs.derived import step_tokens
 from hpc_gpt.readers.foreign_runs.draft import Draft
+from hpc_gpt.readers.foreign_runs.rates import consumed_by_step
 from hpc_gpt.readers.foreign_runs.run_steps import RunSteps
 from hpc_gpt.readers.part import Column, Part
 from hpc_gpt.readers.step_times import OUTLIER, RULE, SLOW, StepTimes, measure_steps
@@ -59,10 +60,13 @@ def _seconds(draft: Draft, steps: RunSteps) -> tuple[Column, str]:
     """(seconds of each line, how they are known: "" for the program's own word)."""
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
-    batch, tokens, gpus = draft.whole("global_batch"), step_tokens(draft), draft.whole("gpus")
+    batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
+    tokens: float | None = step_tokens(draft)
+    by = "global_batch x seq" if tokens else "consumed_tokens of a step"
+    tokens = tokens or consumed_by_step(steps)
     for key, whole, of in (
-        ("tokens_per_s", tokens, "global_batch x seq"),
-        ("tokens_per_s_gpu", tokens, "global_batch x seq"),
+        ("tokens_per_s", tokens, by),
+        ("tokens_per_s_gpu", tokens, by),
         ("samples_per_s", batch, "global_batch"),
         ("samples_per_s_gpu", batch, "global_batch"),
     ):

@@ -96,3 +96,20 @@ def test_the_loss_is_of_the_rank_that_knows_it(tmp_path):
         write_log(tmp_path / "lab" / "attempt_0" / str(rank) / "stderr.log", lines)
     (run,) = gather_paths([str(tmp_path / "lab")], tmp_path / "logs").runs
     assert (run.record.loss_first, run.record.loss_last) == (9.9, 8.0)
+
+
+def test_rates_tell_the_gpus_and_the_step_of_a_program_that_names_neither(tmp_path):
+    line = (
+        "[rank 0] Step: {step:<5d} | Loss: 7.1234 | Global batch size:   1.05M | Tokens/s: {rate} | Tokens/s/GPU: {gpu}"
+        " | Tokens: {tokens:.2f}M | MFU: 38.12% | Memory usage:  61.23GB"
+    )
+    rates = [("26.21K", "3.28K"), *[("131.07K", "16.38K")] * 29]
+    lines = [
+        line.format(step=step, rate=rate, gpu=gpu, tokens=step * 1.048576) for step, (rate, gpu) in enumerate(rates, 1)
+    ]
+    record = record_of(tmp_path, lines)
+    assert record.gpus == 8
+    assert record.sources["gpus"].startswith("inferred: tokens_per_s / tokens_per_s of one GPU")
+    assert record.step_s == pytest.approx(8.0, rel=1e-3)
+    assert any("step_s is from consumed_tokens of a step / tokens_per_s" in flag for flag in record.flags)
+    assert record.tokens_per_s == pytest.approx(131_070)
