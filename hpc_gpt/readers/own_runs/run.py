@@ -200,11 +200,13 @@ def _with_steps(record: Record, steps: Metrics, times: StepTimes | None) -> Reco
     if np.all(skips > 0):
         flags.append("every step was skipped: step_s holds forward and backward only")
     sources["skipped_steps"] = sources["nan_steps"] = sources["save_s"] = "metrics.jsonl of the attempts"
+    sources |= dict.fromkeys(steps.peaks, "metrics.jsonl of the attempts, the highest of each stage")
     sources["tokens_total"] = "tokens of the lines that count; a step trained again counts once"
     if times:
         chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
         sources["step_s"] = f"metrics.jsonl of the attempts, median of {chosen}; {RULE}"
         sources["step_s_p10"] = sources["step_s_p90"] = "10th and 90th percentile of the same steps"
+        sources["steps_used"] = sources["warmup_steps"] = "counts of the steps that step_s is from"
         flags += times.flags
     # A line of a foreign program stands for several steps; ours for one.
     tokens = np.nan_to_num(steps["tokens"])
@@ -252,11 +254,17 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
     if state == "refused":
         cause = submissions[-1].get("refused")
     over = last is not None and state not in ("running", "pending", "unknown")
-    first_start = next((read.start_s for read in attempts if read.start_s), None)
+    first = next((read for read in attempts if read.start_s), None)
+    sources |= {
+        "job_id": _of_attempt(last) if last and started and not waiting else "the submissions",
+        "started": _of_attempt(first) if first else "the submissions",
+        "ended_at": _end_of(last) if last else "null: no attempt",
+        "node_list": _of_attempt(last) if last else "null: no attempt",
+    }
     record = replace(
         record,
         job_id=waiting or started or (ids[-1] if ids else None),
-        started=iso(first_start or (epoch(submissions[0].get("time")) if submissions else None)),
+        started=iso(first.start_s if first else epoch(submissions[0].get("time")) if submissions else None),
         ended_at=iso(last.end_s) if over and last else None,
         node_list=str(last.started["node_list"]) if last and last.started.get("node_list") else None,
         gpu_hours=_gpu_hours(record, resolved, attempts, sources),
@@ -265,6 +273,15 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
         cause=None if cause is None else hide_secrets(str(cause)),
     )
     return replace(record, sources=sources)
+
+
+def _of_attempt(read: AttemptRead) -> str:
+    return f"attempts/{read.attempt.number}/attempt.json"
+
+
+def _end_of(read: AttemptRead) -> str:
+    folder = f"attempts/{read.attempt.number}"
+    return f"{folder}/ended.json" if read.ended else f"inferred: the last time that {folder} tells"
 
 
 def _gpu_hours(
