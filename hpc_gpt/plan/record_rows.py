@@ -5,7 +5,6 @@ A record is record.json's keys, or one of `report --json`'s records. It is read 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_of
-from hpc_gpt.plan.rows import Rows, row_of, rows_of
+from hpc_gpt.plan.rows import Rows, read_rows_json, row_of, rows_of
 
 # A row's field by the record's key.
 _SAME = ("gpus", "tp", "pp", "dp", "zero_stage", "hidden", "layers", "heads", "vocab", "seq", "recompute", "dtype")
@@ -115,7 +114,7 @@ def _record_files(folder: Path) -> Iterator[Path]:
 
 def _content(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_rows_json(path.read_text(encoding="utf-8"))
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", _HINT) from None
     except (ValueError, RecursionError) as fault:

@@ -86,12 +86,17 @@ class Rows:
 def read_rows(path: Path, machine_of: MachineOf = machine_named) -> Rows:
     """Every row of a file of either shape. ConfigError where it cannot be read or has neither shape."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_rows_json(path.read_text(encoding="utf-8"))
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", "give a file of rows that can be read") from None
     except (ValueError, RecursionError) as fault:
         raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None
     return rows_of(content, str(path), machine_of)
+
+
+def read_rows_json(text: str) -> Any:
+    """As json.loads, but a number of thousands of digits is infinite, so that it costs its row alone."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
 
 
 def rows_of(content: object, where: str, machine_of: MachineOf = machine_named) -> Rows:
@@ -121,7 +126,7 @@ def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf 
         return _row(row, name, source, cluster, machine_of)
     except (Unusable, UserError) as fault:
         reason = " ".join(str(fault).split())[:300]
-    except (ArithmeticError, ValueError, TypeError) as fault:  # whatever else a hostile field can do
+    except (ArithmeticError, ValueError, TypeError, RecursionError) as fault:  # whatever else a hostile field can do
         reason = f"a field cannot be used: {shown(str(fault))}"
     return LeftOut(name, source, cluster, reason)
 
