@@ -104,6 +104,8 @@ def report(
     text = _text(gathered, form, columns)
     if form == "table" and not gathered.runs and not text and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
+        if not paths:
+            click.echo("hint: hpc-gpt report PATH reads a log, or a folder of anyone's logs", err=True)
     click.echo(text, nl=False)
     _tell(gathered, form)
     _write(gathered, html, tensorboard, wandb)
@@ -200,12 +202,10 @@ def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
 
 def _tell(gathered: Gathered, form: str) -> None:
     """What looks wrong, to stderr."""
-    from hpc_gpt.report.columns import show_name
     from hpc_gpt.report.grid import plain
 
-    for record in gathered.records if form == "table" else []:
-        for flag in record.flags:
-            click.echo(plain(f"note: {show_name(record)}: {flag}"), err=True)
+    for words in _flags(gathered) if form == "table" else []:
+        click.echo(plain(f"note: {words}"), err=True)
     if gathered.unwritten:
         more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""
         click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
@@ -213,6 +213,25 @@ def _tell(gathered: Gathered, form: str) -> None:
         click.echo(plain(f"note: {words}"), err=True)
     for fault in gathered.unread:
         click.echo(plain(f"Error: {fault}"), err=True)
+
+
+_MOST_FLAGS = 60
+
+
+def _flags(gathered: Gathered) -> list[str]:
+    """What looks wrong, each thing once with the runs that it is said of."""
+    from hpc_gpt.report.columns import show_name
+
+    runs: dict[str, list[str]] = {}
+    for record in gathered.records:
+        for flag in record.flags:
+            runs.setdefault(flag, []).append(show_name(record))
+    lines = []
+    for flag, names in runs.items():
+        more = f" and {len(names) - 3:,} more runs" if len(names) > 4 else ""
+        lines.append(f"{', '.join(names[:3] if more else names)}{more}: {flag}")
+    left = len(lines) - _MOST_FLAGS
+    return lines if left <= 0 else [*lines[:_MOST_FLAGS], f"{left:,} more, under flags in --json"]
 
 
 def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:

@@ -181,3 +181,19 @@ def test_a_link_to_nothing_is_called_one(logs, tmp_path):
     result = call(str(tmp_path / "loop"))
     assert result.exit_code == 1
     assert result.stderr == f"Error: {tmp_path / 'loop'}: a link to nothing\n"
+
+
+def test_what_is_said_of_many_runs_is_said_once(logs, tmp_path):
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): 500.0 | lm loss: {0}.0E+00 |\n"
+    for name in "abcdef":
+        (folder / f"{name}.out").write_text("".join(line.format(step) for step in (1, 2, 3)))
+    notes = [note for note in call(str(folder)).stderr.splitlines() if "rests on" in note]
+    assert notes == ["note: a, b, c and 3 more runs: step_s rests on 2 steps"]
+
+
+def test_without_runs_the_verb_says_what_it_takes(logs):
+    result = call()
+    assert result.stderr.startswith("no runs under ")
+    assert "hint: hpc-gpt report PATH" in result.stderr
