@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS
+from hpc_gpt.readers.log_files.armed import Armed, Found
 from hpc_gpt.readers.log_files.block import Block
 from hpc_gpt.readers.log_files.digit_columns import Places
 from hpc_gpt.readers.log_files.line_kinds import MEMORY_FIELDS, LineKind
@@ -34,28 +35,41 @@ _FEW = 3  # lines that are sooner read one by one
 _MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
 
 
-def take_known(reader: LineReader, block: Block, start: int, stop: int) -> None:
-    """The lines of known kinds between two of a block."""
+# Lines that stand between those of known kinds and ask for nothing of their order, by index: text, what is in it.
+Between = dict[int, tuple[str, list[Found]]]
+
+
+def is_between(each: Armed) -> bool:
+    """Whether what a pattern says of a line is the same whichever lines of steps of its part come before."""
+    return each.pattern.kind in ("eval", "save") and not each.pattern.facts
+
+
+def take_known(reader: LineReader, block: Block, start: int, stop: int, between: Between) -> None:
+    """The lines of known kinds between two of a block, and those between them."""
     if start == stop:
         return None
     row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
     timer, last_timer = np.searchsorted(block.timers, (start, stop)).tolist()
     if last_row - row + last_timer - timer <= _FEW:
-        return _one_by_one(reader, block, np.concatenate((block.steps[row:last_row], block.timers[timer:last_timer])))
+        lines = np.concatenate((block.steps[row:last_row], block.timers[timer:last_timer]))
+        return _one_by_one(reader, block, lines, between)
     while row < last_row:
         cut = _first_apart(reader, block, row, last_row)
         until = int(block.steps[cut]) if cut < last_row else stop
         next_timer = int(np.searchsorted(block.timers, until))
-        _stretch(reader, block, np.arange(row, cut), block.timers[timer:next_timer])
+        here = {index: line for index, line in between.items() if index < until}
+        between = {index: line for index, line in between.items() if index >= until}
+        _stretch(reader, block, np.arange(row, cut), block.timers[timer:next_timer], here)
         if cut < last_row:
-            _one_by_one(reader, block, block.steps[cut : cut + 1])
+            _one_by_one(reader, block, block.steps[cut : cut + 1], {})
         row, timer = cut + 1, next_timer
-    return _stretch(reader, block, np.zeros(0, np.int64), block.timers[timer:last_timer])
+    return _stretch(reader, block, np.zeros(0, np.int64), block.timers[timer:last_timer], between)
 
 
-def _one_by_one(reader: LineReader, block: Block, lines: Places) -> None:
-    for index in np.sort(lines).tolist():
-        reader.apply(int(block.numbers[index]), *block.found(index))
+def _one_by_one(reader: LineReader, block: Block, lines: Places, between: Between) -> None:
+    for index in sorted([*lines.tolist(), *between]):
+        text, found = between[index] if index in between else block.found(index)
+        reader.apply(int(block.numbers[index]), text, found)
 
 
 def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int:
@@ -97,9 +111,9 @@ def _own(reader: LineReader, block: Block, rows: Places) -> NDArray[np.bool_]:
     return own
 
 
-def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places) -> None:
+def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, between: Between) -> None:
     """Lines that all go into the part that is, in no order that matters but for first and last ones."""
-    _saw(reader, block, np.concatenate((block.steps[rows], timers)))
+    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers)), between)
     later: list[tuple[int, Callable[[], None]]] = []  # facts, by line: the first ones met are kept
     for name, of_dialect in _by_dialect(block, rows):
         part = reader.parts[-1]
@@ -124,14 +138,18 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places) -> 
         name = kind.each.dialect.name
         reader.parts[-1].dialects[name] = reader.parts[-1].dialects.get(name, 0) + len(those)
         _stated(reader, block, kind, int(timers[those[0]]), later)
+    for index, (text, found) in between.items():
+        later.append((index, lambda n=int(block.numbers[index]), t=text, f=found: reader.apply(n, t, f)))  # type: ignore[misc]
     for _, state in sorted(later, key=lambda each: each[0]):
         state()
+    if between:
+        reader.saw(last_at)
     _take_timers(reader, block, timers)
 
 
-def _saw(reader: LineReader, block: Block, lines: Places) -> None:
-    """The first and the last time of day of some lines."""
-    seen: list[tuple[int, float]] = []
+def _saw(reader: LineReader, block: Block, lines: Places, between: Between) -> float | None:
+    """The first and the last time of day of some lines; returns the last."""
+    seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
     for kind, those in block.by_kind(lines):
         if kind.at is None:
             continue
@@ -142,9 +160,11 @@ def _saw(reader: LineReader, block: Block, lines: Places) -> None:
             ends = indices
             at = kind.at.read(block.data, block.starts[ends])
         seen += [(int(index), float(each)) for index, each in zip(ends, at, strict=True) if each == each]
-    if seen:
-        reader.saw(min(seen)[1])
-        reader.saw(max(seen)[1])
+    if not seen:
+        return None
+    reader.saw(min(seen)[1])
+    reader.saw(max(seen)[1])
+    return max(seen)[1]
 
 
 def _stated(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.log_files.armed import Found, find
 from hpc_gpt.readers.log_files.block import Block
-from hpc_gpt.readers.log_files.block_steps import take_known
+from hpc_gpt.readers.log_files.block_steps import Between, is_between, take_known
 from hpc_gpt.readers.log_files.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
 from hpc_gpt.readers.log_files.lines import LONGEST_LINE, LineReader
 from hpc_gpt.readers.log_files.literals import literal_scan
@@ -95,12 +95,16 @@ class BlockReader:
             apart = sorted(apart + self._doubtful(block), key=lambda line: line.index)
         block.sort_lines(self._kinds)
         start = 0
+        between: Between = {}
         for line in apart:
-            take_known(self.reader, block, start, line.index)
             text, found = (line.text, line.found) if line.found is not None else self.reader.look(line.text)
+            if found and all(is_between(each) for _, each in found):
+                between[line.index] = text, found
+                continue
+            take_known(self.reader, block, start, line.index, between)
             self.reader.apply(int(block.numbers[line.index]), text, found)
-            start = line.index + 1
-        take_known(self.reader, block, start, len(block.kinds))
+            start, between = line.index + 1, {}
+        take_known(self.reader, block, start, len(block.kinds), between)
 
     def _doubtful(self, block: Block) -> list[_Apart]:
         """The lines that are like others but for a digit that a pattern asks for."""

@@ -23,6 +23,8 @@ MEGATRON = (
     " learning rate: 1.500E-04 | global batch size: {batch:5d} | lm loss: {loss} | loss scale: 16384.0 |"
     " grad norm: 9.804 | number of skipped iterations: {skipped:3d} | number of nan iterations:   0 |"
 )
+TIMERS = "\ntime (ms) | forward: 12.5 | backward-send: 1.25"
+EVAL = "\n[2024-04-06 03:02:14] validation loss at iteration 10 | lm loss value: 9.5E+00 | lm loss PPL: 1.3E+04 | "
 PREFIXES = ("", "12: ", "[default7]: ", "[default3]: ", "[rank0]:", "[2024-04-06 03:02:12] ", "\x1b[32m", "é ")
 NOISE = ("", "0: loading", "> building indices ...", "WARNING: 12 of 64", "\0\0", "\x1b[0m", "x" * 300, "99%", "é|ü: 3")
 ENDS = ("\n", "\n", "\n", "\r\n", "\r")
@@ -61,8 +63,10 @@ def stretches(draw: st.DrawFn) -> str:
                 MEGATRON.format(step=step, ms=2000 + step * 0.7, loss=loss, skipped=skipped, batch=batch)
                 for step in range(first, first + count)
             ]
-            timers = "\ntime (ms) | forward: 12.5 | backward-send: 1.25" if draw(st.booleans()) else ""
-            return "".join(f"{prefix}{line}{timers}{end}" for line in found)
+            behind = draw(st.sampled_from(("", TIMERS, EVAL, TIMERS + EVAL)))
+            every = draw(st.integers(1, 4))
+            texts = [line + (behind if not index % every else "") for index, line in enumerate(found)]
+            return "".join(f"{prefix}{line}{end}" for line in texts)
         case 2:
             line = draw(st.sampled_from(SPECIMENS))
             return "".join(f"{prefix}{other_step(line, step)}{end}" for step in range(first, first + count))
@@ -136,3 +140,17 @@ def test_every_specimen_with_other_digits(line: str) -> None:
     """Widths, dates and figures that only other digits give: the same from both."""
     found = [other_step(other_digits(line, seed), seed) for seed in range(40)]
     assert_same("\n".join([line, *found, *reversed(found)]), 1_000_000)
+
+
+@pytest.mark.parametrize("prefix", ["", "[2024-04-06 03:02:12] "])
+def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are taken many at once also where an evaluation stands behind every tenth, and a second run begins."""
+    steps = [
+        prefix + MEGATRON.format(step=step, ms=2000.5, loss="1.0E-01", skipped=0, batch=4) + ("" if step % 10 else EVAL)
+        for step in (*range(1, 300), *range(100, 300))
+    ]
+    taken: list[int] = []
+    stretch = block_steps._stretch
+    monkeypatch.setattr(block_steps, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
+    assert_same("\n".join(steps), 1_000_000)
+    assert len(taken) < 10
