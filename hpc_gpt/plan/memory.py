@@ -26,7 +26,7 @@ from hpc_gpt.plan.training import Training
 
 # Of the bytes renewed in a step, the share for which PyTorch's allocator finds no hole: seed 001's Megatron and
 # DeepSpeed logs reserve 4.5 to 5.5 of 6 and 2.3 to 3.3 of 6 bytes a parameter beyond what was ever allocated.
-RENEWED_SLACK = 0.75
+RENEWED_SLACK = 0.8
 # Of activations and buffers, whose sizes repeat: blocks rounded up to 2 MiB and cut.
 REPEATED_SLACK = 0.03
 
@@ -74,6 +74,8 @@ def _stages(training: Training, card_gib: float | None) -> Iterator[StageMemory]
     # One layer's backward pass: what is made anew, gradients of activations and of the largest matrix.
     layer_work = layer.kept - kept + gradients_of_layer(layer) + half * largest_matrix(shape, tp) + whole.layers
     context = context_gib(training)
+    # The optimizer's fp32 copy of one gradient, beside its predecessor's.
+    step_work = 4 * largest_matrix(shape, tp) if states.step_gradients > states.gradients else 0.0
     # DeepSpeed's pipeline holds on to them.
     keeps_logits = training.engine == "deepspeed-3d"
     for stage, layers in enumerate(layers_of_stages(training)):
@@ -88,8 +90,8 @@ def _stages(training: Training, card_gib: float | None) -> Iterator[StageMemory]
             work, work_logits = whole.loss, logits
         at_work = states.gradients * params + activations + buffers + work + work_logits
         gradients, logits_then = states.gradients, work_logits
-        if states.step_gradients * params + (logits if keeps_logits else 0.0) > at_work:
-            gradients, activations, buffers, work = states.step_gradients, 0.0, 0.0, 0.0
+        if states.step_gradients * params + step_work + (logits if keeps_logits else 0.0) > at_work:
+            gradients, activations, buffers, work = states.step_gradients, 0.0, 0.0, step_work
             logits_then = logits if keeps_logits else 0.0
         parts = (
             states.parameters * params / GIB,

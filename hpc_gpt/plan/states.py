@@ -2,8 +2,8 @@
 
 `bytes_rule` of a Training names one of RULES; None means the engine's own way here (`rule_of`).
 
-megatron-2021-fp16: 2 + (2 + 4) + 12, in the step 2 more: fp16 gradients, fp32 copies of them that stay, and a flat
-copy for the all-reduce (Megatron-LM 2.4, optimizer.py and distributed.py; planner README: 20 steady, 22 peak).
+megatron-2021-fp16: 2 + 2 + 12, in the step 6 more: fp32 copies of the fp16 gradients, freed before the next one's first
+gradient, and a flat copy for the all-reduce (Megatron-LM 2.4; planner README: 20 after a step, 22 peak).
 megatron: 2 + 4 + 12, one fp32 gradient buffer; distributed optimizer 6 + 12/dp (Megatron-LM, docs of dist_optimizer).
 deepspeed-fp16: ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the step 4/dp more; ZeRO-2 2 + 14/dp;
 ZeRO-3 16/dp (Rajbhandari et al. 2020, section 5; DeepSpeed runtime/fp16/fused_optimizer.py and runtime/zero).
@@ -87,7 +87,7 @@ def held(training: Training) -> Held:
 @lru_cache(maxsize=4096)
 def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Offload) -> Held:
     if rule == "megatron-2021-fp16":
-        return Held(2, 6, 12, 8, 6, 6)
+        return Held(2, 2, 12, 8, 6, 6)
     if rule == "megatron":
         return Held(2, 4, 12 / dp if sharded else 12, 4, 4, 0)
     if rule in ("bf16-optimizer", "bf16-optimizer-immediate"):
