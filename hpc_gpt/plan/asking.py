@@ -13,6 +13,7 @@ from hpc_gpt.layout import Layout, check_gpus, check_nodes, nodes_for
 from hpc_gpt.model_shape import ModelShape, check_split
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import USUAL_ENGINES, Question, Split
+from hpc_gpt.plan.search import search
 from hpc_gpt.plan.translation import PLANNED, shape_of, traits_of
 from hpc_gpt.resolve import resolve, resolve_shape
 
@@ -164,3 +165,14 @@ def _refuse(question: Question, model: ModelShape, split: Split) -> None:
     check_nodes(
         layout, nodes_for(question.gpus, question.gpus_per_node), question.gpus_per_node, question.tp_across_nodes
     )
+
+
+def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
+    """The first doubling of the GPUs, in whole nodes, on which something fits; None where none up to `most` does."""
+    per_node = question.gpus_per_node
+    gpus = question.gpus
+    while gpus < most:
+        gpus = 2 * gpus if gpus >= per_node else min(2 * gpus, per_node)
+        if search(replace(question, gpus=gpus), machine, first=True).candidates:
+            return gpus
+    return None

@@ -9,7 +9,7 @@ from hpc_gpt.errors import LayoutError
 from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import Searched, search
+from hpc_gpt.plan.search import TIGHT, Searched, search
 from hpc_gpt.plan.translation import shape_of
 
 FAMILY = (
@@ -23,7 +23,7 @@ _BEYOND = 12
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest that fits with its search, and the next of the family, which does not."""
+    """The largest that fits with its search, and the next of the family, which does not, or with no room."""
 
     model: ModelShape
     searched: Searched
@@ -49,17 +49,18 @@ def _shapes(model: ModelShape) -> Iterator[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine) -> Largest:
-    """The largest of the family for which `question`, asked of it, has an answer.
+    """The largest of the family for which `question`, asked of it, has an answer with room on the card (TIGHT).
 
     LayoutError where not even the smallest fits.
     """
     shapes = family(model)
+    with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib)
     tried: dict[int, bool] = {}
 
     def has_answer(place: int) -> bool:
         if place not in tried:
             asked = replace(question, shape=shape_of(shapes[place]), model=shapes[place])
-            tried[place] = bool(search(asked, machine, first=True).candidates)
+            tried[place] = bool(search(asked, with_room, first=True).candidates)
         return tried[place]
 
     low, high = 0, len(shapes)  # the first is taken to fit, the last not

@@ -26,8 +26,10 @@ from hpc_gpt.plan.translation import Traits
 KEPT = 3  # of each split of the GPUs
 # Speeds that share a step of this ratio count as one, and the plainer settings come first.
 NEAR = 1.01
-# From this share of the card on a prediction leaves no room for its own error.
+# From this share of the card on a prediction leaves no room for its own error: such a candidate must be faster than
+# one with room by as much as a run is worth that may end for want of memory.
 TIGHT = 0.92
+WORTH_THE_RISK = 1.1
 _OFFLOADS = ("none", "optimizer", "full")
 _ENGINES = ("deepspeed-3d", "ddp", "deepspeed-zero", "fsdp", "megatron-lm", "hf-deepspeed")
 
@@ -62,7 +64,7 @@ class Candidate:
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """Ascending: the fastest first, to a step of NEAR; then with room before tight, the plainer, the faster."""
+        """Ascending: the fastest first, a tight one as if it were slower, to a step of NEAR; then the plainer."""
         run = self.training
         plainness = (
             _OFFLOADS.index(run.offload),
@@ -77,7 +79,7 @@ class Candidate:
             run.zero_stage,
             run.micro_batch,
         )
-        speed = self.tokens_per_s
+        speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
         return (-math.floor(math.log(speed) / math.log(NEAR)), self.is_tight, *plainness, -speed)
 
 
@@ -226,7 +228,7 @@ def _tried(
             )
             memory = predict_memory(training, machine)
             tally.asked += 1
-            fit = fits(memory, machine)
+            fit = fits(memory, machine) and _fits_host(training, memory, machine)
             tally.fitting += fit
             yield Candidate(training, memory, machine.memory_gib), fit
             if fit:
@@ -236,6 +238,14 @@ def _tried(
                 tally.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
+
+
+def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
+    """Whether a node's memory, where it is known, holds what its GPUs offload."""
+    if machine.host_memory_gib is None:
+        return True
+    each = max(stage.host for stage in memory.stages)
+    return each * min(machine.gpus_per_node, training.gpus) <= machine.host_memory_gib
 
 
 def _states_gib(memory: Memory) -> float:

@@ -52,8 +52,11 @@ def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -
     replace_whole(path, build_page(runs, notes))
 
 
-def check_target(path: Path) -> None:
-    """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading."""
+def check_target(path: Path, marker: str = MARKER, verb: str = "report") -> None:
+    """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading.
+
+    `marker` is what a page of that verb has near its beginning.
+    """
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -67,9 +70,9 @@ def check_target(path: Path) -> None:
             head = file.read(2048)
     except OSError as fault:
         raise ConfigError(f"cannot read {path}: {fault.strerror}", "give another FILE to --html") from None
-    if MARKER.encode() not in head:
+    if marker.encode() not in head:
         raise ConfigError(
-            f"{path} exists and is no page of hpc-gpt report, so it is not overwritten", "give another FILE to --html"
+            f"{path} exists and is no page of hpc-gpt {verb}, so it is not overwritten", "give another FILE to --html"
         )
 
 
@@ -86,14 +89,14 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     over = [place for place in order if place in charted][:SERIES]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
     with_curve = sum(bool(len(run.curve.step)) for run in runs)
-    style, script = _asset("page.css"), _asset("page.js")
-    page: str = _environment(_common_folder(runs)).get_template("report/page.html.j2").render(
+    style, script = asset("page.css"), asset("page.js")
+    page: str = page_environment(_common_folder(runs)).get_template("report/page.html.j2").render(
         version=__version__,
         title=_title(labels),
         style=Svg(style),
         script=Svg(script),
-        style_hash=_csp_hash(style),
-        script_hash=_csp_hash(script),
+        style_hash=csp_hash(style),
+        script_hash=csp_hash(script),
         summary=_ended_summary(runs, anomalies),
         notes=[safe(note) for note in notes[:MOST_NOTES]],
         more_notes=max(0, len(notes) - MOST_NOTES),
@@ -132,7 +135,7 @@ def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
     return [counts[place] for place in range(runs)]
 
 
-def _environment(above: str) -> Any:
+def page_environment(above: str = "") -> Any:
     """Jinja for the page. `above`: the folder that paths are told from, so that they are no longer than they must."""
     import jinja2
 
@@ -153,12 +156,13 @@ def _environment(above: str) -> Any:
     )
 
 
-def _asset(name: str) -> str:
-    """The page's own style or script, as it stands between its tags."""
+def asset(name: str) -> str:
+    """A page's own style or script, as it stands between its tags."""
     return (templates_dir() / "report" / name).read_text(encoding="utf-8")
 
 
-def _csp_hash(text: str) -> str:
+def csp_hash(text: str) -> str:
+    """What the page's policy lets in: the text of a style or script by its hash."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,8 +47,8 @@ def candidate_tables(candidate: Candidate, figures: Figures | None, against: str
     }
 
 
-def as_tables(searched: Searched, figures: dict[int, Figures], model: dict[str, Any], command: str) -> dict[str, Any]:
-    """The whole search. `figures` by the place of a candidate; `command` is the next one."""
+def as_tables(searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str) -> dict[str, Any]:
+    """The whole search. `figures` are of its candidates, in order; `command` is the next one."""
     best = searched.candidates[0] if searched.candidates else None
     question = searched.question
     return {

@@ -139,6 +139,6 @@ def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[s
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
     yield (
-        f"{figures.budget_tokens:.3g} tokens   / {figures.tokens_per_s:,.0f} a second = {figures.days:,.1f} days x "
+        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens    / {figures.tokens_per_s:,.0f} a second = {figures.days:,.1f} days x "
         f"{run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
     )

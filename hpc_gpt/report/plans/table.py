@@ -13,7 +13,7 @@ from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses, settings_word
 
 LINES = 8  # that fit, and half as many that do not
 _HEADINGS = (
-    "Layout", "Engine", "Micro-batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
+    "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
 )  # fmt: skip
 _RIGHT = (False, False, True, False, False, True, True, True, False, False)
 
@@ -34,11 +34,11 @@ def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
     return [
         str(candidate.split),
         training.engine,
-        str(training.micro_batch),
+        f"{training.micro_batch} x {training.micro_batches}",
         settings_words(training),
         memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks),
         f"{candidate.need_gib:.1f}",
-        f"{step.step_s:.3g}" if step else "-",
+        seconds(step.step_s) if step else "-",
         f"{candidate.tokens_per_s:,.0f}" if step else "-",
         time_bar(step, 20) if step else "-",
         loses(candidate, best) if step else does_not_fit(candidate),
@@ -61,14 +61,16 @@ def legend(searched: Searched) -> str:
         for part in PARTS
         if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_splits if candidate.step)
     ]
-    return "time: " + ", ".join(f"{part.letter} {part.name}" for part in used)
+    return "batch: samples of a micro-batch x micro-batches; time: " + ", ".join(
+        f"{part.letter} {part.name}" for part in used
+    )
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
     """What was asked, and how much of it fits."""
     question, machine = searched.question, searched.machine
     batch = f"global batch {question.global_batch}" if question.global_batch else (
-        f"{question.settled['micro_batches']} micro-batches"
+        f"micro-batches: {question.settled['micro_batches']}"
     )  # fmt: skip
     total = searched.fitting + searched.not_fitting
     return plain(
@@ -81,11 +83,11 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
     """Of the best: a few lines, each figure by its name."""
     low, high = figures.step_s_low, figures.step_s_high
     return [
-        f"step {figures.step_s:.3g} s ({low:.3g} to {high:.3g}), {figures.tokens_per_s:,.0f} tokens/s, "
+        f"step {seconds(figures.step_s)} s ({seconds(low)} to {seconds(high)}), {figures.tokens_per_s:,.0f} tokens/s, "
         f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{figures.budget_tokens:.3g} tokens: {_days(figures.days)} on {gpus} GPUs, {figures.gpu_hours:,.0f} GPU-hours",
+        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens: {_days(figures.days)} on {gpus} GPUs, {figures.gpu_hours:,.0f} GPU-hours",
     ]
 
 
@@ -97,5 +99,23 @@ def left_out_words(searched: Searched) -> str:
     return f"layouts left out: {'; '.join(parts)}" if parts else ""
 
 
+def seconds(figure: float) -> str:
+    """Three digits, or all before the point.
+
+    >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
+    ('0.123', '88.0', '1,512')
+    """
+    if figure >= 100:
+        return f"{figure:,.0f}"
+    return f"{figure:#.3g}"
+
+
 def _days(days: float) -> str:
     return f"{days:,.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """The text in lines of the terminal; in one where there is none (None)."""
+    if width is None or len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)

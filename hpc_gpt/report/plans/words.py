@@ -61,8 +61,11 @@ def shares(step: StepTime) -> dict[str, float]:
 
 def does_not_fit(candidate: Candidate) -> str:
     """How far it is from fitting, and where."""
-    stage = candidate.memory.deciding
-    return f"does not fit: {candidate.need_gib:.1f} of {candidate.card_gib:.0f} GiB on stage {stage}"
+    return f"does not fit: {_needs(candidate)}"
+
+
+def _needs(candidate: Candidate) -> str:
+    return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
 
 
 def loses(candidate: Candidate, best: Candidate) -> str:
@@ -72,7 +75,11 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
     if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
-        return "as fast within 1 %, less room or less plain"
+        if candidate.is_tight and not best.is_tight:
+            return (
+                f"tight: {candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
+            )
+        return "as fast within 1 %, but less plain"
     scale = best.training.global_batch / candidate.training.global_batch
     costs = {
         part: getattr(candidate.step, part.field) * scale - getattr(best.step, part.field) for part in PARTS

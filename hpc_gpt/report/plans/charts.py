@@ -1,0 +1,182 @@
+"""Drawings of a plan: the memory of each stage, the time of a step, as bars in parts that hatching tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.plan.search import Candidate
+from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
+from hpc_gpt.report.plans.words import PARTS
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
+_REST = "not allocated: reserved, context"
+# Of more stages than these the drawing has those that differ from their neighbours and the first, middle and last.
+STAGES = 24
+_WIDTH, _LABEL, _ROW, _BAR = 800, 150, 22, 16
+# Lines over the colour of a part, by its place; the first has none.
+_HATCHES = (
+    "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Name:
+    """An entry of a legend."""
+
+    swatch: Svg
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, and the same in figures."""
+
+    drawing: Svg
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts that share a legend."""
+
+    anchor: str
+    title: str
+    words: str
+    legend: Sequence[Name]
+    charts: Sequence[Chart]
+
+
+def hatches() -> Svg:
+    """The patterns that all drawings of the page fill with, in an image that shows nothing."""
+    patterns = [
+        element(
+            "pattern",
+            element("path", d=path, class_="hatch"),
+            id=f"hatch-{place}",
+            width=8,
+            height=8,
+            patternUnits="userSpaceOnUse",
+        )
+        for place, path in enumerate(_HATCHES)
+        if path
+    ]
+    return ornament(element("defs", "".join(patterns)), 0, 0, "hatches")
+
+
+def memory_section(candidates: Sequence[Candidate]) -> Section:
+    """A chart of each candidate: a bar a stage against the card."""
+    names = (*MEMORY_PARTS, _REST)
+    charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
+    words = (
+        "A bar is one GPU of a stage at its peak, in GiB; the dashed line is the card. Beyond what is allocated lie what "
+        "PyTorch reserves and what CUDA and NCCL hold."
+    )
+    return Section(
+        "memory", "Memory of each stage", words, [_name(place, name) for place, name in enumerate(names)], charts
+    )
+
+
+def time_section(candidates: Sequence[Candidate]) -> Section | None:
+    """One chart: a bar a layout; None where nothing fits."""
+    timed = [candidate for candidate in candidates if candidate.step is not None]
+    if not timed:
+        return None
+    used = [part for part in PARTS if any(getattr(one.step, part.field) > 0 for one in timed)]
+    tokens = max(one.training.global_batch * one.training.shape.seq for one in timed)
+    rows, figures = [], []
+    for one in timed:
+        scale = tokens / (one.training.global_batch * one.training.shape.seq)
+        seconds = [getattr(one.step, part.field) * scale for part in used]
+        rows.append((str(one.split), seconds))
+        figures.append([str(one.split), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
+    name = "Time of a step by layout"
+    picture = _bars(name, rows, [PARTS.index(part) for part in used], None, "s", "time-0", [part.name for part in used])
+    chart = Chart(picture, f"{name}, seconds", ["Layout", *(part.name for part in used), "step"], figures)
+    words = f"Seconds of one step of {tokens:,} tokens, by where they go. Each part is: " + "; ".join(
+        f"{part.name}, {part.means}" for part in used
+    )
+    legend = [_name(PARTS.index(part), part.name) for part in used]
+    return Section("time", "Time of a step", words + ".", legend, [chart])
+
+
+def _memory_chart(candidate: Candidate, place: int) -> Chart:
+    stages = candidate.memory.stages
+    shown = _shown(len(stages), candidate.memory.deciding)
+    rows, figures = [], []
+    for number in shown:
+        stage = stages[number]
+        sizes = [float(getattr(stage, name)) for name in MEMORY_PARTS]
+        rest = max(0.0, stage.nvidia_smi - stage.allocated)
+        mark = " (decides)" if number == candidate.memory.deciding else ""
+        rows.append((f"stage {number}{mark}", [*sizes, rest]))
+        cells = [*sizes, stage.allocated, stage.reserved, stage.nvidia_smi, stage.host]
+        figures.append([f"{number}", *(f"{size:.2f}" for size in cells)])
+    name = f"Memory of {candidate.split}"
+    if len(shown) < len(stages):
+        name += f", {len(shown)} of {len(stages)} stages"
+    picture = _bars(
+        name,
+        rows,
+        list(range(len(MEMORY_PARTS) + 1)),
+        candidate.card_gib,
+        "GiB",
+        f"memory-{place}",
+        (*MEMORY_PARTS, _REST),
+    )
+    headings = ["Stage", *MEMORY_PARTS, "allocated", "reserved", "nvidia-smi", "host"]
+    return Chart(picture, f"{name}, GiB", headings, figures)
+
+
+def _shown(stages: int, deciding: int) -> list[int]:
+    """All stages, or so many evenly spread, the first, the last and the deciding one among them."""
+    if stages <= STAGES:
+        return list(range(stages))
+    spread = {round(place * (stages - 1) / (STAGES - 1)) for place in range(STAGES)}
+    return sorted(spread | {deciding})
+
+
+def _bars(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[float]]],
+    places: Sequence[int],
+    limit: float | None,
+    unit: str,
+    anchor: str,
+    names: Sequence[str],
+) -> Svg:
+    """Bars of parts, one under the other, with what they add up to; `limit` is a line across."""
+    most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
+    scale = (_WIDTH - _LABEL - 90) / most if most > 0 else 0.0
+    content, words = "", []
+    for row, (label, sizes) in enumerate(rows):
+        top = row * _ROW + 4.0
+        content += element("text", escaped(label), x=_LABEL - 8, y=top + 12, text_anchor="end")
+        left = float(_LABEL)
+        for place, size in zip(places, sizes, strict=True):
+            wide = size * scale
+            if wide >= 0.05:
+                content += _part(left, top, wide, place)
+            left += wide
+        total = sum(sizes)
+        content += element("text", escaped(f"{total:.3g} {unit}"), x=left + 6, y=top + 12)
+        parts = ", ".join(f"{name} {size:.3g}" for name, size in zip(names, sizes, strict=True) if size > 0)
+        words.append(f"{label} {total:.3g} {unit}: {parts}")
+    height = len(rows) * _ROW + 8
+    if limit:
+        at = _LABEL + limit * scale
+        content += element("path", d=f"M{at:.1f} 0V{height}", class_="card")
+        words.insert(0, f"The card has {limit:.3g} {unit}")
+    return drawing(content, _WIDTH, height, title, ". ".join(words[:40]), anchor)
+
+
+def _part(left: float, top: float, wide: float, place: int) -> str:
+    box = {"x": left, "y": top, "width": wide, "height": _BAR}
+    drawn = element("rect", class_=f"share share-{place}", **box)
+    return drawn + (element("rect", fill=f"url(#hatch-{place})", **box) if _HATCHES[place] else "")
+
+
+def _name(place: int, text: str) -> Name:
+    return Name(ornament(_part(0.0, 0.0, 14.0, place), 14, 14, "swatch"), text)
