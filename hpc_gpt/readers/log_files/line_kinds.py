@@ -101,12 +101,26 @@ class FieldLayout:
 
     starts: Places
     forms: Places
-    texts: tuple[DigitColumn | float, ...]
+    texts: dict[DigitColumn | float, int]
+
+    def with_kinds(self, name: str, kinds: list[LineKind]) -> FieldLayout:
+        """With more kinds behind those that there are."""
+        texts, starts, forms = dict(self.texts), [], []
+        for kind in kinds:
+            column = kind.columns.get(name)
+            text = kind.stated.get(name, np.nan) if column is None else replace(column, start=0)
+            starts.append(0 if column is None else column.start)
+            forms.append(texts.setdefault(text, len(texts)))
+        return FieldLayout(_joined(self.starts, starts), _joined(self.forms, forms), texts)
 
     def read(self, form: int, data: bytes, places: Places) -> Column:
         """The field where it begins at these places, in lines of one form."""
-        text = self.texts[form]
+        text = next(islice(self.texts, form, None))
         return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
+
+
+def _joined(old: Places, new: list[int]) -> Places:
+    return np.concatenate((old, np.array(new, np.int64)))
 
 
 class _Table(dict[bytes, int]):
@@ -127,19 +141,12 @@ class LineKinds:
     def layout(self, name: str) -> FieldLayout:
         """Where a field stands, by a number of the table."""
         known = self._layouts.get(name)
-        if known is None or len(known.forms) != _FIRST + len(self.kinds):
-            known = self._layouts[name] = self._laid_out(name)
+        if known is None:
+            known = FieldLayout(np.zeros(_FIRST, np.int64), np.zeros(_FIRST, np.int64), {np.nan: 0})
+        new = self.kinds[len(known.forms) - _FIRST :]
+        if new or name not in self._layouts:
+            known = self._layouts[name] = known.with_kinds(name, new)
         return known
-
-    def _laid_out(self, name: str) -> FieldLayout:
-        texts: dict[DigitColumn | float, int] = {np.nan: 0}
-        starts, forms = [0] * _FIRST, [0] * _FIRST
-        for kind in self.kinds:
-            column = kind.columns.get(name)
-            text = kind.stated.get(name, np.nan) if column is None else replace(column, start=0)
-            starts.append(0 if column is None else column.start)
-            forms.append(texts.setdefault(text, len(texts)))
-        return FieldLayout(np.array(starts), np.array(forms), tuple(texts))
 
     def kind(self, number: int) -> LineKind:
         """The kind of a number in the table."""
