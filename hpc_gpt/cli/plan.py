@@ -208,6 +208,7 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
     figures = [_figures(asked, asked.model, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _command(asked, best) if best is not None else ""
+    _write_page(html, asked, searched, figures, command)
     if as_json:
         _print_json(asked, searched, figures, command)
     elif why is not None:
@@ -217,7 +218,6 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
         click.echo(explain(shown, asked.machine, figures[0] if figures else None), nl=False)
     else:
         _print_table(asked, searched, figures[0])
-    _write_page(html, asked, searched, figures, command)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
 
@@ -287,6 +287,7 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     words = ["hpc-gpt", "plan", "--hidden", model.hidden, "--layers", model.layers, "--heads", model.heads]
     words += ["--gpus", asked.question.gpus, *(["--cluster", asked.request.cluster] if asked.request.cluster else [])]
     command = shlex.join(map(str, words))
+    _write_page(html, asked, found.searched, figures, command)
     if as_json:
         _print_json(asked, found.searched, figures, command)
     else:
@@ -298,6 +299,5 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
             click.echo(f"the next, {larger.params / 1e9:.3g}e9 parameters, {sizes}, does not fit, or leaves no room")
         click.echo(f"family: {FAMILY}\n")
         _print_table(asked, found.searched, figures[0])
-    _write_page(html, asked, found.searched, figures, command)
     if not as_json:
         click.echo(f"next: {command}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_gpt.plan.search import Candidate
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
@@ -71,8 +72,8 @@ def memory_section(candidates: Sequence[Candidate]) -> Section:
     names = (*MEMORY_PARTS, _REST)
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     words = (
-        "A bar is one GPU of a stage at its peak, in GiB; the dashed line is the card. Beyond what is allocated lie what "
-        "PyTorch reserves and what CUDA and NCCL hold."
+        "A bar is one GPU of a stage at its peak, in GiB; the dashed line is the card. Beyond what is allocated lie "
+        "what PyTorch reserves and what CUDA and NCCL hold."
     )
     return Section(
         "memory", "Memory of each stage", words, [_name(place, name) for place, name in enumerate(names)], charts
@@ -173,7 +174,7 @@ def _bars(
 
 
 def _part(left: float, top: float, wide: float, place: int) -> str:
-    box = {"x": left, "y": top, "width": wide, "height": _BAR}
+    box: dict[str, Any] = {"x": left, "y": top, "width": wide, "height": _BAR}
     drawn = element("rect", class_=f"share share-{place}", **box)
     return drawn + (element("rect", fill=f"url(#hatch-{place})", **box) if _HATCHES[place] else "")
 

@@ -138,7 +138,5 @@ def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[s
     yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {peak:g} = {100 * figures.mfu:.1f} %"
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
-    yield (
-        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens    / {figures.tokens_per_s:,.0f} a second = {figures.days:,.1f} days x "
-        f"{run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
-    )
+    cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
+    yield f"{figures.budget_tokens / 1e9:,.4g}e9 tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"

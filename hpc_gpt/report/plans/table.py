@@ -87,7 +87,8 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
         f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens: {_days(figures.days)} on {gpus} GPUs, {figures.gpu_hours:,.0f} GPU-hours",
+        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens: {_days(figures.days)} on {gpus} GPUs, "
+        f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
 
