@@ -91,7 +91,8 @@ def report(
 
     form = "json" if as_json else form
     if audit is not None:
-        for name, given in (("--html", html), ("--tensorboard", tensorboard), ("--wandb", wandb), ("--sort", sort)):
+        others = {"--html": html, "--tensorboard": tensorboard, "--wandb": wandb, "--sort": sort}
+        for name, given in {**others, "--columns": columns != "auto"}.items():
             if given:
                 raise ConfigError(f"--audit and {name} do not go together", f"two commands: one without {name}")
         sys.exit(_audit(audit, paths, form, formula))
@@ -204,7 +205,8 @@ def _tell(gathered: Gathered, form: str) -> None:
     """What looks wrong, to stderr."""
     from hpc_gpt.report.grid import plain
 
-    for words in _flags(gathered) if form == "table" else []:
+    # In JSON they stand with the figures.
+    for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
     if gathered.unwritten:
         more = f" (and {len(gathered.unwritten) - 1} more)" if len(gathered.unwritten) > 1 else ""

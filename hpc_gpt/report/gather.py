@@ -64,6 +64,8 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
     found = discover(places)
     own = [run for path in paths if path not in places for run in named_runs(path, logs)]
     foreign = read_foreign_runs(found)
+    for script in found.scripts if not foreign else []:
+        found.skip("a Slurm script without a log", script)
     under = {folder for run in found.own for folder in (run.path, *run.path.parents)}
     under |= {folder for run in foreign for file in run.files for folder in file.parents}
     for path in paths:

@@ -197,3 +197,30 @@ def test_without_runs_the_verb_says_what_it_takes(logs):
     result = call()
     assert result.stderr.startswith("no runs under ")
     assert "hint: hpc-gpt report PATH" in result.stderr
+
+
+def test_a_script_without_a_log_is_no_run_and_told_of(logs, tmp_path):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
+    result = call(str(tmp_path / "lab" / "job.sh"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: {tmp_path / 'lab' / 'job.sh'}: a Slurm script without a log\n"
+    with pytest.raises(NoSuchRun, match="a Slurm script without a log"):
+        call(str(tmp_path / "lab"))
+
+
+@pytest.mark.parametrize("option", [("--sort", "gpus"), ("--columns", "gpus"), ("--html", "page.html")])
+def test_what_an_audit_would_not_heed_is_refused(option, logs, tmp_path):
+    with pytest.raises(ConfigError, match="do not go together"):
+        call("--audit", str(tmp_path / "table.md"), *option)
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "md", "json", "jsonl"])
+def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
+    line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): 500.0 | lm loss: {0}.0E+00 |\n"
+    (tmp_path / "a.out").write_text("".join(line.format(step) for step in (1, 2, 3)))
+    (tmp_path / "notes.txt").write_text("nothing of a training\n")
+    result = call(str(tmp_path), "--format", form)
+    told = result.stdout if form.startswith("json") else result.stderr
+    assert "step_s rests on 2 steps" in told
+    assert "notes.txt: holds no line" in result.stderr
