@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.constants import DEFAULT, Constants
@@ -140,19 +140,6 @@ def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
         )
 
     return min(alike, key=distance, default=None)
-
-
-def constants_from(tables: Mapping[str, float]) -> Constants:
-    """Constants as a profile stores them. Those this version does not know are left out, those it lacks are default's.
-
-    ConfigError for one that is not above 0.
-    """
-    names = {entry.name for entry in fields(Constants)}
-    known = {name: value for name, value in tables.items() if name in names}
-    for name, value in known.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"calibration.constants.{name} is {value}, but must be above 0", "calibrate anew")
-    return Constants(**known)
 
 
 def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float]:

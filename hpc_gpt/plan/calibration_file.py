@@ -13,7 +13,8 @@ from typing import Any
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
-from hpc_gpt.plan.calibrate import Calibrated, constants_from
+from hpc_gpt.plan.calibrate import Calibrated
+from hpc_gpt.plan.constants import constants_from
 from hpc_gpt.run_folder import replace_whole
 
 _TABLE = "calibration"

@@ -7,7 +7,11 @@ its logarithm, which `fit` holds against the rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from hpc_gpt.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,16 @@ DEFAULT = Constants()
 SPREAD = Constants(
     gemm=0.08, memory=0.15, attention=0.25, host_s=0.6, node=0.25, network=0.3, latency=0.6, exposed=0.6, step_s=0.8
 )
+
+
+def constants_from(tables: Mapping[str, float]) -> Constants:
+    """Constants as a profile stores them. Those this version does not know are left out, those it lacks are default's.
+
+    ConfigError for one that is not above 0.
+    """
+    names = {entry.name for entry in fields(Constants)}
+    known = {name: value for name, value in tables.items() if name in names}
+    for name, value in known.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"calibration.constants.{name} is {value}, but must be above 0", "calibrate anew")
+    return Constants(**known)

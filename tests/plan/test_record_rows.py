@@ -1,0 +1,100 @@
+"""Records of one's own runs calibrate like rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from hpc_gpt.cluster import load_profile
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.record_rows import read_any
+from hpc_gpt.record import Record
+from tests.plan.row_examples import row
+
+NAME = "jean-zay-v100-32g"
+RECORD = Record(
+    run="20261120-gpt2", engine="deepspeed-3d", gpus=16, nodes=4, device="v100-32g", tp=4, pp=4, dp=1, zero_stage=0,
+    micro_batch=1, micro_batches=4, global_batch=4, seq=1024, hidden=6144, layers=40, heads=32, vocab=50688,
+    recompute="full", dtype="fp16", step_s=1.4, memory_reserved_gib=[25.0, 23.0, 23.0, 24.0],
+)  # fmt: skip
+
+
+@pytest.fixture
+def profile():
+    return load_profile(NAME)
+
+
+def test_a_record_is_a_row_of_the_profiles_machine(tmp_path, profile):
+    path = tmp_path / "record.json"
+    path.write_text(RECORD.to_json())
+    (entry,) = read_any(path, profile).rows
+    training = entry.training
+    assert (entry.id, entry.cluster) == ("20261120-gpt2", NAME)
+    assert (training.tp, training.pp, training.dp, training.engine, training.micro_batches) == (
+        4,
+        4,
+        1,
+        "deepspeed-3d",
+        4,
+    )
+    assert (entry.published.step_s, entry.published.memory_gib, entry.published.memory_kind) == (1.4, 25.0, "reserved")
+    assert entry.machine.gpus_per_node == 4
+
+
+def test_settings_tell_the_switches(tmp_path, profile):
+    path = tmp_path / "record.json"
+    settings = {"engine": {"sequence_parallel": True, "offload": "optimizer"}}
+    path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
+    (entry,) = read_any(path, profile).rows
+    assert entry.training.sequence_parallel
+    assert entry.training.offload == "optimizer"
+    path.write_text(dataclasses.replace(RECORD, settings={"engine.sequence_parallel": True}).to_json())
+    (entry,) = read_any(path, profile).rows
+    assert entry.training.sequence_parallel
+
+
+def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"schema": 1, "records": [RECORD.to_tables(), {"run": "x"}, 3]}))
+    read = read_any(report, profile)
+    assert (len(read.rows), len(read.left_out)) == (1, 1)
+    assert "missing" in read.left_out[0].reason
+    logs = tmp_path / "logs"
+    for place in ("a", "b", "sweep/c"):
+        (logs / place).mkdir(parents=True)
+        (logs / place / "record.json").write_text(RECORD.to_json())
+    assert len(read_any(logs, profile).rows) == 3
+    assert len(read_any(logs / "a", profile).rows) == 1
+
+
+def test_a_record_of_another_device_or_of_no_step_is_told(tmp_path, profile):
+    path = tmp_path / "record.json"
+    path.write_text(dataclasses.replace(RECORD, device="a100-80g").to_json())
+    assert "device is a100-80g, but profile" in read_any(path, profile).left_out[0].reason
+    path.write_text(dataclasses.replace(RECORD, step_s=None).to_json())
+    assert read_any(path, profile).rows[0].published.step_s is None
+
+
+def test_records_need_a_profile_and_rows_do_not(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text(RECORD.to_json())
+    with pytest.raises(ConfigError, match="joins the nodes"):
+        read_any(path, None)
+    path.write_text(json.dumps({"rows": [row()]}))
+    assert len(read_any(path, None).rows) == 1
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", "{}", '{"schema": 1}', '{"records": 3}'])
+def test_what_is_neither(tmp_path, profile, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_any(path, profile)
+    assert raised.value.hint
+
+
+def test_a_folder_without_records(tmp_path, profile):
+    with pytest.raises(ConfigError, match=r"no record\.json"):
+        read_any(tmp_path, profile)
