@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.plan.activations import LayerBytes
 from hpc_gpt.plan.parameters import layer_params, outer_params
+from hpc_gpt.plan.states import rule_of
 from hpc_gpt.plan.training import Training
 
 BUCKET = 5e8
@@ -21,7 +22,7 @@ CONTEXT_GIB = 0.75
 COMMUNICATOR_GIB = 0.4
 
 
-def buckets(training: Training, rule: str, params: float) -> float:
+def buckets(training: Training, params: float) -> float:
     """Bytes that gradients pass through on their way to the other ranks; `params` of one GPU of the stage.
 
     ZeRO-3's are h^2 elements where others published a run (Hugging Face's "auto" and DeepSpeed's own examples).
@@ -33,7 +34,7 @@ def buckets(training: Training, rule: str, params: float) -> float:
         if training.bytes_rule is not None:
             elements = float(training.shape.hidden) ** 2
         return width * (2 * min(elements, params) + min(PREFETCH, params))
-    if rule.startswith("bf16-optimizer"):
+    if rule_of(training).startswith("bf16-optimizer"):
         width = 4
     # ZeRO-2 fills one while the other is on its way.
     return width * min(elements, params) * (2 if training.zero_stage == 2 else 1)
@@ -56,7 +57,7 @@ def gathered(training: Training) -> Gathered:
     FSDP keeps the root's own weights (embeddings, head) whole through the backward pass, and reduces in fp32.
     """
     zero3 = training.zero_stage == 3 and training.engine.startswith(("deepspeed", "hf"))
-    if not (zero3 or training.engine == "fsdp") or training.dp * training.cp == 1:
+    if not (zero3 or training.engine == "fsdp"):
         return NOTHING
     width = 4 if training.dtype == "fp32" else 2
     layer = layer_params(training.shape, training.tp)

@@ -8,7 +8,8 @@ into the holes it left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import overload
 
 from hpc_gpt.plan.activations import (
     gradients_of_layer,
@@ -21,7 +22,7 @@ from hpc_gpt.plan.buffers import GIB, buckets, context_gib, gathered, sent_betwe
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.parameters import largest_matrix, layer_params, layers_of_stages, outer_params, vocab_rows
 from hpc_gpt.plan.prediction import Memory, StageMemory
-from hpc_gpt.plan.states import held, rule_of
+from hpc_gpt.plan.states import held
 from hpc_gpt.plan.training import Training
 
 # Of the bytes renewed in a step, the share for which PyTorch's allocator finds no hole: seed 001's Megatron and
@@ -29,8 +30,6 @@ from hpc_gpt.plan.training import Training
 RENEWED_SLACK = 0.8
 # Of activations and buffers, whose sizes repeat: blocks rounded up to 2 MiB and cut.
 REPEATED_SLACK = 0.03
-
-
 # What fragments even when PyTorch, at the card's end, gives back every block that is free.
 LEAST_SLACK = 0.02
 
@@ -39,9 +38,13 @@ def predict_memory(training: Training, machine: Machine | None = None) -> Memory
     """Every stage's parts, at its peak.
 
     At the end of a card PyTorch gives free blocks back before it gives up. So with a `machine` what is reserved stays
-    within it as long as what is allocated does.
+    within it as long as what is allocated does. A stage is worked out when it is asked for.
     """
-    return Memory(tuple(_stages(training, machine.memory_gib if machine else None)))
+    layers = layers_of_stages(training)
+    # Of stages in the middle with as many layers, the first has most in flight and needs most.
+    first_of = {count: stage for stage, count in reversed([*enumerate(layers)][1:-1])}
+    extremes = (*{0, training.pp - 1, *first_of.values()},)
+    return Memory(_Stages(training, layers, machine.memory_gib if machine else None), extremes)
 
 
 def fits(memory: Memory, machine: Machine) -> bool:
@@ -64,46 +67,74 @@ def logit_bytes(training: Training) -> float:
     return 14.0
 
 
-def _stages(training: Training, card_gib: float | None) -> Iterator[StageMemory]:
-    shape, tp, pp = training.shape, training.tp, training.pp
-    states, rule, layer, whole = held(training), rule_of(training), layer_bytes(training), gathered(training)
-    block = layer_params(shape, tp)
-    kept = kept_of_layer(training, layer)
-    on_gpu, on_host = (0.0, kept) if training.activations_on_host else (kept, 0.0)
-    half = 4 if training.dtype == "fp32" else 2
-    # One layer's backward pass: what is made anew, gradients of activations and of the largest matrix.
-    layer_work = layer.kept - kept + gradients_of_layer(layer) + half * largest_matrix(shape, tp) + whole.layers
-    context = context_gib(training)
-    # The optimizer's fp32 copy of one gradient, beside its predecessor's.
-    step_work = 4 * largest_matrix(shape, tp) if states.step_gradients > states.gradients else 0.0
-    # DeepSpeed's pipeline holds on to them.
-    keeps_logits = training.engine == "deepspeed-3d"
-    for stage, layers in enumerate(layers_of_stages(training)):
-        params = layers * block + outer_params(shape, tp, pp, stage)
+class _Stages(Sequence[StageMemory]):
+    """The stages of one training. What they share is worked out once, in bytes."""
+
+    def __init__(self, training: Training, layers: Sequence[int], card_gib: float | None) -> None:
+        shape, tp = training.shape, training.tp
+        self._training, self._layers, self._card_gib = training, layers, card_gib
+        self._held = held(training)
+        self._layer = layer = layer_bytes(training)
+        whole = gathered(training)
+        kept = kept_of_layer(training, layer)
+        self._on_gpu, self._on_host = (0.0, kept) if training.activations_on_host else (kept, 0.0)
+        matrix = largest_matrix(shape, tp)
+        half = 4 if training.dtype == "fp32" else 2
+        # One layer's backward pass: what is made anew, gradients of activations and of the largest matrix.
+        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + half * matrix + whole.layers
+        self._loss_work = whole.loss
+        # The optimizer's fp32 copy of one gradient, beside its predecessor's.
+        self._step_work = 4 * matrix if self._held.step_gradients > self._held.gradients else 0.0
+        self._logits = logit_elements(training, vocab_rows(shape, tp)) * logit_bytes(training)
+        # DeepSpeed's pipeline holds on to them.
+        self._keeps_logits = training.engine == "deepspeed-3d"
+        self._context = context_gib(training)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, stage: int) -> StageMemory: ...
+
+    @overload
+    def __getitem__(self, stage: slice) -> Sequence[StageMemory]: ...
+
+    def __getitem__(self, stage: int | slice) -> StageMemory | Sequence[StageMemory]:
+        if isinstance(stage, slice):
+            return [self._stage(number) for number in range(len(self))[stage]]
+        return self._stage(range(len(self))[stage])
+
+    def _stage(self, stage: int) -> StageMemory:
+        training, states, last = self._training, self._held, stage == len(self._layers) - 1
+        layers = self._layers[stage]
+        block = layer_params(training.shape, training.tp)
+        params = layers * block + outer_params(training.shape, training.tp, training.pp, stage)
         flying = in_flight(training, stage)
-        activations = flying * layers * on_gpu
-        logits = logit_elements(training, vocab_rows(shape, tp)) * logit_bytes(training) if stage == pp - 1 else 0.0
-        buffers = buckets(training, rule, params) + sent_between_stages(training, layer, flying, stage)
-        if keeps_logits or layer_work > logits + whole.loss:
-            work, work_logits = layer_work, logits if keeps_logits else 0.0
-        else:
-            work, work_logits = whole.loss, logits
-        at_work = states.gradients * params + activations + buffers + work + work_logits
-        gradients, logits_then = states.gradients, work_logits
-        if states.step_gradients * params + step_work + (logits if keeps_logits else 0.0) > at_work:
-            gradients, activations, buffers, work = states.step_gradients, 0.0, 0.0, step_work
-            logits_then = logits if keeps_logits else 0.0
-        parts = (
-            states.parameters * params / GIB,
-            gradients * params / GIB,
-            states.optimizer * params / GIB,
-            activations / GIB,
-            logits_then / GIB,
-            (buffers + work) / GIB,
+        activations = flying * layers * self._on_gpu
+        buffers = buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
+        logits = self._logits if last else 0.0
+        kept_logits = logits if self._keeps_logits else 0.0
+        work, work_logits = self._layer_work, kept_logits
+        if logits + self._loss_work > kept_logits + work:
+            work, work_logits = self._loss_work, logits
+        gradients = states.gradients * params
+        in_step = states.step_gradients * params + self._step_work + kept_logits
+        if in_step > gradients + activations + buffers + work + work_logits:
+            gradients = states.step_gradients * params
+            activations, buffers, work, work_logits = 0.0, 0.0, self._step_work, kept_logits
+        repeated = activations + work_logits + buffers + work
+        allocated = ((states.parameters + states.optimizer) * params + gradients + repeated) / GIB
+        reserved = allocated + (RENEWED_SLACK * states.renewed * params + REPEATED_SLACK * repeated) / GIB
+        if self._card_gib is not None:
+            reserved = min(reserved, max(self._card_gib - self._context, allocated * (1 + LEAST_SLACK)))
+        return StageMemory(
+            parameters=states.parameters * params / GIB,
+            gradients=gradients / GIB,
+            optimizer=states.optimizer * params / GIB,
+            activations=activations / GIB,
+            logits=work_logits / GIB,
+            buffers=(buffers + work) / GIB,
+            reserved=reserved,
+            nvidia_smi=reserved + self._context,
+            host=(states.host * params + flying * layers * self._on_host) / GIB,
         )
-        allocated, repeated = sum(parts), sum(parts[3:])
-        reserved = allocated + RENEWED_SLACK * states.renewed * params / GIB + REPEATED_SLACK * repeated
-        if card_gib is not None:
-            reserved = min(reserved, max(card_gib - context, allocated * (1 + LEAST_SLACK)))
-        host = (states.host * params + flying * layers * on_host) / GIB
-        yield StageMemory(*parts, reserved=reserved, nvidia_smi=reserved + context, host=host)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,24 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Every stage, first to last."""
+    """Every stage, first to last. `extremes`: the stages of which one needs most; all of them where it is None."""
 
     stages: Sequence[StageMemory]
+    extremes: Sequence[int] | None = None
 
     @property
+    def extreme_stages(self) -> list[StageMemory]:
+        """The stages among which the largest of any figure is, so that a search need not look at all."""
+        return [self.stages[stage] for stage in self._candidates]
+
+    @cached_property
     def deciding(self) -> int:
         """The stage that needs most."""
-        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].nvidia_smi)
+        return max(self._candidates, key=lambda stage: (self.stages[stage].nvidia_smi, -stage))
+
+    @property
+    def _candidates(self) -> Sequence[int]:
+        return range(len(self.stages)) if self.extremes is None else self.extremes
 
 
 @dataclass(frozen=True)

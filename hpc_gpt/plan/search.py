@@ -244,9 +244,9 @@ def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
     """Whether a node's memory, where it is known, holds what its GPUs offload."""
     if machine.host_memory_gib is None:
         return True
-    each = max(stage.host for stage in memory.stages)
+    each = max(stage.host for stage in memory.extreme_stages)
     return each * min(machine.gpus_per_node, training.gpus) <= machine.host_memory_gib
 
 
 def _states_gib(memory: Memory) -> float:
-    return max(stage.parameters + stage.gradients + stage.optimizer for stage in memory.stages)
+    return max(stage.parameters + stage.gradients + stage.optimizer for stage in memory.extreme_stages)
