@@ -21,6 +21,7 @@ DIALECT = Dialect(
             r"\bRANK=(?P<rank_name>\d{1,7} STAGE=\d{1,5}) LAYERS=\d{1,6} \[\d{1,6}, \d{1,6}\) "
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) ",
         ),
+        Pattern("fact", "TOTAL_PARAMS=", r"\bTOTAL_PARAMS=(?P<params_of_ranks>\d{1,15}) "),
         # Tied parameters once; what every tensor-parallel rank holds a copy of, as often as it is held.
         Pattern("fact", "UNIQUE_PARAMS=", r"\bUNIQUE_PARAMS=(?P<params>\d{1,15}) "),
         Pattern(

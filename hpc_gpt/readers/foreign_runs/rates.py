@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpc_gpt.readers.foreign_runs.draft import Draft
 from hpc_gpt.readers.foreign_runs.run_steps import RunSteps
+from hpc_gpt.readers.part import Part
 
 _MOST_GPUS = 64  # of more, rates of three digits do not tell one more or less
+_STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _ALIKE = 0.02  # the two halves of a run whose batch stays the same
 
 
@@ -34,3 +39,21 @@ def consumed_by_step(steps: RunSteps) -> float | None:
         each = [float((tokens[b] - tokens[a]) / (of[b] - of[a])) for a, b in ((0, middle), (middle, -1), (0, -1))]
     alike = each[2] > 0 and max(abs(each[0] / each[2] - 1), abs(each[1] / each[2] - 1)) <= _ALIKE
     return each[2] if alike else None
+
+
+def settle_stages(draft: Draft, parts: Sequence[Part]) -> None:
+    """The layout by DeepSpeed's word of each stage, which the first of its replicas gives: `RANK=2 STAGE=1`.
+
+    Only where those that speak hold all parameters together: else some stages are not in the log.
+    """
+    found: dict[tuple[int, int], float] = {}
+    for name, (params, _) in ((name, each) for part in parts for name, each in part.rank_params.items()):
+        if match := _STAGE.fullmatch(name):
+            found[int(match[1]), int(match[2])] = params
+    total = draft.whole("params_of_ranks")
+    stages = {stage for _, stage in found}
+    if not total or len(found) % max(1, len(stages)) or abs(sum(found.values()) - total) > 0.5:
+        return
+    source = f"the {len(found)} ranks that name their stage hold all parameters ({draft.sources['params_of_ranks']})"
+    draft.infer("pp", len(stages), source)
+    draft.infer("tp", len(found) // len(stages), source)

@@ -16,7 +16,7 @@ from hpc_gpt.readers.foreign_runs.discover import STDIN
 from hpc_gpt.readers.foreign_runs.draft import Draft, draft_of
 from hpc_gpt.readers.foreign_runs.ends import settle_ends
 from hpc_gpt.readers.foreign_runs.log_names import telling_folders
-from hpc_gpt.readers.foreign_runs.rates import settle_gpus
+from hpc_gpt.readers.foreign_runs.rates import settle_gpus, settle_stages
 from hpc_gpt.readers.foreign_runs.run_parts import RunParts
 from hpc_gpt.readers.foreign_runs.run_steps import RunSteps, run_steps
 from hpc_gpt.readers.foreign_runs.slurm_script import Script
@@ -59,6 +59,7 @@ def read_foreign(
     present = [each.name for part in parts for each in dialects_of(part)]
     _settle_engine(draft, dialect, parts)
     settle_gpus(draft, steps)
+    settle_stages(draft, parts)
     derive(draft, present, arguments)
     settle_params(draft, arguments, parts)
     times = settle_times(draft, steps, parts)

@@ -56,7 +56,7 @@ def test_the_stages_parameters() -> None:
         " TOTAL_PARAMS=52419493888 (52419.494M) UNIQUE_PARAMS=52004257792 (52004.258M)"
     )
     assert [count for count, _ in part.rank_params.values()] == [917757952]
-    assert facts_of(part) == {"params": [52004257792]}
+    assert facts_of(part) == {"params_of_ranks": [52419493888], "params": [52004257792]}
 
 
 def test_progress_but_not_what_is_said_before_training() -> None:

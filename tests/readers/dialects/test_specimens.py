@@ -32,6 +32,7 @@ FACTS = {
     "ffn",
     "vocab_unpadded",
     "vocab_multiple",
+    "params_of_ranks",
     "steps_planned",
     "log_interval",
     "eval_interval",

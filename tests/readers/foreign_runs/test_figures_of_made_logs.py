@@ -113,3 +113,19 @@ def test_rates_tell_the_gpus_and_the_step_of_a_program_that_names_neither(tmp_pa
     assert record.step_s == pytest.approx(8.0, rel=1e-3)
     assert any("step_s is from consumed_tokens of a step / tokens_per_s" in flag for flag in record.flags)
     assert record.tokens_per_s == pytest.approx(131_070)
+
+
+@pytest.mark.parametrize(("told", "layout"), [(8, (2, 4, 2, 16)), (4, (None, None, 2, None))])
+def test_stages_tell_the_layout_where_all_of_them_speak(tmp_path, told, layout):
+    lines = [
+        f"[2023-05-27 04:00:02,142] [INFO] [engine.py:144:__init__] RANK={4 * stage + tp} STAGE={stage} LAYERS=6 "
+        f"[{6 * stage}, {6 * stage + 6}) STAGE_PARAMS=75000000 (75.000M) TOTAL_PARAMS=600000000 (600.000M) "
+        "UNIQUE_PARAMS=590000000 (590.000M)"
+        for stage in range(4)
+        for tp in range(2)
+    ]
+    world = "[2023-05-27 04:00:01,000] [INFO] [config.py:963:print]   world_size ................... 2"
+    steps = [f"steps: {step} loss: 9.0000 iter time (s): 1.500 samples/sec: 85.333" for step in range(10, 200, 10)]
+    record = record_of(tmp_path, world, lines[:told], steps)
+    assert (record.tp, record.pp, record.dp, record.gpus) == layout
+    assert record.step_s == 1.5
