@@ -145,5 +145,5 @@ def head_time(training: Training, rates: Rates) -> tuple[float, float]:
     tokens = training.micro_batch * shape.seq / training.cp
     vocab = shape.vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
-    logits = tokens * vocab / rates.bytes * (_COMPILED if training.compiled else 1)
+    logits = tokens * vocab / rates.bytes * (_COMPILED if training.compiled or training.fused_loss else 1)
     return product + 18 * logits, 2 * product + 12 * logits
