@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_MOST = 2**64  # what follows from larger ones may be no float
+_MOST = 2**64  # of whole numbers: what follows from larger ones may be no float
 
 
 def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
@@ -44,8 +45,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if type(value) is hint and hint is not int and hint is not float:
         return True
     if hint is int or hint is float:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return (whole or (hint is float and isinstance(value, float))) and abs(value) <= _MOST
+        if isinstance(value, float):
+            return hint is float and math.isfinite(value)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in inner)
