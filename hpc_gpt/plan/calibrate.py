@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.constants import DEFAULT, Constants
@@ -29,7 +29,6 @@ class Calibrated:
     device: str
     gpus_per_node: int
     fabrics: frozenset[str]
-    network_gb_s: float
     sources: frozenset[str]
     constants: Constants
     residuals: Mapping[str, float] = field(default_factory=dict)
@@ -85,7 +84,6 @@ def calibrate(name: str, rows: Sequence[Row], start: Constants = DEFAULT) -> Cal
         device=machine.device,
         gpus_per_node=machine.gpus_per_node,
         fabrics=frozenset(row.fabric for row in rows),
-        network_gb_s=machine.network_gb_s,
         sources=frozenset(row.source for row in rows),
         constants=fitted.constants if fitted else start,
         residuals=_shares(counted, fitted.residuals) if fitted else {},
@@ -119,27 +117,42 @@ def named(clusters: Sequence[Calibrated], name: str) -> Calibrated:
 
 
 def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
-    """The cluster whose constants a row is predicted with: of the same device and node size; None where there is none.
+    """Whose constants a row is predicted with: the cluster of the same device and node size; None where there is none.
 
-    Of several: the one that has rows of its source, then of its fabric, then one of a single node for a row of a
-    single node, then the one whose network is nearest in rate.
+    Of several, the one that has rows of its source, else of its fabric. Where that leaves several, or none of these
+    holds, the middle of them: a cluster that is like none of them is as likely to be above as below each.
     """
     alike = [
         cluster
         for cluster in clusters
         if cluster.device == row.machine.device and cluster.gpus_per_node == row.machine.gpus_per_node
     ]
-    single = row.training.gpus <= row.machine.gpus_per_node
+    nearest = (
+        [cluster for cluster in alike if row.source in cluster.sources]
+        or [cluster for cluster in alike if row.fabric in cluster.fabrics]
+        or alike
+    )
+    return middle(nearest) if nearest else None
 
-    def distance(cluster: Calibrated) -> tuple[bool, bool, bool, float]:
-        return (
-            row.source not in cluster.sources,
-            row.fabric not in cluster.fabrics,
-            single != (cluster.network_gb_s <= 0),
-            _ratio(cluster.network_gb_s, row.machine.network_gb_s),
-        )
 
-    return min(alike, key=distance, default=None)
+def middle(clusters: Sequence[Calibrated]) -> Calibrated:
+    """One cluster as it is; of several the geometric means of their constants."""
+    if len(clusters) == 1:
+        return clusters[0]
+    names = [entry.name for entry in fields(Constants)]
+    means = {
+        name: math.exp(sum(math.log(getattr(cluster.constants, name)) for cluster in clusters) / len(clusters))
+        for name in names
+    }
+    first = clusters[0]
+    return Calibrated(
+        name="the middle of " + ", ".join(cluster.name for cluster in clusters),
+        device=first.device,
+        gpus_per_node=first.gpus_per_node,
+        fabrics=frozenset().union(*(cluster.fabrics for cluster in clusters)),
+        sources=frozenset().union(*(cluster.sources for cluster in clusters)),
+        constants=Constants(**means),
+    )
 
 
 def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float]:
@@ -151,9 +164,3 @@ def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float
             name, count = f"{row.id} {count}", count + 1
         shares[name] = math.exp(min(logarithm, 50.0)) - 1
     return shares
-
-
-def _ratio(one: float, other: float) -> float:
-    if one <= 0 or other <= 0:
-        return 0.0 if one == other else 100.0
-    return abs(math.log(one / other))

@@ -83,7 +83,6 @@ def stored_calibration(profile: ClusterProfile) -> Calibrated:
         device=profile.device or "",
         gpus_per_node=profile.gpus_per_node,
         fabrics=frozenset({profile.fabric or ""}),
-        network_gb_s=0.0,
         sources=frozenset(),
         constants=constants_from(stored.constants),
         residuals=stored.residuals,

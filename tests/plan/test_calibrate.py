@@ -62,23 +62,25 @@ def test_clusters_by_name_or_else_by_machine():
 def test_a_row_takes_the_cluster_of_its_device_and_node_size():
     ib = calibrate("ib", rows("ib", source="x"))
     opa = calibrate("opa", rows("opa", source="y", fabric="omni-path 4x100G"))
-    one = dataclasses.replace(ib, name="one", network_gb_s=0.0, fabrics=frozenset({"nvlink"}))
     h100 = dataclasses.replace(ib, name="h100", device="h100-80g")
-    clusters = [one, opa, ib, h100]
 
-    def chosen(**fields):
+    def chosen(clusters, **fields):
         (entry,) = rows_of({"rows": [row(**fields)]}, "rows").rows
-        found = chosen_for(entry, clusters)
-        return found and found.name
+        return chosen_for(entry, clusters)
 
-    assert chosen() == "ib"
-    assert chosen(source="y") == "opa"
-    assert chosen(fabric="omni-path 4x100G") == "opa"
-    assert chosen(fabric="infiniband 8x400G") == "ib"
-    assert chosen(gpus=8, tp=4, pp=2, dp=1, fabric="pcie 4") == "one"
-    assert chosen(device="h100-80g") == "h100"
-    assert chosen(device="v100-32g") is None
-    assert chosen(gpus_per_node=4) is None
+    clusters = [opa, ib, h100]
+    assert chosen(clusters) is ib
+    assert chosen(clusters, source="y") is opa
+    assert chosen(clusters, fabric="omni-path 4x100G") is opa
+    assert chosen(clusters, device="h100-80g") is h100
+    assert chosen(clusters, device="v100-32g") is None
+    assert chosen(clusters, gpus_per_node=4) is None
+    assert chosen([opa, h100], fabric="infiniband 8x400G") is opa
+    between = chosen(clusters, fabric="infiniband 8x400G")
+    assert between.name == "the middle of opa, ib"
+    for name, value in vars(between.constants).items():
+        low, high = sorted([getattr(ib.constants, name), getattr(opa.constants, name)])
+        assert low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
 
 
 def test_a_cluster_by_name():

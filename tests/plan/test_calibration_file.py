@@ -15,7 +15,7 @@ from hpc_gpt.plan.constants import Constants
 
 NAME = "jean-zay-v100-32g"
 FOUND = Calibrated(
-    "x", "v100-32g", 4, frozenset({"omni-path 4x100G"}), 50.0, frozenset({"s"}), Constants(gemm=0.512345678),
+    "x", "v100-32g", 4, frozenset({"omni-path 4x100G"}), frozenset({"s"}), Constants(gemm=0.512345678),
     {"run-1": 0.031, 'odd "id" é = [x]': -0.2},
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_a_profile_by_path_is_written_where_it_is(tmp_path):
 
 
 def test_a_figure_that_is_not_finite_is_not_stored():
-    odd = Calibrated("x", "d", 1, frozenset(), 0.0, frozenset(), Constants(), {"a": float("nan"), "b": 0.5})
+    odd = Calibrated("x", "d", 1, frozenset(), frozenset(), Constants(), {"a": float("nan"), "b": 0.5})
     path = store_calibration(NAME, odd)
     assert "nan" not in path.read_text()
 
