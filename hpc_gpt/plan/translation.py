@@ -65,7 +65,6 @@ def training_of(resolved: Resolved) -> Training:
         sequence_parallel=engine.sequence_parallel,
         zero_stage=settled_stage(engine.name, engine.zero_stage or 0, resolved.train.dtype),
         dtype=resolved.train.dtype,
-        compiled=engine.compile != "none",
         engine=engine.name,
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
