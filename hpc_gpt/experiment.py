@@ -216,6 +216,18 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: 
     Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
     Raises ConfigError with every fault of the file at once.
     """
+    path, tables = _overridden(name, overrides, row)
+    return check_tables(tables, Experiment, str(path), given=overrides or ())
+
+
+def keys_given(name: str, overrides: Mapping[str, Any] | None = None, row: str | None = None) -> frozenset[str]:
+    """The dotted keys that the experiment, its row or the overrides give a value: those that no default settles."""
+    tables = _overridden(name, overrides, row)[1]
+    return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
+
+
+def _overridden(name: str, overrides: Mapping[str, Any] | None, row: str | None) -> tuple[Path, dict[str, Any]]:
+    """(the file, its tables with the row's and the overrides laid over)."""
     path = find_experiment(name)
     tables = read_tables(path)
     tables.setdefault("name", default_name(path))
@@ -230,7 +242,7 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: 
         tables["name"] = f"{tables['name']}-{chosen.name}"
     for key, value in (overrides or {}).items():
         set_dotted(tables, key, value)
-    return check_tables(tables, Experiment, str(path), given=overrides or ())
+    return path, tables
 
 
 def parse_override(text: str) -> tuple[str, Any]:

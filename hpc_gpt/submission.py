@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.foresight import Foresight
 from hpc_gpt.lineage import check_resumable, newest_step
 from hpc_gpt.megatron_checkout import check_checkout
 from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
@@ -19,12 +20,19 @@ from hpc_gpt.run_folder import RunFolder, create_run
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given; and what to tell the user."""
+    """An experiment ready to be submitted: its settings, its script, its file as given, what is predicted of it; and
+    what to tell the user."""
 
     resolved: Resolved
     script: str
     text: str
     notes: tuple[str, ...] = ()
+    foresight: Foresight | None = None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What to tell the user, what is predicted last."""
+        return (*self.notes, *([self.foresight.line] if self.foresight else []))
 
 
 @dataclass(frozen=True)
@@ -36,14 +44,16 @@ class Submitted:
     job_id: str
 
 
-def submit_run(resolved: Resolved, script: str, experiment_text: str, logs: Path) -> Submitted:
+def submit_run(
+    resolved: Resolved, script: str, experiment_text: str, logs: Path, foresight: Foresight | None = None
+) -> Submitted:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
 
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
     provenance = check_submission([resolved], logs)
-    run = write_run(Prepared(resolved, script, experiment_text), logs, provenance)
+    run = write_run(Prepared(resolved, script, experiment_text, foresight=foresight), logs, provenance)
     return start_run(run, resolved)
 
 
@@ -102,7 +112,10 @@ def write_run(
 
     resolved = prepared.resolved
     ds_config = deepspeed_config(resolved) if resolved.engine.name in ENGINES else None
-    return create_run(logs, resolved, prepared.script, prepared.text, ds_config, provenance, sweep=sweep)
+    predicted = prepared.foresight.tables if prepared.foresight else None
+    return create_run(
+        logs, resolved, prepared.script, prepared.text, ds_config, provenance, sweep=sweep, predicted=predicted
+    )
 
 
 def resume_run(run: RunFolder) -> Submitted:
@@ -154,3 +167,15 @@ def dry_run(resolved: Resolved, script: str) -> str:
         return "no sbatch here to ask; the script is as it would be submitted"
     check_reachable()  # sbatch itself would try for 18 s
     return test_only(script, submission_environment(os.environ, {}))
+
+
+def told_of_rows(rows: Sequence[Prepared]) -> list[str]:
+    """What to tell the user of the rows of a sweep: what is predicted by row, what is true of many of them once."""
+    lines: list[str] = []
+    for row in rows:
+        lines += row.notes
+        if row.foresight and row.foresight.tables is not None:
+            lines.append(f"{row.resolved.row}: {row.foresight.line}")
+        elif row.foresight and row.foresight.line not in lines:
+            lines.append(row.foresight.line)
+    return lines

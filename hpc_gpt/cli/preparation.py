@@ -66,15 +66,16 @@ def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
 def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None, row: str | None) -> Prepared:
     from hpc_gpt.engines import can_resume
     from hpc_gpt.experiment import find_experiment
+    from hpc_gpt.foresight import foresee, settle_open
     from hpc_gpt.render import render_script
     from hpc_gpt.resolve import resolve
     from hpc_gpt.submission import Prepared
 
-    experiment = _load(request, row)
-    notes: tuple[str, ...] = ()
+    experiment, given = _load(request, row)
     if request.smoke:
         resolved, notes = _shrunken(experiment, profile)
     else:
+        experiment, notes = settle_open(experiment, profile, given)
         resolved = resolve(experiment, profile)
     if sweep is not None:
         resolved = replace(resolved, sweep=sweep.name, row=row)
@@ -82,13 +83,18 @@ def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None,
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")
     text = find_experiment(request.experiment).read_text(encoding="utf-8")
-    return Prepared(resolved, render_script(resolved, request.template), text, notes)
+    # A run here is anyone's to try; a smoke run is to show that it starts.
+    refuse = not (request.force or request.smoke or profile.scheduler == "local")
+    foresight = foresee(resolved, profile, refuse)
+    return Prepared(resolved, render_script(resolved, request.template), text, notes, foresight)
 
 
-def _load(request: Request, row: str | None) -> Experiment:
-    from hpc_gpt.experiment import load_experiment
+def _load(request: Request, row: str | None) -> tuple[Experiment, frozenset[str]]:
+    """(the experiment, the keys that it and the flags give)."""
+    from hpc_gpt.experiment import keys_given, load_experiment
 
     experiment = load_experiment(request.experiment, request.overrides, row)
+    given = keys_given(request.experiment, request.overrides, row)
     sizes = experiment.layout
     if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
         # Two of the three are the experiment's; the flag's own partner follows from the rest.
@@ -96,7 +102,7 @@ def _load(request: Request, row: str | None) -> Experiment:
         if len(asked) == 1:
             follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
             experiment = load_experiment(request.experiment, {**request.overrides, follows: None}, row)
-    return experiment
+    return experiment, given
 
 
 def _shrunken(experiment: Experiment, profile: ClusterProfile) -> tuple[Resolved, tuple[str, ...]]:

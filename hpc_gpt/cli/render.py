@@ -26,6 +26,7 @@ def render(request: Request, folder: Path | None) -> None:
     """
     from hpc_gpt.cli.preparation import prepare, prepare_sweep
     from hpc_gpt.errors import ConfigError
+    from hpc_gpt.submission import told_of_rows
 
     if request.sweep is not (folder is not None):
         raise ConfigError(
@@ -34,15 +35,15 @@ def render(request: Request, folder: Path | None) -> None:
         )
     if folder is None:
         prepared = prepare(request)
-        for note in prepared.notes:
+        for note in prepared.told:
             click.echo(note, err=True)
         click.echo(prepared.script, nl=False)
         return
     sweep = prepare_sweep(request)
     folder.mkdir(parents=True, exist_ok=True)
+    for note in told_of_rows(sweep.rows):
+        click.echo(note, err=True)
     for row in sweep.rows:
-        for note in row.notes:
-            click.echo(note, err=True)
         path = folder / f"{row.resolved.row}.sh"
         path.write_text(row.script, encoding="utf-8")
         click.echo(str(path))

@@ -55,7 +55,8 @@ def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None
             return
         from hpc_gpt.submission import submit_run
 
-        submitted = submit_run(prepared.resolved, prepared.script, prepared.text, logs_folder())
+        submitted = submit_run(prepared.resolved, prepared.script, prepared.text, logs_folder(), prepared.foresight)
+        _foretell(prepared)
     interrupts = 0
     try:
         _say(submitted, wait)
@@ -81,7 +82,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     given = [
         parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "wait", "dry_run")
+        if parameter.name not in ("resume", "wait", "dry_run", "force")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     others = [
@@ -108,12 +109,14 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
 
     # What HPC_GPT_* variables say was the run's to heed when it was submitted.
     profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
-    prepared, parent = prepare_resumption(run, request.given, profile, request.template)
+    prepared, parent = prepare_resumption(run, request.given, profile, request.template, request.force)
     if dry_run:
         _dry_run(prepared)
         return None
     click.echo(f"goes on from {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
-    return resume_elsewhere(prepared, parent, logs_folder())
+    submitted = resume_elsewhere(prepared, parent, logs_folder())
+    _foretell(prepared)
+    return submitted
 
 
 def _is_given(name: str) -> bool:
@@ -121,10 +124,17 @@ def _is_given(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
+def _foretell(prepared: Any) -> None:
+    """What is predicted of a run that nothing has refused."""
+    if prepared.foresight is not None:
+        click.echo(prepared.foresight.line, err=True)
+
+
 def _dry_run(prepared: Any) -> None:
     from hpc_gpt.submission import dry_run
 
     click.echo(prepared.script, nl=False)
+    _foretell(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":
         command = "sbatch --chdir=. --output=logs/…/slurm-%j.out --export=ALL job.sh, with HPC_GPT_RUN"
     else:

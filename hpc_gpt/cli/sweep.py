@@ -57,8 +57,10 @@ def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int 
 
 
 def _tell(prepared: Any) -> None:
-    """What a smoke run made small, and which rows cannot run."""
-    for note in (note for row in prepared.rows for note in row.notes):
+    """What a smoke run made small, what is predicted, and which rows cannot run."""
+    from hpc_gpt.submission import told_of_rows
+
+    for note in told_of_rows(prepared.rows):
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)

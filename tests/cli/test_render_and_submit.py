@@ -23,7 +23,7 @@ def resolved_of(done) -> dict:
 def test_render_prints_a_script_and_nothing_else():
     done = hpc_gpt("render", "demo")
     assert done.stdout.startswith("#!/bin/bash\n")
-    assert done.stderr == ""
+    assert done.stderr == "not predicted: profile generic-slurm names no device\n"
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
@@ -140,5 +140,6 @@ def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     assert told.code == 0
     assert told.stderr == (
         "note: what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued\n"
+        "not predicted: profile generic-slurm names no device\n"
     )
     assert "note" not in hpc_gpt("render", "demo", *nvme[:-2]).stderr

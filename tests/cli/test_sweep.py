@@ -65,7 +65,9 @@ def test_render_takes_a_row_or_the_first_possible_one(table):
 def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
     done = hpc_gpt("render", table, "--sweep", "-o", tmp_path / "scripts")
     assert done.stdout.split() == [str(tmp_path / "scripts" / f"{row}.sh") for row in ("bad", "two", "good")]
-    assert done.stderr == "not no: it needs 2 GPUs, the row has 1\n"
+    assert done.stderr == (
+        "not predicted: profile generic-slurm names no device\nnot no: it needs 2 GPUs, the row has 1\n"
+    )
     assert (tmp_path / "scripts" / "two.sh").read_text() == hpc_gpt("render", table, "--row", "two").stdout
 
 
