@@ -14,6 +14,7 @@ _ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "me
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _LLAMA_NAMES = re.compile(r"llama|mistral|qwen|gemma|yi-|deepseek|baichuan|internlm|olmo")
 _MOE_NAMES = re.compile(r"\bmoe\b|mixtral|\d+x\d+(?:\.\d+)?b\b|\d+b-a\d+b|switch-transformer")
+_HUGGING_FACE = re.compile(r"\bhf\b|hugging ?face|\btransformers\b")
 _ZERO = re.compile(r"(?:zero|zero stage|stage)[ _-]{0,2}([0-3])(?![0-9])")
 
 
@@ -142,6 +143,8 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
         engine = named_engine
     elif fsdp:
         engine = "fsdp"
+    elif (deepspeed or zero) and pp == tp == 1 and _HUGGING_FACE.search(cited):
+        engine = "hf-deepspeed"
     elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
         engine = "deepspeed-zero"
     elif deepspeed or (zero == 1 and not distributed and "megatron-lm" not in cited):
@@ -185,7 +188,7 @@ def _zero_of_sharding(sharding: str, zero: int | None) -> int:
 
 def _bytes_rule(engine: str, dtype_words: str, dtype: str, distributed: bool) -> str | None:
     """How an engine with several ways holds its states; None for the one way of the others."""
-    if engine in ("deepspeed-3d", "deepspeed-zero"):
+    if engine in ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed"):
         # Before BF16_Optimizer a pipeline in bf16 held what it holds in fp16; who sums in fp32 says so.
         fp32_sums = re.search(r"bf16[ _-]?optimizer|fp32 grad", dtype_words)
         return "bf16-optimizer" if engine == "deepspeed-3d" and fp32_sums else "deepspeed-fp16"

@@ -112,6 +112,7 @@ def test_what_follows_or_is_said_in_the_sources_words(fields, name, value):
         ({"sharding": "FULL_SHARD"}, "fsdp", 3, "none"),
         ({"sharding": "SHARD_GRAD_OP"}, "fsdp", 2, "none"),
         ({"zero_stage": 3}, "deepspeed-zero", 3, "none"),
+        ({"zero_stage": 3, "stack": "HF + DeepSpeed"}, "hf-deepspeed", 3, "none"),
         ({"stack": "Megatron-v1.1.5-ZeRO3", "zero_stage": None}, "deepspeed-zero", 3, "none"),
         ({"parallelism": "zero2(dp64)", "tp": None, "pp": None, "dp": None, "zero_stage": None}, "deepspeed-zero", 2,
          "none"),
