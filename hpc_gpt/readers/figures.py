@@ -42,9 +42,9 @@ def add_figures(record: Record) -> Record:
     if record.device is None:
         sources["mfu"] = sources["hfu"] = "null: no device is named"
     elif peak is None:
-        lack = f"no dense {record.dtype} peak" if record.device in DEVICES else "no peaks"
-        sources["mfu"] = sources["hfu"] = f"null: {lack} known for device {record.device}"
-        flags.append(f"{lack} known for device {record.device}: mfu and hfu are null")
+        lack = f"{_lack(record)} for device {record.device}"
+        sources["mfu"] = sources["hfu"] = f"null: {lack}"
+        flags.append(f"{lack}: mfu and hfu are null")
     else:
         if record.tflops_model is not None:
             record = replace(record, mfu=mfu(record.tflops_model, peak))
@@ -55,6 +55,12 @@ def add_figures(record: Record) -> Record:
         if max(record.mfu or 0.0, record.hfu or 0.0) > 1:
             flags.append(f"faster than the peak of {record.device}: the device or a size is wrong")
     return replace(record, sources=sources, flags=flags)
+
+
+def _lack(record: Record) -> str:
+    if record.device not in DEVICES:
+        return "no peaks known"
+    return f"no dense {record.dtype} peak known" if record.dtype else "no dtype is named"
 
 
 def _add_seed003(record: Record) -> Record:

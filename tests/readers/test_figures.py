@@ -36,3 +36,18 @@ def test_without_a_size_it_is_null(key):
     record = add_figures(replace(RUN, **{key: None}))
     assert record.memory_seed003_gib is None
     assert "memory_seed003_gib" not in record.sources
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"),
+    [
+        ("h100-80g", None, "no dtype is named"),
+        ("abacus", "bf16", "no peaks known"),
+        ("v100-32g", "bf16", "no dense bf16"),
+    ],
+)
+def test_what_lacks_for_utilisation_is_told(device, dtype, words):
+    record = add_figures(replace(RUN, step_s=1.0, device=device, dtype=dtype))
+    assert record.mfu is None
+    assert words in record.sources["mfu"]
+    assert any(flag.startswith(words) and "None" not in flag for flag in record.flags)
