@@ -56,7 +56,10 @@ class StepModel:
         slot = compute + again + tensor + sends + most * gathers
         bubble = max(0.0, shape.layers * per_layer + head + pp * sends - slot) / vp if pp > 1 else 0.0
         params = _stage_params(shape, first, pp) / training.tp
-        dp = self._reduction_s(training, params, layer.backward_s * first) + micro_batches * most * gathers
+        dp = (
+            self._reduction_s(training, params, (layer.forward_s + layer.backward_s) * first)
+            + micro_batches * most * gathers
+        )
         optimizer, offload = self._update_s(training, params)
         if training.activations_on_host:  # each layer's input goes there and comes back
             kept = 2.0 * training.micro_batch * shape.seq / training.cp * shape.hidden
@@ -135,7 +138,7 @@ class StepModel:
             return takes * _PER_PARAMETER_COST
         return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
 
-    def _reduction_s(self, training: Training, params: float, backward_s: float) -> float:
+    def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
         """All-reduce of a stage's gradients once a step, or reduce-scatter of them and gather of parameters."""
         group = training.dp * training.cp
         if training.zero_stage >= 3 or group == 1:
@@ -144,7 +147,7 @@ class StepModel:
         takes = 2 * self.links.ring_s(size, group, training.tp)
         if training.engine in ("ddp", "fsdp") or training.distributed_optimizer:
             # Behind the last micro-batch's backward, and the gathers behind the next step's first forward.
-            return max(0.0, takes - backward_s) + self.constants.exposed * min(takes, backward_s)
+            return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
