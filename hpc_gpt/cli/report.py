@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     help="With --audit: the formula of TFLOPs where the table's document states none.",
 )
 @click.option(
+    "--predictions",
+    is_flag=True,
+    help="What the planner predicted of each run beside what was measured, and the mean error.",
+)
+@click.option(
     "--tensorboard",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -76,6 +81,7 @@ def report(
     html: Path | None,
     audit: Path | None,
     formula: FormulaName | None,
+    predictions: bool,
     tensorboard: Path | None,
     wandb: Path | None,
 ) -> None:
@@ -92,17 +98,19 @@ def report(
     form = "json" if as_json else form
     if audit is not None:
         others = {"--html": html, "--tensorboard": tensorboard, "--wandb": wandb, "--sort": sort}
-        for name, given in {**others, "--columns": columns != "auto"}.items():
+        for name, given in {**others, "--columns": columns != "auto", "--predictions": predictions}.items():
             if given:
                 raise ConfigError(f"--audit and {name} do not go together", f"two commands: one without {name}")
         sys.exit(_audit(audit, paths, form, formula))
     if formula is not None:
         raise ConfigError("--formula is for --audit", "a record has every formula; hpc-gpt help record")
+    if predictions and columns != "auto":
+        raise ConfigError("--predictions has columns of its own", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
     gathered = gather_paths(paths, logs_dir())
     _sort(gathered, sort)
-    text = _text(gathered, form, columns)
+    text = _predicted(gathered, form) if predictions else _text(gathered, form, columns)
     if form == "table" and not gathered.runs and not text and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
         if not paths:
@@ -180,6 +188,17 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
     if form != "table":
         return tables.FORMATS[form](gathered.records, columns=chosen)
     return tables.as_table(gathered.records, width(), chosen) if gathered.runs else ""
+
+
+def _predicted(gathered: Gathered, form: str) -> str:
+    """What the planner said beside what was measured; how many runs it was not asked of goes to stderr."""
+    from hpc_gpt.report.predictions import PREDICTION_FORMATS, predictions_of
+
+    lines = predictions_of(gathered.records)
+    without = len(gathered.records) - len(lines)
+    if without:
+        click.echo(f"note: {without} of {len(gathered.records)} runs hold no prediction", err=True)
+    return PREDICTION_FORMATS[form](lines)
 
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
