@@ -87,9 +87,9 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:
-    """Gradients of activations at work in a layer's backward pass: in the MLP, or of the scores with the MLP's
-    activations gone by then, whichever is more; and that of the layer's output."""
-    return layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
+    """Gradients of activations at work in a layer's backward pass: of the residual stream and of the branch's output;
+    and inside the MLP, or of the scores with the MLP's activations gone by then, whichever is more."""
+    return 2 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
 
 
 def in_flight(training: Training, stage: int) -> float:

@@ -57,14 +57,19 @@ def logit_bytes(training: Training) -> float:
 
     Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
     micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less. A
-    kernel of its own: logits and gradients in 16 bits, 2 + 2.
+    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less; with
+    ZeRO's engine, the 16-bit gradient too before any of them is gone. transformers' own stays in 16 bits: logits,
+    their shifted copy, log-softmax and two gradients. A kernel of its own: logits and gradients, 2 + 2.
     """
     if training.fused_loss:
         return 4.0
-    if training.engine == "megatron-lm" or (training.compiled and training.engine in ("fsdp", "ddp")):
+    if training.dtype == "fp32":
+        return 16.0
+    if training.engine in ("megatron-lm", "hf-deepspeed"):
         return 10.0
-    return 14.0
+    if training.engine == "deepspeed-zero":
+        return 16.0
+    return 10.0 if training.compiled and training.engine in ("fsdp", "ddp") else 14.0
 
 
 class _Stages(Sequence[StageMemory]):

@@ -156,6 +156,20 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
     return Stack(engine, zero, rule, offload_of(row), distributed)
 
 
+def checkpoints_on_host(row: Mapping[str, Any], stack: Stack, tp: int) -> bool:
+    """Whether kept activations wait on the host: DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and it
+    alone splits layers under ZeRO-3."""
+    if stack.engine != "deepspeed-zero" or stack.zero_stage != 3 or recompute_of(row) != "full":
+        return False
+    return tp > 1 or "megatron" in words(row, "stack") + words(row, "citation")
+
+
+def splits_sequence(row: Mapping[str, Any], stack: Stack, tp: int) -> bool:
+    """Sequence parallelism: stated, or with it came tensor parallelism to FSDP (PyTorch's parallel styles)."""
+    stated = flag(row, "sequence_parallel")
+    return stack.engine == "fsdp" and tp > 1 if stated is None else stated
+
+
 def offload_of(row: Mapping[str, Any]) -> Offload:
     """What lies on the host: the options' own columns first, then the words of the stack and its citation."""
     stated = words(row, "offload").strip()

@@ -20,6 +20,7 @@ from hpc_gpt.plan.published import Published, published
 from hpc_gpt.plan.row_fields import Unusable, flag, needed, shown, whole, words
 from hpc_gpt.plan.row_layout import batch, chunks, degrees, micro_follows, stage_layers
 from hpc_gpt.plan.row_words import (
+    checkpoints_on_host,
     compiled_of,
     degrees_of,
     dtype_of,
@@ -29,6 +30,7 @@ from hpc_gpt.plan.row_words import (
     recompute_of,
     refuse_context,
     refuse_experts,
+    splits_sequence,
     stack_of,
 )
 from hpc_gpt.plan.training import Shape, Training
@@ -172,7 +174,7 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         micro_batch=micro,
         micro_batches=micro_batches,
         recompute=recompute,
-        sequence_parallel=bool(flag(row, "sequence_parallel")),
+        sequence_parallel=splits_sequence(row, stack, tp),
         zero_stage=stack.zero_stage,
         dtype=dtype,
         flash=flash_of(row, device, stack.engine),
@@ -183,8 +185,7 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         stage_layers=stage_layers(row, shape.layers, pp),
         compiled=compiled_of(row),
         fused_loss=fuses_loss(row, stack.engine),
-        # DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu; it alone splits layers under ZeRO-3.
-        activations_on_host=stack.engine == "deepspeed-zero" and stack.zero_stage == 3 and tp > 1,
+        activations_on_host=checkpoints_on_host(row, stack, tp),
     )
     machine, fabric = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:
