@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,13 @@ from hpc_gpt.readers.own_runs.attempts import (
 )
 from hpc_gpt.readers.own_runs.curve import own_curve
 from hpc_gpt.readers.own_runs.metrics import Metrics
+from hpc_gpt.readers.own_runs.predicted import with_prediction
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.secrets import hide_secrets, without_secrets
 from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.record import Record
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import PREDICTED, RunFolder, job_ids, read_json
+from hpc_gpt.run_folder import RunFolder, job_ids, read_json
 
 DIALECT = "hpc-gpt"
 
@@ -57,7 +58,7 @@ def read_own(run: RunFolder) -> RunRead:
     counts = steps_that_count(attempts)
     provenance = read_json(run.path / "provenance.json")
     record = _from_settings(run, resolved)
-    record = _with_prediction(record, run)
+    record = with_prediction(record, run)
     record = _with_device(record, attempts)
     record = _with_measurements(record, attempts)
     times, timed = _times(steps, counts)
@@ -133,28 +134,6 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
     sources["params"] = "from the shape in resolved.json, the tied embedding once"
     sources["config_hash"] = "sha256 of the settings in resolved.json that decide weights and speed"
     return replace(record, sources=sources)
-
-
-def _with_prediction(record: Record, run: RunFolder) -> Record:
-    """What was predicted when the run was submitted; null for one that the planner was not asked of."""
-    tables = read_json(run.path / PREDICTED)
-    memory, step = tables.get("memory_gib"), tables.get("step")
-    stages = memory.get("stages") if isinstance(memory, dict) else None
-    allocated = [stage.get("allocated") if isinstance(stage, dict) else None for stage in stages or ()]
-    step_s = step.get("step_s") if isinstance(step, dict) else None
-    sources = dict(record.sources)
-    if allocated and all(map(_is_size, allocated)):
-        record = replace(record, predicted_memory_gib=[float(figure) for figure in allocated])
-        sources["predicted_memory_gib"] = f"{PREDICTED}, allocated at the peak"
-    if _is_size(step_s):
-        record = replace(record, predicted_step_s=float(step_s))
-        by = "the profile's calibration" if tables.get("calibrated") is True else "data sheets"
-        sources["predicted_step_s"] = f"{PREDICTED}, by {by}"
-    return replace(record, sources=sources)
-
-
-def _is_size(figure: Any) -> TypeGuard[float]:
-    return isinstance(figure, int | float) and not isinstance(figure, bool) and 0 < figure < 1e15
 
 
 def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
