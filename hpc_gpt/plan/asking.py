@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.engines import OFFERS
@@ -25,6 +25,9 @@ _SETTLES = {
 }
 
 
+_MOST = 10**9
+
+
 def question_of(
     experiment: Experiment,
     profile: ClusterProfile,
@@ -37,11 +40,8 @@ def question_of(
 
     Raises LayoutError or ConfigError for what contradicts itself.
     """
+    _check_sizes(experiment)
     model, asked, engine = resolve_shape(experiment.model), experiment.layout, experiment.engine
-    for name in ("gpus", "nodes", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch"):
-        size = getattr(asked, name)
-        if size is not None and size < 1:
-            raise LayoutError(f"layout.{name} is {size}, but must be at least 1", f"give a positive {name}")
     gpus = _gpus(experiment, profile)
     settled = {}
     for key, name in _SETTLES.items():
@@ -135,6 +135,18 @@ def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
             f"use --gpus {per_node} or fewer, or another --cluster",
         )
     return gpus
+
+
+def _check_sizes(experiment: Experiment) -> None:
+    """Refuses what no machine has, before anything is divided by it or by all its divisors."""
+    for table in ("model", "layout"):
+        for name, size in asdict(getattr(experiment, table)).items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                continue
+            if size < 1:
+                raise LayoutError(f"{table}.{name} is {size}, but must be at least 1", f"give a positive {name}")
+            if size > _MOST:
+                raise LayoutError(f"{table}.{name} is {size:.3g}, but must be at most {_MOST:,}", f"give a real {name}")
 
 
 def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:

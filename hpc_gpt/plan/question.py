@@ -90,7 +90,9 @@ class Question:
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """(micro_batch, micro_batches) of every way to deal out the batch, the smallest micro-batch first."""
         if self.global_batch is None:
-            return [(size, self.settled["micro_batches"]) for size in self.choices("micro_batch", (1, 2, 4, 8, 16))]
+            return [
+                (size, self.settled["micro_batches"]) for size in self.choices("micro_batch", (1, 2, 4, 8, 16, 32, 64))
+            ]
         if self.global_batch % dp:
             return []
         share = self.global_batch // dp

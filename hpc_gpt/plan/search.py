@@ -242,11 +242,13 @@ def _tried(
 
 def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
     """Whether a node's memory, where it is known, holds what its GPUs offload."""
-    if machine.host_memory_gib is None:
+    if training.offload == "none" or machine.host_memory_gib is None:
         return True
-    each = max(stage.host for stage in memory.extreme_stages)
+    each = max(stage.host for stage in memory.stages)
     return each * min(machine.gpus_per_node, training.gpus) <= machine.host_memory_gib
 
 
 def _states_gib(memory: Memory) -> float:
-    return max(stage.parameters + stage.gradients + stage.optimizer for stage in memory.extreme_stages)
+    """Of the stage that decides: where its states alone are too large, no setting of the series fits."""
+    stage = memory.stages[memory.deciding]
+    return stage.parameters + stage.gradients + stage.optimizer
