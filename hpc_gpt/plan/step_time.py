@@ -10,8 +10,9 @@ from hpc_gpt.plan.communication import Links
 from hpc_gpt.plan.compute import LayerTime, Rates, head_time, layer_time
 from hpc_gpt.plan.constants import DEFAULT, Constants
 from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.parameters import layer_params
 from hpc_gpt.plan.prediction import StepTime
-from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.training import Training
 
 __all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
 
@@ -23,10 +24,12 @@ _DDP_STOPS = 0.25
 _KEPT = 4096  # layers whose seconds are kept, so that memory stays flat
 # CPU Adam goes at the host memory's rate: about this share of a node's 200 GB/s for each GPU, times its GPUs.
 _HOST_MEMORY_B_S = 150e9
-# DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Source of the cost, over one ring
-# of the same bytes: BigScience's V100 rows (3 to 10) and one H200 (half the speed of ZeRO-1).
+# DeepSpeed's ZeRO-3 gathers one parameter at a time, mostly while nothing computes. Source of the cost over one ring of
+# the same bytes: BigScience's V100 rows (3 to 10). Of the seconds of a layer and micro-batch that its hooks take: one
+# H200, 124M and 1.5B parameters (6 ms more than ZeRO-1 in both).
 _PER_PARAMETER = ("deepspeed-zero", "hf-deepspeed")
 _PER_PARAMETER_COST = 4.0
+_PER_PARAMETER_S = 6e-3
 
 
 class StepModel:
@@ -55,7 +58,7 @@ class StepModel:
         again, tensor, sends = most * layer.again_s, most * comm, self._sends_s(training)
         slot = compute + again + tensor + sends + most * gathers
         bubble = max(0.0, shape.layers * per_layer + head + pp * sends - slot) / vp if pp > 1 else 0.0
-        params = _stage_params(shape, first, pp) / training.tp
+        params = _stage_params(training, first)
         dp = (
             self._reduction_s(training, params, (layer.forward_s + layer.backward_s) * first)
             + micro_batches * most * gathers
@@ -130,12 +133,13 @@ class StepModel:
     def _gathers_s(self, training: Training, busy: float) -> float:
         """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
         micro-batch's time that its compute does not hide."""
-        if training.zero_stage < 3 or training.dp == 1:
+        one_by_one = training.engine in _PER_PARAMETER
+        if training.zero_stage < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
-        size = 2.0 * _layer_params(training.shape) / training.tp
+        size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp)
-        if training.engine in _PER_PARAMETER:
-            return takes * _PER_PARAMETER_COST
+        if one_by_one:
+            return takes * _PER_PARAMETER_COST + _PER_PARAMETER_S
         return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
 
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
@@ -163,8 +167,8 @@ class StepModel:
         return 0.0, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
-        """What four of five rows of a source lay within whose like no fit had seen (tests/benchmarks/plan.py): more
-        where nodes are joined, where the host decides, and most by the part of a step that a network's rate decides."""
+        """What four of five rows of a source lay within whose like no fit had seen (test_step_time_published.py):
+        more where nodes are joined, where the host decides, and most by the part of a step that a network's rate decides."""
         band = 0.12 if self.constants == DEFAULT else 0.08
         if training.gpus > self.links.per_node:
             band += 0.04
@@ -197,11 +201,8 @@ def _slowest(training: Training, per_layer: float, head: float) -> tuple[int, in
     return first, most, False
 
 
-def _layer_params(shape: Shape) -> float:
-    return shape.hidden * (shape.hidden * (2 + 2 * shape.kv_share) + shape.mlp * (3 if shape.gated else 2))
-
-
-def _stage_params(shape: Shape, layers: int, pp: int) -> float:
-    """Parameters of the first stage; positions and norms are too few to matter for time."""
-    embeddings = shape.vocab * shape.hidden * (1 if shape.tied or pp > 1 else 2)
-    return layers * _layer_params(shape) + embeddings
+def _stage_params(training: Training, layers: int) -> float:
+    """Parameters of the first stage on one GPU; positions and norms are too few to matter for time."""
+    shape = training.shape
+    copies = 1 if shape.tied or training.pp > 1 else 2
+    return layers * layer_params(shape, training.tp) + copies * shape.vocab * shape.hidden / training.tp
