@@ -167,8 +167,8 @@ class StepModel:
         return 0.0, moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
-        """What four of five rows of a source lay within whose like no fit had seen (test_step_time_published.py):
-        more where nodes are joined, where the host decides, and most by the part of a step that a network's rate decides."""
+        """What four of five rows lay within of a source that no fit had seen (test_step_time_published.py): more where
+        nodes are joined, where the host decides, and most by the part of a step that a network's rate decides."""
         band = 0.12 if self.constants == DEFAULT else 0.08
         if training.gpus > self.links.per_node:
             band += 0.04
