@@ -37,6 +37,7 @@ lint: .venv/.ready-test
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py
 	@$(BIN)/python tests/benchmarks/read_logs.py
+	@$(BIN)/python tests/benchmarks/plan.py
 
 packages:
 	@.ci/install-test-packages

@@ -21,7 +21,7 @@ def without_source(rows: Sequence[Row]) -> list[Predicted]:
         others = [row for row in rows if row.source != source]
         for device in dict.fromkeys(row.machine.device for row in own):
             alike = [row for row in others if row.machine.device == device]
-            fitted, name = _fitted(alike or others)
+            fitted, name = _fitted(alike if fastest(alike) else others)
             predicted += _predict([row for row in own if row.machine.device == device], fitted, name)
     return predicted
 
