@@ -66,13 +66,23 @@ def is_secret(key: str, value: Any = None) -> bool:
     >>> [is_secret(key) for key in ("wandb_api_key", "hub_token", "eos_token", "json_keys", "tokens_per_s")]
     [True, True, False, False, False]
     """
-    if isinstance(value, str) and _VALUE.search(value):
+    if isinstance(value, str) and _has_shape(value):
         return True
-    words = [word.lower() for word in _WORDS.findall(key.rpartition(".")[2][:200])]
+    return _names_secret(key.rpartition(".")[2][:200], isinstance(value, bool | int | float))
+
+
+@lru_cache(maxsize=8192)
+def _has_shape(value: str) -> bool:
+    return bool(_VALUE.search(value))
+
+
+@lru_cache(maxsize=8192)
+def _names_secret(key: str, is_number: bool) -> bool:
+    words = [word.lower() for word in _WORDS.findall(key)]
     if _ALWAYS & set(words) or any(word.endswith(_ALWAYS_ENDS) for word in words):
         return True
     # A number or a switch is a size or a choice, as `per_token 0` or `use_auth_token False`.
-    if isinstance(value, bool | int | float):
+    if is_number:
         return False
     before = words[-2] if len(words) > 1 else ""
     if words and words[-1] == "token":
