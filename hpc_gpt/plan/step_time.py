@@ -19,6 +19,7 @@ __all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
 # Bytes an Adam step reads and writes for a parameter: fp32 master, two moments and the gradient read, three written,
 # 2 bytes written; and once more over the gradient for its norm and its scale.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 2 * 4
+_COMPILED_LAUNCHES = 0.4  # kernels of a compiled layer over those of an eager one (inductor's code for GPT-2)
 # Of the stops of a step (scale, norm, clipping, logs) DDP's plain loop makes this part.
 _DDP_STOPS = 0.25
 _KEPT = 4096  # layers whose seconds are kept, so that memory stays flat
@@ -50,7 +51,8 @@ class StepModel:
         comm = self._tensor_parallel_s(training)
         busy = layer.forward_s + layer.backward_s + layer.again_s + comm
         # The host launches forward, backward and recomputation; where it is slower than the GPU, the GPU waits.
-        waited = max(0.0, constants.host_s * (3 if training.recompute == "full" else 2) - busy)
+        launching = constants.host_s * (3 if training.recompute == "full" else 2)
+        waited = max(0.0, launching * (_COMPILED_LAUNCHES if training.compiled else 1) - busy)
         gathers = self._gathers_s(training, busy)
         per_layer = busy + waited + gathers
         first, most, at_end = _slowest(training, per_layer, head)
