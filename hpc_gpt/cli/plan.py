@@ -110,7 +110,7 @@ def plan(
         _largest(_ask(request, tokens, calibration, largest=True), as_json, html)
         return
     asked = _ask(request, tokens, calibration, why=why)
-    _print(asked, _search(asked), as_json, html, why)
+    _print(asked, _search(asked, must_fit=why is None), as_json, html, why)
 
 
 def _ask(
@@ -152,7 +152,7 @@ def _ask(
     check_dtype(question.dtype, machine)
     name = _name(request, experiment, model)
     if not largest:
-        check_possible(question, model, name)
+        check_possible(question, experiment, profile, name)
     if calibration is not None:
         from hpc_gpt.cluster import load_profile
 
@@ -183,14 +183,14 @@ def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
     return experiment.model.preset or experiment.name
 
 
-def _search(asked: _Asked) -> Searched:
-    """With an answer; LayoutError with the nearest where nothing fits."""
+def _search(asked: _Asked, must_fit: bool) -> Searched:
+    """LayoutError with the nearest where nothing fits, unless that is to be explained."""
     from hpc_gpt.plan.asking import fewest_gpus
     from hpc_gpt.plan.search import search
     from hpc_gpt.report.plans.words import settings_words
 
     searched = search(asked.question, asked.machine, asked.constants)
-    if searched.candidates or len(asked.question.settled.keys() & {"tp", "pp", "dp"}) == 3:
+    if searched.candidates or not must_fit:
         return searched
     from hpc_gpt.errors import LayoutError
 

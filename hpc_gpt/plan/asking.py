@@ -10,7 +10,7 @@ from hpc_gpt.engines import OFFERS
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.experiment import Engine, Experiment
 from hpc_gpt.layout import Layout, check_gpus, check_nodes, nodes_for
-from hpc_gpt.model_shape import ModelShape, check_split
+from hpc_gpt.model_shape import check_split
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import USUAL_ENGINES, Question, Split
 from hpc_gpt.plan.search import search
@@ -82,17 +82,22 @@ def check_dtype(dtype: str, machine: Machine) -> None:
         )
 
 
-def check_possible(question: Question, model: ModelShape, name: str) -> None:
-    """LayoutError where no layout can run at all, whatever it needs: why, and which numbers of GPUs work."""
+def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
+    """LayoutError or ConfigError where no layout can run at all, whatever it needs: why, and which numbers of GPUs
+    work. `question` is the experiment's."""
     splits = list(question.splits())
     if any(obstacle is None and _has_way(question, split) for split, obstacle in splits):
         return
     if not question.engines:
+        _resolve_with(question, experiment, profile, Split(1, 1, question.gpus))
         raise ConfigError(
             "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
         )
     if len(splits) == 1:
-        _refuse(question, model, splits[0][0])
+        _refuse(question, splits[0][0])
+    unobstructed = next((split for split, obstacle in splits if obstacle is None), None)
+    if unobstructed is not None:  # an engine's switches are in the way: its own words
+        _resolve_with(question, experiment, profile, unobstructed)
     settled = {axis: question.settled[axis] for axis in ("tp", "pp", "dp") if axis in question.settled}
     if not splits and len(settled) == 3:
         check_gpus(Layout(**settled), question.gpus)
@@ -101,6 +106,8 @@ def check_possible(question: Question, model: ModelShape, name: str) -> None:
     if not splits:
         reasons = [f"{' x '.join(settled)} does not divide {question.gpus}"]
     counts = working_counts(question)
+    if reasons == ["dp does not divide the global batch"]:
+        counts = []
     hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
     raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{words}: {', '.join(reasons)}", hint)
 
@@ -108,10 +115,12 @@ def check_possible(question: Question, model: ModelShape, name: str) -> None:
 def working_counts(question: Question, most: int = 3) -> list[int]:
     """Numbers of GPUs near the one asked for on which some layout can run, in order."""
     per_node, gpus = question.gpus_per_node, question.gpus
-    whole = [nodes * per_node for nodes in range(1, 2 * (gpus // per_node + 2))]
-    counts = sorted({*range(1, per_node + 1), *whole} - {gpus}, key=lambda count: abs(count - gpus))
+    nodes = gpus // per_node
+    near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
+    doubled = [per_node * 2**power for power in range(20)]
+    counts = sorted({*range(1, per_node + 1), *near, *doubled} - {gpus}, key=lambda count: abs(count - gpus))
     found: list[int] = []
-    for count in counts[:256]:
+    for count in counts:
         other = replace(question, gpus=count)
         if any(obstacle is None and _has_way(other, split) for split, obstacle in other.splits()):
             found.append(count)
@@ -170,10 +179,20 @@ def _has_way(question: Question, split: Split) -> bool:
     )
 
 
-def _refuse(question: Question, model: ModelShape, split: Split) -> None:
+def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, split: Split) -> None:
+    """Raises what `resolve` does of the experiment's own engine under the split."""
+    layout = replace(experiment.layout, gpus=question.gpus, nodes=None, **split._asdict())
+    engine = experiment.engine
+    if "zero_stage" not in question.settled:
+        engine = replace(engine, zero_stage=None)
+    resolve(replace(experiment, layout=layout, engine=engine), profile)
+
+
+def _refuse(question: Question, split: Split) -> None:
     """The launcher's own words for one layout, where it has some."""
     layout = Layout(*split)
-    check_split(model, layout)
+    if question.model is not None:
+        check_split(question.model, layout)
     check_nodes(
         layout, nodes_for(question.gpus, question.gpus_per_node), question.gpus_per_node, question.tp_across_nodes
     )
