@@ -21,7 +21,7 @@ def main_steps(part: Part) -> tuple[str, Steps] | None:
     fields; None without any. Lines that have neither number, time nor loss tell of the steps of others, and lines that
     were recognised by shape alone tell nothing beside a known program's.
     """
-    told = ("step", "loss", *TIMES)
+    told = ("step", "loss", "consumed_samples", *TIMES)
     found = [
         (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in told)
     ]

@@ -54,7 +54,8 @@ def read_foreign(
     arguments = _arguments(parts)
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
-    steps = run_steps(run.attempts, draft.whole("log_interval"), planned / epochs if planned and epochs else None)
+    epoch_steps = planned / epochs if planned and epochs else None
+    steps = run_steps(run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"))
     dialect = _dialect(steps, parts)
     present = [each.name for part in parts for each in dialects_of(part)]
     _settle_engine(draft, dialect, parts)

@@ -74,11 +74,15 @@ class RunSteps:
 
 
 def run_steps(
-    attempts: Sequence[Sequence[Part]], interval_asked: int | None = None, epoch_steps: float | None = None
+    attempts: Sequence[Sequence[Part]],
+    interval_asked: int | None = None,
+    epoch_steps: float | None = None,
+    batch: int | None = None,
 ) -> RunSteps:
     """The steps of all attempts, of each those of the part that tells most.
 
-    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data.
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data;
+    `batch`: samples of one step.
     """
     found = RunSteps()
     pieces: list[dict[str, Column]] = []
@@ -95,8 +99,9 @@ def run_steps(
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
         if not np.isfinite(columns["step"]).any():
-            columns["step"], interval = _numbers(steps, interval_asked, epoch_steps)
-            found.numbered = interval_asked is not None or interval > 1
+            counted = _by_samples(steps, batch)
+            columns["step"], interval = counted or _numbers(steps, interval_asked, epoch_steps)
+            found.numbered = counted is not None or interval_asked is not None or interval > 1
         _join_others(columns, part, name)
         _join_unnumbered(columns, part, name, steps.line)
         pieces.append(columns)
@@ -127,6 +132,18 @@ def run_steps(
     found.interval = max(intervals, key=lambda each: intervals[each])
     found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
     return found
+
+
+def _by_samples(steps: Steps, batch: int | None) -> tuple[Column, int] | None:
+    """(step of every line, steps between two) by the samples consumed, where these are whole steps of a batch."""
+    if not batch:
+        return None
+    numbers = steps["consumed_samples"] / batch
+    apart = np.diff(numbers)
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (apart < 0).any():
+        return None
+    apart = apart[apart > 0]  # two lines may tell of the same steps
+    return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
 
 
 def _numbers(steps: Steps, interval_asked: int | None, epoch_steps: float | None) -> tuple[Column, int]:

@@ -1,5 +1,7 @@
 """Figures of whole logs made to a known truth, where a plain reading of them goes wrong."""
 
+import json
+
 import pytest
 
 from hpc_gpt.report.gather import gather_paths
@@ -129,3 +131,24 @@ def test_stages_tell_the_layout_where_all_of_them_speak(tmp_path, told, layout):
     record = record_of(tmp_path, world, lines[:told], steps)
     assert (record.tp, record.pp, record.dp, record.gpus) == layout
     assert record.step_s == 1.5
+
+
+def event(key, value, at_s, kind="POINT_IN_TIME", **metadata):
+    words = {"namespace": "", "time_ms": int(1.7e12 + 1000 * at_s), "event_type": kind, "key": key, "value": value}
+    return ":::MLLOG " + json.dumps({**words, "metadata": {"file": "/workspace/train.py", "lineno": 1, **metadata}})
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_blocks_of_samples_are_steps_of_the_batch(tmp_path, timed):
+    lines = [event("global_batch_size", 1536, 0), event("init_start", None, 0, "INTERVAL_START")]
+    for block in range(1, 31):
+        samples = block * 16 * 1536
+        if timed:
+            lines.append(event("tracked_stats", {"train_step_timing": 9.0}, 144 * block, step=samples))
+        lines.append(event("block_stop", None, 144 * block, "INTERVAL_END", samples_count=samples))
+        lines.append(event("eval_accuracy", 4 - block / 100, 144 * block, samples_count=samples))
+    record = record_of(tmp_path, lines)
+    assert record.step_s == pytest.approx(9.0)
+    assert "lines, 16 steps apart" in record.sources["step_s"]
+    assert record.loss_eval == pytest.approx(3.7)
+    assert not any("no step's number" in flag for flag in record.flags)
