@@ -32,6 +32,7 @@ class LayerBytes:
     scores: float
     mlp: float
     products: float  # outputs of the matrix products alone
+    dropout: bool
 
     @property
     def kept(self) -> float:
@@ -67,7 +68,7 @@ def _layer_bytes(
     mlp = (8 if shape.gated else 4) * tokens * shape.mlp / tp
     columns = (2 if shape.gated else 1) * shape.mlp / tp
     products = 2 * tokens * (hidden / tp + 2 * key + columns) + 2 * stream
-    return LayerBytes(stream, around, attention, scores, mlp, products)
+    return LayerBytes(stream, around, attention, scores, mlp, products, dropout)
 
 
 def kept_of_layer(training: Training, layer: LayerBytes) -> float:
@@ -87,9 +88,9 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:
-    """Gradients of activations at work in a layer's backward pass: of the residual stream and of the branch's output;
-    and inside the MLP, or of the scores with the MLP's activations gone by then, whichever is more."""
-    return 2 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
+    """Gradients of activations at work in a layer's backward pass: of the residual stream, of the branch's output and
+    of its input; and inside the MLP, or of the scores with the MLP's activations gone by then, whichever is more."""
+    return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
 
 
 def in_flight(training: Training, stage: int) -> float:

@@ -1,7 +1,8 @@
 """Bytes that are neither states nor activations: buckets, gathered layers, what pipelines send; CUDA's own.
 
 Elements of buckets are the defaults of DeepSpeed's configuration (reduce_bucket_size, allgather_bucket_size 5e8,
-stage3_prefetch_bucket_size 5e7), bounded by what there is to put into them.
+stage3_prefetch_bucket_size 5e7, stage3_max_live_parameters and stage3_max_reuse_distance 1e9), bounded by what there is
+to put into them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hpc_gpt.plan.training import Training
 
 BUCKET = 5e8
 PREFETCH = 5e7
+LIVE = 1e9
 GIB = 2.0**30
 # CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs
 # and workspaces. And the channels' buffers of one NCCL communicator: 2 x 4 MiB x 16 to 24 channels and up.
@@ -52,9 +54,10 @@ NOTHING = Gathered(0.0, 0.0)
 
 
 def gathered(training: Training) -> Gathered:
-    """The layer at work, the next one and one's gradients; embeddings and head with theirs while the loss works.
+    """What is whole, one layer's gradients; embeddings and head with theirs while the loss works.
 
-    FSDP keeps the root's own weights (embeddings, head) whole through the backward pass, and reduces in fp32.
+    ZeRO-3 gives back what it will not need within LIVE parameters, so that as many are whole. FSDP has the layer at
+    work and the next one, keeps the root's own weights (embeddings, head) through the backward pass, reduces in fp32.
     """
     zero3 = training.zero_stage == 3 and training.engine.startswith(("deepspeed", "hf"))
     if not (zero3 or training.engine == "fsdp"):
@@ -63,7 +66,8 @@ def gathered(training: Training) -> Gathered:
     layer = layer_params(training.shape, training.tp)
     outer = sum(outer_params(training.shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
     if zero3:
-        return Gathered(width * 3 * layer, width * (layer + 2 * outer))
+        live = max(layer, min(LIVE, training.shape.layers * layer + outer))
+        return Gathered(width * (live + layer), width * (max(live, layer + outer) + outer))
     return Gathered(width * (2 * layer + outer) + (width + 4) * layer, width * (layer + outer) + (width + 4) * outer)
 
 
@@ -77,6 +81,12 @@ def sent_between_stages(training: Training, layer: LayerBytes, flying: float, st
     if training.engine == "deepspeed-3d":
         return flying * layer.stream / training.tp
     return flying * layer.stream
+
+
+def embedding_masks(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:
+    """Masks of the dropout after the embedding, sbh bytes a micro-batch in flight (Korthikanti et al. 2022, section
+    4.3), where layers have dropout too."""
+    return flying * layer.stream / 2 if stage == 0 and layer.dropout else 0.0
 
 
 def context_gib(training: Training) -> float:
