@@ -30,7 +30,7 @@ def published(row: Mapping[str, Any], training: Training, global_batch: float | 
     """The figures of a row. `global_batch` in samples as published: without it only seconds can be read as seconds."""
     by_stage = _by_stage(row, training.pp)
     memory = figure(row, "memory_gib")
-    kind = words(row, "memory_kind") or None
+    kind = words(row, "memory_kind").replace("-", "_") or None
     if kind is not None and kind not in MEMORY_KINDS:
         raise Unusable(f"memory_kind is {shown(row.get('memory_kind'))}, but must be one of {', '.join(MEMORY_KINDS)}")
     if memory is None and by_stage:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_gpt.plan.row_fields import MOST, Unusable, shown, whole, words
+from hpc_gpt.model_shape import ModelShape, partition_layers
+from hpc_gpt.plan.row_fields import MOST, Unusable, needed, shown, whole, words
 from hpc_gpt.plan.row_words import degrees_of
+
+DEFAULT_VOCAB = 51200
+_MOST_BALANCED = 300  # layers, above which balancing them takes long
 
 
 def degrees(row: Mapping[str, Any], assumed: list[str]) -> dict[str, int]:
@@ -42,9 +46,9 @@ def degrees(row: Mapping[str, Any], assumed: list[str]) -> dict[str, int]:
     return {name: degree or 1 for name, degree in found.items()}
 
 
-def micro_follows(row: Mapping[str, Any]) -> bool:
-    """Whether `batch` can tell the micro-batch although the row does not."""
-    return row.get("grad_accum") is not None and row.get("global_bs") is not None
+def micro_follows(row: Mapping[str, Any], dp: int) -> bool:
+    """Whether `batch` can tell the micro-batch although the row does not: by the passes, or one sample for each."""
+    return row.get("global_bs") is not None and (row.get("grad_accum") is not None or whole(row, "global_bs") == dp)
 
 
 def batch(row: Mapping[str, Any], dp: int, pp: int, assumed: list[str]) -> tuple[int, int, int | None]:
@@ -54,8 +58,8 @@ def batch(row: Mapping[str, Any], dp: int, pp: int, assumed: list[str]) -> tuple
     if global_batch is None and (share := whole(row, "batch_per_dp") or whole(row, "local_bs")) is not None:
         global_batch = share * dp
     if micro is None:
-        assert accumulated is not None
         assert global_batch is not None
+        accumulated = accumulated or 1
         if global_batch % (dp * accumulated):
             raise Unusable(
                 f"micro_bs is missing, and global_bs {global_batch} is not dp {dp} x grad_accum {accumulated} x any"
@@ -105,8 +109,25 @@ def chunks(row: Mapping[str, Any], layers: int, pp: int, assumed: list[str]) -> 
 
 
 def stage_layers(row: Mapping[str, Any], layers: int, pp: int) -> tuple[int, ...] | None:
-    """Embedding and head counted as a layer each (DeepSpeed's `type:transformer|embedding`); None: even as can be."""
-    if pp < 2 or pp > layers or "embed" not in words(row, "partition"):
+    """Layers of each stage where `partition` is not even: a list of them, or DeepSpeed's words for its methods.
+
+    `type:transformer|embedding` counts embedding and head as a layer each; "parameters" makes stages hold as many.
+    """
+    given = row.get("partition")
+    if pp < 2 or pp > layers:
+        return None
+    if isinstance(given, (list, tuple)):
+        whole_numbers = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in given)
+        if not (whole_numbers and len(given) == pp and sum(given) == layers):
+            raise Unusable(f"partition is {shown(given)}, but must be {pp} numbers that sum up to layers {layers}")
+        return tuple(given)
+    said = words(row, "partition")
+    if "param" in said and layers <= _MOST_BALANCED:
+        shape = ModelShape(
+            needed(row, "hidden"), layers, needed(row, "heads"), vocab=whole(row, "vocab") or DEFAULT_VOCAB
+        )
+        return tuple(partition_layers(shape, pp, "parameters"))
+    if "embed" not in said:
         return None
     counted = layers + 2
     stages = [counted // pp + (stage < counted % pp) for stage in range(pp)]

@@ -14,6 +14,7 @@ _ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "me
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _LLAMA_NAMES = re.compile(r"llama|mistral|qwen|gemma|yi-|deepseek|baichuan|internlm|olmo")
 _MOE_NAMES = re.compile(r"\bmoe\b|mixtral|\d+x\d+(?:\.\d+)?b\b|\d+b-a\d+b|switch-transformer")
+_MEGATRON_CORE = re.compile(r"megatron[ -]?(?:lm|core|bridge)|\bmcore\b|\bnemo\b")
 _HUGGING_FACE = re.compile(r"\bhf\b|hugging ?face|\btransformers\b")
 _ZERO = re.compile(r"(?:zero|zero stage|stage)[ _-]{0,2}([0-3])(?![0-9])")
 
@@ -131,23 +132,23 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
         named = _ZERO.search(said)
         zero = int(named.group(1)) if named else None
     deepspeed = "deepspeed" in cited or "dspeed" in cited
-    fsdp = "fsdp" in cited or bool(sharding) or whole(row, "fsdp") is not None
+    fsdp = "fsdp" in cited or bool(sharding) or sharded_over(row) not in (None, 1)
     if fsdp:
         zero = _zero_of_sharding(sharding, zero)
     zero = zero or 0
     if zero >= 2 and pp > 1 and not fsdp:
         raise Unusable(f"zero_stage {zero} with pp {pp}: no engine shards gradients across a pipeline")
-    distributed = bool(flag(row, "distributed_optimizer"))
+    distributed = bool(flag(row, "distributed_optimizer")) or "distrib" in words(row, "optimizer")
     named_engine = words(row, "engine").strip()
     if named_engine in _ENGINES:
         engine = named_engine
     elif fsdp:
-        engine = "fsdp"
+        engine = "ddp" if zero == 0 else "fsdp"
     elif (deepspeed or zero) and pp == tp == 1 and _HUGGING_FACE.search(cited):
         engine = "hf-deepspeed"
     elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
         engine = "deepspeed-zero"
-    elif deepspeed or (zero == 1 and not distributed and "megatron-lm" not in cited):
+    elif deepspeed or (zero == 1 and not distributed and not _MEGATRON_CORE.search(cited)):
         engine = "deepspeed-3d"
     else:
         engine = "megatron-lm"
@@ -159,6 +160,8 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
 def checkpoints_on_host(row: Mapping[str, Any], stack: Stack, tp: int) -> bool:
     """Whether kept activations wait on the host: DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and it
     alone splits layers under ZeRO-3."""
+    if any(flag(row, name) for name in ("act_cpu_offload", "activation_cpu_offload", "activations_cpu_offload")):
+        return True
     if stack.engine != "deepspeed-zero" or stack.zero_stage != 3 or recompute_of(row) != "full":
         return False
     return tp > 1 or "megatron" in words(row, "stack") + words(row, "citation")
@@ -168,6 +171,18 @@ def splits_sequence(row: Mapping[str, Any], stack: Stack, tp: int) -> bool:
     """Sequence parallelism: stated, or with it came tensor parallelism to FSDP (PyTorch's parallel styles)."""
     stated = flag(row, "sequence_parallel")
     return stack.engine == "fsdp" and tp > 1 if stated is None else stated
+
+
+def sharded_over(row: Mapping[str, Any]) -> int | None:
+    """`fsdp`: over how many GPUs, None where the row does not say."""
+    return None if isinstance(row.get("fsdp"), bool) else whole(row, "fsdp")
+
+
+def refuse_schedule(row: Mapping[str, Any]) -> None:
+    """Schedules without 1F1B's bubble, or that hold activations otherwise."""
+    said = words(row, "schedule")
+    if re.search(r"zero[ -]?bubble|\bzb|dual ?pipe|chimera|gpipe|all[ -]forward|\bafab\b|v-half", said):
+        raise Unusable(f"schedule {shown(row.get('schedule'))} is not modelled")
 
 
 def offload_of(row: Mapping[str, Any]) -> Offload:

@@ -13,12 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.devices import DEVICES, device_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.published import Published, published
 from hpc_gpt.plan.row_fields import Unusable, flag, needed, shown, whole, words
-from hpc_gpt.plan.row_layout import batch, chunks, degrees, micro_follows, stage_layers
+from hpc_gpt.plan.row_layout import DEFAULT_VOCAB, batch, chunks, degrees, micro_follows, stage_layers
 from hpc_gpt.plan.row_words import (
     checkpoints_on_host,
     compiled_of,
@@ -30,12 +31,13 @@ from hpc_gpt.plan.row_words import (
     recompute_of,
     refuse_context,
     refuse_experts,
+    refuse_schedule,
+    sharded_over,
     splits_sequence,
     stack_of,
 )
 from hpc_gpt.plan.training import Shape, Training
 
-DEFAULT_VOCAB = 51200
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, times tp
 _HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}'
 MachineOf = Callable[[str, int, str | None], Machine]
@@ -143,20 +145,23 @@ def _name(value: object) -> str:
 def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, machine_of: MachineOf) -> Row:
     refuse_experts(row)
     refuse_context(row)
+    refuse_schedule(row)
     device = words(row, "device").strip()
     if not device:
         raise Unusable("device is missing")
+    device = device if device in DEVICES else device_named(str(row["device"])[:200]) or device
     dtype = dtype_of(row, device)
-    missing = [field for field in ("hidden", "layers", "heads", "seq", "micro_bs") if row.get(field) is None]
-    if missing == ["micro_bs"] and micro_follows(row):
-        missing = []
-    if missing:
+    needs = ["hidden", "layers", "heads", "seq", "micro_bs"]
+    missing = [name for name in needs if row.get(name) is None]
+    if missing and missing != ["micro_bs"]:
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
     split = degrees(row, assumed)
     tp, pp, dp = split["tp"], split["pp"], split["dp"]
+    if missing and not micro_follows(row, dp):
+        raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, pp=pp, tp=tp, degrees=degrees_of(row))
-    if (sharded := whole(row, "fsdp")) is not None and sharded != dp:
+    if (sharded := sharded_over(row)) not in (None, 1, dp):
         raise Unusable(f"hybrid sharding is not modelled (fsdp {sharded}, dp {dp})")
     shape = _shape(row, tp, padded=stack.engine not in ("fsdp", "ddp"))
     recompute = recompute_of(row)
