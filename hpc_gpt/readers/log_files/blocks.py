@@ -17,6 +17,7 @@ from hpc_gpt.readers.log_files.prefix import without_colours
 from hpc_gpt.readers.part import Part
 
 _STRETCH = 1 << 16  # bytes
+_MOST_LINES = 1 << 17  # taken at once: each takes more room than an empty line's byte
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class BlockReader:
         if b"\x1b" in data:
             data = without_colours(data.decode("utf-8", "replace")).encode()
         if not data:
-            return
+            return None
         found = np.frombuffer(data, np.uint8)
         newlines = found == 10
         bars = b"\r" in data
         stops = np.flatnonzero(newlines | (found == 13) if bars else newlines)
+        if len(stops) > _MOST_LINES:
+            half = int(stops[len(stops) // 2]) + 1
+            self.take(data[:half])
+            return self.take(data[half:])
         starts = np.concatenate((np.zeros(1, np.int64), stops + 1))
         if bars:
             passed = np.concatenate((np.zeros(1, np.int64), np.cumsum(newlines[stops])))
@@ -66,7 +71,7 @@ class BlockReader:
         self.begun = data[-1] != 10
         block = Block(data, starts, np.append(stops, len(data)), numbers)
         unknown = self._kinds_of(block, found, bars)
-        self._take(block, unknown)
+        return self._take(block, unknown)
 
     def _kinds_of(self, block: Block, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
         """Look up the kind of each line; of those that are not known, the line with its digits made 0."""

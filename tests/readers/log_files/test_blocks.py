@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.log_files import block_steps, lines, step_rows
+from hpc_gpt.readers.log_files import blocks as log_blocks
 from hpc_gpt.readers.log_files.armed import find
 from hpc_gpt.readers.log_files.blocks import BlockReader
 from hpc_gpt.readers.log_files.lines import LineReader, read_lines
@@ -115,6 +116,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_ROWS", 16)
     monkeypatch.setattr(step_rows, "PENDING", 4)
     monkeypatch.setattr(lines, "MOST_PARTS", 4)
+    monkeypatch.setattr(log_blocks, "_MOST_LINES", 3)
     for module in (lines, block_steps):
         monkeypatch.setattr(module, "ALL_TIMERS", 6)
         monkeypatch.setattr(module, "SOME_TIMERS", 4)
