@@ -23,6 +23,8 @@ _SWITCHES = {
     "engine.sequence_parallel": "sequence_parallel",
     "engine.sharded_optimizer": "distributed_optimizer",
     "engine.offload": "offload",
+    "engine.activation_offload": "act_cpu_offload",
+    "engine.partition": "partition",
 }
 _HINT = "give record.json files, report --json files, run folders, the logs folder, or rows like calibration.json's"
 _MOST_FOLDERS = 100_000
@@ -77,16 +79,26 @@ def record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfile
     row["device"] = record.get("device") or profile.device
     row["gpus_per_node"] = profile.gpus_per_node
     row["fabric"] = profile.fabric
-    settings = record.get("settings")
-    for key, name in _SWITCHES.items():
-        value = _dotted(settings, key)
-        if value is not None:
-            row[name] = value
+    row |= _of_settings(record.get("settings"), row["engine"])
     if record.get("attention_used") is not None:
         row["flash_attention"] = record["attention_used"] != "math"
     stages = record.get("memory_reserved_gib")
     if isinstance(stages, list) and stages and all(isinstance(figure, (int, float)) for figure in stages):
         row |= {"memory_gib": max(stages), "memory_kind": "reserved"}
+    return row
+
+
+def _of_settings(settings: object, engine: object) -> dict[str, Any]:
+    """What the switches of one of our own runs say; empty for a run that has none."""
+    row = {name: value for key, name in _SWITCHES.items() if (value := _dotted(settings, key)) is not None}
+    attention = _dotted(settings, "engine.attention")
+    if attention is not None and engine != "megatron-lm":
+        # PyTorch's kernels, of which `math` alone keeps the scores, on any device.
+        row["flash_attention"] = attention != "math"
+    if _dotted(settings, "engine.compile") not in (None, "none", False):
+        row["options"] = "torch.compile"
+    if _dotted(settings, "model.tied") is False:
+        row["untied"] = True
     return row
 
 

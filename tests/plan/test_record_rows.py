@@ -55,6 +55,24 @@ def test_settings_tell_the_switches(tmp_path, profile):
     assert entry.training.sequence_parallel
 
 
+def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
+    path = tmp_path / "record.json"
+    engine = {"attention": "auto", "compile": "blocks", "partition": "layers", "activation_offload": True}
+    settings = {"engine": engine, "model": {"tied": False}}
+    path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
+    (entry,) = read_any(path, profile).rows
+    training = entry.training
+    assert training.flash
+    assert training.compiled
+    assert training.activations_on_host
+    assert training.stage_layers is None
+    assert not training.shape.tied
+    path.write_text(dataclasses.replace(RECORD, settings=settings, attention_used="math").to_json())
+    assert not read_any(path, profile).rows[0].training.flash
+    path.write_text(RECORD.to_json())
+    assert not read_any(path, profile).rows[0].training.flash  # a V100, and no word of it
+
+
 def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"schema": 1, "records": [RECORD.to_tables(), {"run": "x"}, 3]}))
