@@ -24,11 +24,12 @@ class Links:
         self.per_node = max(1, machine.gpus_per_node)
         self.node_b_s = machine.node_gb_s * 1e9 * constants.node
         self.network_b_s = (machine.network_gb_s or _NO_NETWORK_GB_S) * 1e9 * constants.network
+        self.reduction_b_s = self.network_b_s / constants.network * constants.reduction
         self.host_b_s = machine.host_gb_s * 1e9 * 0.8  # what copies reach of PCIe's signalling rate
         self.node_latency_s = machine.node_latency_s * constants.latency
         self.network_latency_s = machine.network_latency_s * constants.latency
 
-    def ring_s(self, size: float, members: int, stride: int = 1) -> float:
+    def ring_s(self, size: float, members: int, stride: int = 1, network_b_s: float | None = None) -> float:
         """Seconds to gather, or to reduce and scatter, `size` bytes among `members`; an all-reduce takes twice that."""
         if members < 2:
             return 0.0
@@ -38,7 +39,7 @@ class Links:
         else:
             inside = max(1, self.per_node // stride)  # members of one group on one node
             groups = self.per_node / inside  # groups that leave a node, each by its share of the ports
-            rate = min(self.node_b_s, self.network_b_s / groups)
+            rate = min(self.node_b_s, (network_b_s or self.network_b_s) / groups)
             # Trees over nodes, rings inside: log of the nodes, not their number.
             latency = (inside - 1) * self.node_latency_s * 0.5 + math.log2(span / self.per_node + 1) * (
                 self.network_latency_s

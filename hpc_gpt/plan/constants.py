@@ -21,7 +21,8 @@ class Constants:
     `attention`: fused attention's rate over that of large products. `host_s`: what the host needs to launch one pass
     over one layer. `node`, `network`: what collectives reach of a link, in a node and between nodes. `latency`: times
     the links' latency a hop of a collective takes. `exposed`: the part of communication that could be hidden behind
-    compute and is not. `step_s`: seconds a step takes beside all that (data, logging, clipping's and scaling's stops).
+    compute and is not. `reduction`: what reducing gradients and gathering sharded parameters reach of the network, when
+    every node speaks. `step_s`: seconds of a step beside all that (data, logs, clipping's and scaling's stops).
     """
 
     gemm: float = 0.765
@@ -32,12 +33,22 @@ class Constants:
     network: float = 0.75
     latency: float = 1.1
     exposed: float = 0.22
+    reduction: float = 0.60
     step_s: float = 0.025
 
 
 DEFAULT = Constants()
 SPREAD = Constants(
-    gemm=0.08, memory=0.15, attention=0.25, host_s=0.6, node=0.25, network=0.3, latency=0.6, exposed=0.6, step_s=0.8
+    gemm=0.08,
+    memory=0.15,
+    attention=0.25,
+    host_s=0.6,
+    node=0.25,
+    network=0.3,
+    latency=0.6,
+    exposed=0.6,
+    reduction=1.0,
+    step_s=0.8,
 )
 
 

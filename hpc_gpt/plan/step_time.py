@@ -139,7 +139,7 @@ class StepModel:
         if training.zero_stage < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
-        takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp)
+        takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp, self.links.reduction_b_s)
         if one_by_one:
             return takes * _PER_PARAMETER_COST + _PER_PARAMETER_S
         return max(0.0, takes - busy) + self.constants.exposed * min(takes, busy)
@@ -150,7 +150,7 @@ class StepModel:
         if training.zero_stage >= 3 or group == 1:
             return 0.0
         size = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
-        takes = 2 * self.links.ring_s(size, group, training.tp)
+        takes = 2 * self.links.ring_s(size, group, training.tp, self.links.reduction_b_s)
         if training.engine in ("ddp", "fsdp") or training.distributed_optimizer:
             # Behind the last micro-batch's backward, and the gathers behind the next step's first forward.
             return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)

@@ -20,13 +20,12 @@ Sample = tuple[Training, Machine, float]
 def _trainings() -> list[Training]:
     large, middle, small = Shape(12288, 48, 96, seq=2048), Shape(6144, 40, 48, seq=2048), Shape(1024, 24, 16)
     out = [
-        Training(large, tp=8, pp=pp, dp=2, micro_batch=micro, micro_batches=32, recompute="full", dtype="fp16")
+        Training(large, tp=8, pp=pp, micro_batch=micro, micro_batches=32, recompute="full", dtype="fp16")
         for pp in (4, 8)
         for micro in (1, 2)
     ]
     out += [
-        Training(middle, tp=16, dp=2, micro_batch=micro, micro_batches=8, recompute="full", dtype="fp16")
-        for micro in (1, 4)
+        Training(middle, tp=16, micro_batch=micro, micro_batches=8, recompute="full", dtype="fp16") for micro in (1, 4)
     ]
     out += [Training(small, tp=tp, micro_batches=16, recompute="full", dtype="fp16") for tp in (1, 2, 4)]
     return out
