@@ -1,0 +1,133 @@
+"""One rank that builds an engine after the other, takes a step with each, and says what model and optimizer hold.
+
+Run as a module with RANK, WORLD_SIZE, LOCAL_RANK and a folder as argument; rank 0 leaves states.json there: of every
+case each rank's place, its parameters, and the bytes of model and optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.layout import Layout
+from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.train.engines.protocol import build_engine
+from tests.distributed.equality_cases import micro_batches
+from tests.distributed.equality_worker import forget
+
+WORLD = 4
+DP4, TP2_DP2, PP2_DP2, TP2_PP2 = Layout(1, 1, 4), Layout(2, 1, 2), Layout(1, 2, 2), Layout(2, 2, 1)
+
+
+def _case(name: str, layout: Layout, dtype: str, **engine: Any) -> Resolved:
+    """Sizes that every group of ranks divides, so that no engine pads its shares; the stages are uneven."""
+    return resolve(
+        Experiment(
+            name="states",
+            model=Model(hidden=32, layers=3, heads=4, vocab=61, seq=16),
+            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
+            layout=LayoutRequest(**asdict(layout), gpus=WORLD, micro_batches=2, global_batch=32),
+            train=Train(steps=2, dtype=dtype, lr=5e-4),  # type: ignore[arg-type]
+        ),
+        ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
+    )
+
+
+CASES = {
+    "3d fp32 zero0 tp2-pp2": _case("deepspeed-3d", TP2_PP2, "fp32", zero_stage=0),
+    "3d fp32 zero1 pp2-dp2": _case("deepspeed-3d", PP2_DP2, "fp32", zero_stage=1),
+    "3d bf16 tp2-pp2": _case("deepspeed-3d", TP2_PP2, "bf16"),
+    "3d bf16 pp2-dp2": _case("deepspeed-3d", PP2_DP2, "bf16"),
+    "zero fp32 stage 1 dp4": _case("deepspeed-zero", DP4, "fp32", zero_stage=1),
+    "zero bf16 stage 2 dp4": _case("deepspeed-zero", DP4, "bf16", zero_stage=2),
+    "zero bf16 stage 3 dp4": _case("deepspeed-zero", DP4, "bf16", zero_stage=3),
+    "zero fp32 stage 3 tp2-dp2": _case("deepspeed-zero", TP2_DP2, "fp32", zero_stage=3),
+    "fsdp fp32 dp4": _case("fsdp", DP4, "fp32"),
+    "fsdp bf16 tp2-dp2": _case("fsdp", TP2_DP2, "bf16"),
+    "ddp fp32": _case("ddp", DP4, "fp32"),
+    "ddp bf16": _case("ddp", DP4, "bf16"),
+    "ddp bf16 sharded": _case("ddp", DP4, "bf16", sharded_optimizer=True),
+}
+
+
+def measure(resolved: Resolved) -> dict[str, Any]:
+    """What this rank holds of the engine after one step."""
+    engine: Any = build_engine(resolved, torch.device("cpu"))
+    engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 0)))
+    parameters = list(engine.module.parameters())
+    model = _storages(_held(parameter) for parameter in parameters)
+    own = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizer
+    optimizer = _storages(chain(_of_optimizer(getattr(own, "optim", own)), _masters(engine)))
+    return {
+        "at": (engine.tp_rank, engine.pp_rank, engine.dp_rank),
+        "parameters": sum(_count(parameter, resolved.layout.dp) for parameter in parameters),
+        "model_bytes": sum(model.values()),
+        "optimizer_bytes": sum(size for place, size in optimizer.items() if place not in model),
+    }
+
+
+def _held(parameter: Any) -> Tensor:
+    """What of a parameter is this rank's own: of ZeRO-3 and FSDP its share."""
+    share = getattr(parameter, "ds_tensor", parameter)
+    return share.to_local() if hasattr(share, "to_local") else share
+
+
+def _count(parameter: Any, dp: int) -> int:
+    """Of the parameter, before it is dealt out over dp."""
+    if hasattr(parameter, "to_local"):
+        return int(_held(parameter).numel()) * dp
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _masters(engine: Any) -> Iterator[Tensor]:
+    """fp32 weights that the optimizer is only lent: ZeRO-3's between steps, those of other ranks' shares under ddp."""
+    yield from getattr(getattr(getattr(engine, "_engine", None), "optimizer", None), "fp32_partitioned_groups_flat", ())
+    masters = getattr(engine, "_masters", None)
+    yield from masters.masters if masters is not None else ()
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What it updates, and its moments; the count of steps is no state of a parameter's size."""
+    for group in optimizer.param_groups:
+        yield from (_held(parameter) for parameter in group["params"])
+    for state in optimizer.state.values():
+        yield from (_held(value) for value in state.values() if isinstance(value, Tensor) and value.ndim)
+
+
+def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
+    """Bytes of every piece of memory by its address, each once however many tensors look at it."""
+    found = (tensor.detach().untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    states = {}
+    for number, (name, resolved) in enumerate(CASES.items()):
+        meeting = f"file://{folder / f'meeting-{number}'}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
+        found: list[Any] = [None] * WORLD
+        dist.all_gather_object(found, measure(resolved))
+        states[name] = found
+        forget()
+    if rank == 0:
+        (folder / "states.json").write_text(json.dumps(states))
+    (folder / f"done-{rank}").touch()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

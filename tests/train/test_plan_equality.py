@@ -1,0 +1,104 @@
+"""The planner against the trainer: parameters of each stage, bytes of model and optimizer, FLOPs of a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hpc_gpt.formulas import tflops_hardware, tflops_model
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.plan.memory import predict_memory
+from hpc_gpt.plan.parameters import stage_params
+from hpc_gpt.plan.translation import training_of
+from hpc_gpt.presets import preset
+from tests.distributed.ranks import launch_ranks
+from tests.train.plan_states import CASES, WORLD
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What every rank held of every case, by its name: one launch."""
+    folder = tmp_path_factory.mktemp("states")
+    launch_ranks("tests.train.plan_states", WORLD, folder)
+    found: dict[str, list[dict[str, Any]]] = json.loads((Path(folder) / "states.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_of_each_stage_are_those_of_the_engine(name: str, states: dict[str, list[dict[str, Any]]]) -> None:
+    predicted = stage_params(training_of(CASES[name]))
+    for rank in states[name]:
+        assert rank["parameters"] == predicted[rank["at"][1]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_model_and_optimizer_are_those_of_the_engine(
+    name: str, states: dict[str, list[dict[str, Any]]]
+) -> None:
+    memory = predict_memory(training_of(CASES[name]))
+    for stage, predicted in enumerate(memory.stages):
+        ranks = [rank for rank in states[name] if rank["at"][1] == stage]
+        model = [rank["model_bytes"] for rank in ranks]
+        optimizer = [rank["optimizer_bytes"] for rank in ranks]
+        assert model == [pytest.approx(predicted.parameters * 2**30, abs=1e-3)] * len(ranks)
+        if "sharded" in name:  # whole parameters at a time: alike in the sum alone
+            optimizer = [sum(optimizer) / len(ranks)] * len(ranks)
+        assert optimizer == [pytest.approx(predicted.optimizer * 2**30, abs=1e-3)] * len(ranks)
+
+
+def _counted(shape: ModelShape, batch: int = 1) -> int:
+    """FLOPs of a forward and backward pass, as torch counts them: no numbers, only shapes; attention written out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InitialWeights, "normal", lambda self, name, size, std=0.0: torch.empty(size, device="meta"))
+        model = Gpt(shape, seed=1).to("meta")
+    tokens = torch.zeros(batch, shape.seq, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens, tokens).backward()
+    return int(counter.get_total_flops())
+
+
+SHAPES = {
+    "tiny": ModelShape(hidden=32, layers=3, heads=4, vocab=61, seq=16),
+    "untied": ModelShape(hidden=64, layers=2, heads=2, vocab=100, seq=48, tied=False),
+    "gpt2": preset("gpt2"),
+    "gpt2-xl": preset("gpt2-xl"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_hardware_flops_without_recomputation_are_those_that_torch_counts(name: str) -> None:
+    shape = SHAPES[name]
+    figure = tflops_hardware(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        seq=shape.seq,
+        vocab=shape.padded_vocab,
+        global_batch=2,
+        gpus=1,
+        step_s=1.0,
+        recompute="none",
+    )
+    assert round(figure * 1e12) == pytest.approx(_counted(shape, batch=2), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl"])
+def test_model_flops_are_those_that_torch_counts_to_a_percent(name: str) -> None:
+    shape = SHAPES[name]
+    figure = tflops_model(
+        params=shape.params,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        seq=shape.seq,
+        global_batch=1,
+        gpus=1,
+        step_s=1.0,
+    )
+    assert figure * 1e12 == pytest.approx(_counted(shape), rel=0.01)
