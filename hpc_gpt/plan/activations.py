@@ -5,7 +5,7 @@ a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)); with sequence paral
 Here the 24 is taken apart, so that grouped queries and gated MLPs follow: Q 2, K and V 2 kv/a each, the attention's
 output 2, and of the MLP 4 ffn/h (8 ffn/h gated: both projections, the gate's output, the product). Of the 10, 2 are
 masks of dropout, and of the 5 of attention's scores 3 are: models without biases train without it, and FSDP and DDP
-came when nobody pretrained with it any more.
+came when nobody pretrained with it any more (`has_dropout`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,15 @@ def layer_bytes(training: Training) -> LayerBytes:
         training.sequence_parallel,
         training.flash,
         training.dtype == "fp32",
-        training.shape.biases and training.engine not in ("fsdp", "ddp"),
+        has_dropout(training),
     )
+
+
+def has_dropout(training: Training) -> bool:
+    """Whether layers keep masks of dropout: GPT-2's kind in Megatron, and in others' DeepSpeed; ours has none."""
+    if training.engine in ("fsdp", "ddp") or not training.shape.biases:
+        return False
+    return training.engine == "megatron-lm" or training.bytes_rule is not None
 
 
 @lru_cache(maxsize=8192)

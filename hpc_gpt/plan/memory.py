@@ -9,6 +9,7 @@ into the holes it left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import overload
 
 from hpc_gpt.plan.activations import (
@@ -41,14 +42,18 @@ def predict_memory(training: Training, machine: Machine | None = None) -> Memory
     within it as long as what is allocated does. A stage is worked out when it is asked for.
     """
     layers = layers_of_stages(training)
-    # Of stages in the middle with as many layers, the first has most in flight and needs most.
+    return Memory(_Stages(training, layers, machine.memory_gib if machine else None), _extremes(layers))
+
+
+@lru_cache(maxsize=4096)
+def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """First, last, and of those between with as many layers the first, which has most in flight."""
     first_of = {count: stage for stage, count in reversed([*enumerate(layers)][1:-1])}
-    extremes = (*{0, training.pp - 1, *first_of.values()},)
-    return Memory(_Stages(training, layers, machine.memory_gib if machine else None), extremes)
+    return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
 
 
 def fits(memory: Memory, machine: Machine) -> bool:
-    """Whether what nvidia-smi would show of the stage that decides is within the card."""
+    """Whether what nvidia-smi would show of the stage that decides is within the card; `memory` predicted for it."""
     return memory.stages[memory.deciding].nvidia_smi <= machine.memory_gib
 
 
@@ -57,9 +62,9 @@ def logit_bytes(training: Training) -> float:
 
     Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
     micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less; with
-    ZeRO's engine, the 16-bit gradient too before any of them is gone. transformers' own stays in 16 bits: logits,
-    their shifted copy, log-softmax and two gradients. A kernel of its own: logits and gradients, 2 + 2.
+    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less.
+    transformers' own stays in 16 bits: logits, their shifted copy, log-softmax and two gradients. A kernel of its own:
+    logits and gradients, 2 + 2.
     """
     if training.fused_loss:
         return 4.0
@@ -67,8 +72,6 @@ def logit_bytes(training: Training) -> float:
         return 16.0
     if training.engine in ("megatron-lm", "hf-deepspeed"):
         return 10.0
-    if training.engine == "deepspeed-zero":
-        return 16.0
     return 10.0 if training.compiled and training.engine in ("fsdp", "ddp") else 14.0
 
 

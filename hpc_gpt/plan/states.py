@@ -7,6 +7,7 @@ gradient, and a flat copy for the all-reduce (Megatron-LM 2.4; planner README: 2
 megatron: 2 + 4 + 12, one fp32 gradient buffer; distributed optimizer 6 + 12/dp (Megatron-LM, docs of dist_optimizer).
 deepspeed-fp16: ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the step 4/dp more; ZeRO-2 2 + 14/dp;
 ZeRO-3 16/dp (Rajbhandari et al. 2020, section 5; DeepSpeed runtime/fp16/fused_optimizer.py and runtime/zero).
+deepspeed-bf16: the same with gradients summed in fp32 (data_types.grad_accum_dtype), 4 each and no copy in the step.
 bf16-optimizer: 2 + (2 + 4) + 12/dp (DeepSpeed runtime/bf16_optimizer.py).
 bf16-optimizer-immediate: 2 + 4 + 12/dp, a 16-bit gradient being added to its fp32 sum at once (immediate_grad_update).
 masters: 2 + 4 + 4 + 8, the moments over dp if sharded (train/engines/master_weights.py).
@@ -26,6 +27,7 @@ RULES = (
     "megatron-2021-fp16",
     "megatron",
     "deepspeed-fp16",
+    "deepspeed-bf16",
     "bf16-optimizer",
     "bf16-optimizer-immediate",
     "masters",
@@ -67,9 +69,11 @@ def rule_of(training: Training) -> str:
         return "masters"
     if engine == "megatron-lm":
         return "megatron"
-    if engine == "deepspeed-3d" and dtype == "bf16":
-        return "bf16-optimizer-immediate"
-    return "deepspeed-fp16"
+    if dtype == "fp16":
+        return "deepspeed-fp16"
+    # As ds_config.shards_in_bf16_optimizer has it.
+    in_bf16_optimizer = engine == "deepspeed-3d" or (training.zero_stage <= 1 and training.offload == "none")
+    return "bf16-optimizer-immediate" if in_bf16_optimizer else "deepspeed-bf16"
 
 
 def held(training: Training) -> Held:
@@ -101,19 +105,21 @@ def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Of
         states = Held(4 / dp + (2 if whole else 0), 4 / dp, 8 / dp, 4 / dp, 0, 4 / dp)
         return _all_on_host(states) if offload == "full" else states
     if rule == "fp32":
-        return _zero(stage, dp, offload, weight=4, master=4 if stage else 0, sharded=sharded)
-    return _zero(stage, dp, offload, weight=4 if fp32 else 2, master=4, sharded=sharded)
+        return _zero(stage, dp, offload, weight=4, gradient=4, master=4 if stage else 0, sharded=sharded)
+    weight = 4 if fp32 else 2
+    gradient = 4 if rule == "deepspeed-bf16" else weight
+    return _zero(stage, dp, offload, weight=weight, gradient=gradient, master=4, sharded=sharded)
 
 
-def _zero(stage: int, dp: int, offload: Offload, *, weight: int, master: int, sharded: bool) -> Held:
+def _zero(stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, master: int, sharded: bool) -> Held:
     """ZeRO's stages: the optimizer over dp from 1 on, gradients from 2, weights in 3.
 
     The optimizer works on fp32 copies of its share of the gradients, made in the step and freed after it.
     """
     parameters = weight / dp if stage == 3 else float(weight)
-    gradients = weight / dp if stage >= 2 else float(weight)
+    gradients = gradient / dp if stage >= 2 else float(gradient)
     optimizer = (master + 8) / (dp if stage >= 1 or sharded else 1)
-    copy = (4 / dp if stage >= 1 else 4.0) if weight == 2 else 0.0
+    copy = (4 / dp if stage >= 1 else 4.0) if gradient == 2 else 0.0
     host = 0.0
     if offload != "none" and stage >= 1:
         # The host has master, moments and the fp32 gradients; with ZeRO-2 and -3 a gradient leaves as it comes.

@@ -113,7 +113,8 @@ def test_states_fall_with_every_zero_stage(engine: str, dtype: str) -> None:
 
     found = [states(stage) for stage in range(4)]
     assert found == sorted(found, reverse=True)
-    assert found[3] == pytest.approx(found[0] / 8, rel=0.3)
+    params = stage_params(Training(SMALL))[0] / GIB
+    assert 16 / 8 * params <= found[3] <= 18 / 8 * params
 
 
 @pytest.mark.parametrize("engine", ["megatron-lm", "deepspeed-3d"])
@@ -159,6 +160,7 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
         ("deepspeed-fp16", 1, 0, False, 16, 20),
         ("deepspeed-fp16", 4, 1, False, 7, 8),
         ("deepspeed-fp16", 4, 3, False, 4, 5),
+        ("deepspeed-bf16", 4, 3, False, 4.5, 4.5),
         ("bf16-optimizer", 4, 1, False, 11, 11),
         ("bf16-optimizer-immediate", 4, 1, False, 9, 9),
         ("masters", 1, 0, False, 18, 18),
