@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
 from hpc_gpt.errors import ConfigError
 
@@ -92,8 +92,13 @@ def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
         if parts and not is_dataclass(kind):
             break
         parts.append(str(part))
-        kind = get_type_hints(kind).get(str(part)) if is_dataclass(kind) else None
+        kind = _table_in(get_type_hints(kind).get(str(part))) if is_dataclass(kind) else None
     return ".".join(parts)
+
+
+def _table_in(hint: Any) -> Any:
+    """The dataclass of a table that may be left out; any other type as it is."""
+    return next((kind for kind in get_args(hint) if is_dataclass(kind)), hint)
 
 
 def _words(kind: type, key: str, fault: Any) -> str:
@@ -106,7 +111,7 @@ def _words(kind: type, key: str, fault: Any) -> str:
         return f"{words}; {match}" if match else words
     table: Any = kind
     for part in tables:
-        table = get_type_hints(table).get(part) if is_dataclass(table) else None
+        table = _table_in(get_type_hints(table).get(part)) if is_dataclass(table) else None
     known = _field_names(table)
     # A key that another table has was put in the wrong one.
     elsewhere = [f"{other}.{name}" for other, of in get_type_hints(kind).items() if name in _field_names(of)]

@@ -1,0 +1,173 @@
+"""The machine of a device, a fabric, a profile; and what is asked for where they do not tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.devices import DEVICES
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan.fabrics import link_gb_s, parse_fabric
+from hpc_gpt.plan.machines import check_reach, machine_named, machine_of
+
+SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "site.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_every_device_has_its_rates_and_a_source(device):
+    machine = machine_named(device.name, 4, None)
+    rates = (machine.memory_gib, machine.memory_gb_s, machine.node_gb_s, machine.host_gb_s, *device.peaks.values())
+    assert all(math.isfinite(rate) and rate > 0 for rate in rates)
+    assert machine.host_gb_s <= machine.memory_gb_s
+    assert device.source
+    # Seconds to read the whole memory once: no data sheet is off by a power of ten.
+    assert 0.01 < machine.memory_gib * 2**30 / (machine.memory_gb_s * 1e9) < 0.5
+
+
+def test_newer_nvlinks_are_faster_and_a_devices_is_its_generations():
+    rates = [link_gb_s("nvlink", generation) for generation in range(1, 6)]
+    assert rates == sorted(rates)
+    assert machine_named("v100-32g", 4, "omni-path 4x100G").node_gb_s == link_gb_s("nvlink", 2)
+    assert machine_named("h200", 8, "nvlink").node_gb_s == link_gb_s("nvlink", 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "gb_s"),
+    [
+        ("omni-path 4x100G", 50),
+        ("infiniband 8x200G", 200),
+        ("infiniband 8xHDR", 200),
+        ("ib 3200 Gbps", 400),
+        ("roce 1600G", 200),
+        ("RoCE 8 x 400 Gb/s", 400),
+        ("roce 1.6T", 200),
+        ("ethernet 100GbE", 12.5),
+        ("nvlink + infiniband 4x200G", 100),
+        ("infiniband 4x200G + ethernet 2x100G", 125),
+        ("nvlink", 0),
+        ("pcie", 0),
+    ],
+)
+def test_what_a_fabric_brings_a_node(words, gb_s):
+    assert parse_fabric(words).network_gb_s == pytest.approx(gb_s)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("infiniband", "tells no rate"),
+        ("infiniband 0x200G", "tells no rate"),
+        ("infiniband fast", "tells no rate"),
+        ("infinband 4x200G", "no kind 'infinband'"),
+        ("4x200G", "no kind '4x200g'"),
+        ("", "no kind ''"),
+        ("omni-path 99999999999999999999x100G", "tells no rate"),
+    ],
+)
+def test_a_fabric_that_is_none_is_told_with_what_to_write(words, told):
+    with pytest.raises(ConfigError, match=re.escape(told)) as fault:
+        parse_fabric(words)
+    assert re.search(r"KIND NxRATEG|4x200G|did you mean infiniband", fault.value.hint)
+
+
+def test_pcie_in_a_node_is_the_hosts_link_and_an_unknown_generation_an_error():
+    assert machine_named("a100-80g", 8, "pcie + infiniband 1x200G").node_gb_s == DEVICES["a100-80g"].host_gb_s
+    with pytest.raises(ConfigError, match="no nvlink generation 9"):
+        machine_named("a100-80g", 8, "nvlink9")
+    with pytest.raises(ConfigError, match="cpu has no NVLink"):
+        machine_named("cpu", 8, "nvlink")
+
+
+def test_nvlink_that_joins_hosts_makes_one_node_of_them():
+    machine = machine_named("gb200", 4, "infiniband 4x400G")
+    assert (machine.gpus_per_node, machine.network_gb_s) == (72, 18 * 200)
+    assert machine_named("gb200", 72, "nvlink").gpus_per_node == 72
+    assert machine_named("b200", 8, "nvlink").gpus_per_node == 8
+
+
+@pytest.mark.parametrize("device", ["mi300x", "", "A100", "v100-32"])
+def test_an_unknown_device_is_an_error_and_never_a_default(device):
+    with pytest.raises(ConfigError, match="is not known") as fault:
+        machine_named(device, 8, "nvlink")
+    assert re.search(r"did you mean|known: v100-16g", fault.value.hint)
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_shipped_profiles_tell_all_or_say_what_is_missing(name):
+    profile = load_profile(name)
+    if profile.device is not None:
+        assert machine_of(profile).network_gb_s > 0
+    else:
+        with pytest.raises(ConfigError, match=f"^profile {name} names no device$") as fault:
+            machine_of(profile)
+        assert "device =" in fault.value.hint
+
+
+def test_jean_zay():
+    machine = machine_of(load_profile("jean-zay-v100-32g"))
+    assert (machine.device, machine.gpus_per_node, machine.network_gb_s) == ("v100-32g", 4, 50)
+    assert "bf16" not in machine.peak_tflops
+
+
+def test_a_profile_without_a_fabric_is_told_which_fields_to_give():
+    with pytest.raises(ConfigError, match=r"^profile site names no fabric$") as fault:
+        machine_of(replace(SITE, fabric=None))
+    assert "network_gb_s" in fault.value.hint
+
+
+def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):
+    text = 'device = "a100-80g"\n[machine]\nnetwork_gb_s = 90.0\nmemory_gib = 70.0\nhost_memory_gib = 900\n'
+    machine = machine_of(load_profile(write(tmp_path, text)))
+    assert (machine.network_gb_s, machine.memory_gib, machine.host_memory_gib) == (90.0, 70.0, 900)
+    assert machine.memory_gb_s == DEVICES["a100-80g"].memory_gb_s
+
+
+def test_a_device_of_ones_own_needs_its_figures(tmp_path):
+    own = 'device = "mi300x"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
+    with pytest.raises(ConfigError, match=r"lacks peak_tflops, node_gb_s, host_gb_s"):
+        machine_of(load_profile(write(tmp_path, own)))
+    whole = own + "node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\nbf16 = 1307.4\n"
+    machine = machine_of(load_profile(write(tmp_path, whole)))
+    assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi300x", 400, {"bf16": 1307.4})
+
+
+@pytest.mark.parametrize("figure", ["nan", "inf", "0.0", "-3.0"])
+def test_figures_that_are_none_are_refused_with_the_file(tmp_path, figure):
+    path = write(tmp_path, f'device = "a100-80g"\n[machine]\nnode_gb_s = {figure}\n[machine.peak_tflops]\nfp16 = 1.0\n')
+    with pytest.raises(ConfigError, match=r"site\.toml: machine\.node_gb_s is"):
+        load_profile(path)
+
+
+def test_a_misspelt_figure_is_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown key machine\.node_gbs; did you mean node_gb_s"):
+        load_profile(write(tmp_path, "[machine]\nnode_gbs = 3\n"))
+
+
+def test_more_gpus_than_a_node_has_need_a_network():
+    alone = machine_named("a100-80g", 8, "nvlink")
+    check_reach(alone, 8)
+    with pytest.raises(ConfigError, match="16 GPUs are more than the 8 of a node"):
+        check_reach(alone, 16)
+    check_reach(machine_of(SITE), 16)
+
+
+@pytest.mark.shared
+def test_every_machine_of_the_published_rows_is_known(shared):
+    planner = shared / "planner"
+    rows = json.loads((planner / "open.json").read_text())["rows"]
+    for found in json.loads((planner / "calibration.json").read_text())["clusters"].values():
+        rows += found
+    machines = {(row["device"], row["gpus_per_node"], row["fabric"]) for row in rows}
+    assert all(machine_named(*each).memory_gib > 0 for each in machines)
