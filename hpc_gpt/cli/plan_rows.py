@@ -27,19 +27,22 @@ def run_validate(
     calibration: str | None = None,
     cross_validate: bool = False,
     as_json: bool = False,
+    cluster: str | None = None,
 ) -> None:
     """Predicts every row of a file and prints it beside what was published. Writes nothing.
 
-    `calibration` names a cluster of `calibrate_files`, or without them a cluster profile with a [calibration].
+    `calibration` names a cluster of `calibrate_files`, or without them a cluster profile with a [calibration]. Records
+    among `calibrate_files` are of the machine of profile `cluster`.
     """
     rows = read_rows(rows_file)
-    clusters = _clusters(calibrate_files)
+    profile = load_profile(cluster) if cluster is not None else None
+    others = [row for path in calibrate_files for row in read_any(path, profile).rows]
+    clusters = calibrate_clusters(others)
     always = _always(calibration, clusters, given=bool(calibrate_files))
     entries = predict_rows(rows, choosing(clusters, always))
     scores = score(predicted_only(entries))
     crossed: dict[str, Scores] = {}
     if cross_validate:
-        others = [row for path in calibrate_files for row in read_any(path, None).rows]
         known = {(row.source, row.id) for row in others}
         every = [*others, *(row for row in rows.rows if (row.source, row.id) not in known)]
         crossed["without the source"] = score(without_source(every))
@@ -90,37 +93,38 @@ def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None =
 
 
 def _fitted_for(profile: ClusterProfile, rows: Sequence[Row], calibration: str | None) -> Calibrated:
-    """The rows that are of the profile's machine, or of the cluster that is named, fitted."""
+    """The rows of the cluster that is named, fitted; else those of the profile's machine.
+
+    Of several clusters of the same device and node size the one of the profile's name, else of its fabric, counts.
+    """
+    names = dict.fromkeys(row.cluster for row in rows if row.cluster)
     if calibration is not None:
-        names = dict.fromkeys(row.cluster for row in rows if row.cluster)
-        rows = [row for row in rows if row.cluster == calibration]
-        if not rows:
+        chosen = [row for row in rows if row.cluster == calibration]
+        if not chosen:
             raise ConfigError(
                 f"no cluster {calibration!r:.60} among the rows", f"there are {', '.join(names) or 'no named ones'}"
             )
     else:
         device, per_node = profile.device, profile.gpus_per_node
-        rows = [row for row in rows if (row.machine.device, row.machine.gpus_per_node) == (device, per_node)]
-        names = dict.fromkeys(row.cluster for row in rows if row.cluster)
-        if len(names) > 1:
-            raise ConfigError(
-                f"{len(names)} clusters have nodes of {per_node} {device}: {', '.join(names)}",
-                "choose one with --calibration NAME",
-            )
-        if not rows:
+        alike = [row for row in rows if (row.machine.device, row.machine.gpus_per_node) == (device, per_node)]
+        if not alike:
             raise ConfigError(
                 f"no row is of profile {profile.name}: {per_node} {device} a node",
                 "give rows of that device and node size, or choose a cluster with --calibration NAME",
             )
-    if not fastest(rows):
+        own = [row for row in alike if row.cluster == profile.name]
+        chosen = own or [row for row in alike if row.fabric == (profile.fabric or "").lower()] or alike
+        together = dict.fromkeys(row.cluster for row in chosen if row.cluster)
+        if len(together) > 1:
+            click.echo(
+                f"note: fitted to rows of {', '.join(together)} together; --calibration NAME takes those of one",
+                err=True,
+            )
+    if not fastest(chosen):
         raise ConfigError(
             "no row tells the time of a step", "calibrating needs sec_per_iter or another figure of speed"
         )
-    return calibrate(profile.name, rows)
-
-
-def _clusters(files: Sequence[Path]) -> list[Calibrated]:
-    return calibrate_clusters([row for path in files for row in read_any(path, None).rows])
+    return calibrate(profile.name, chosen)
 
 
 def _always(calibration: str | None, clusters: Sequence[Calibrated], *, given: bool) -> Calibrated | None:

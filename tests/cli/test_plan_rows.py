@@ -101,6 +101,22 @@ def test_calibrate_stores_in_the_users_profile(own_folders, clusters_file):
     assert {entry["calibration"] for entry in json.loads(validated.stdout)["rows"]} == {"a100-80g-8"}
 
 
+def test_without_a_name_the_cluster_of_the_profiles_machine_counts(own_folders, tmp_path):
+    path = tmp_path / "clusters.json"
+    opa = {"fabric": "omni-path 4x100G", "source": "opa"}
+    clusters = {"opa": made_rows(**opa), "ib": made_rows(), "v100": [row(device="v100-32g", gpus_per_node=4)]}
+    path.write_text(json.dumps({"clusters": clusters}))
+    done = hpc_gpt("plan", "--calibrate", path, "--cluster", "a100-80g-8")
+    assert done.code == 0, done.stderr
+    assert "together" not in done.stderr
+    assert load_profile("a100-80g-8").calibration.rows == 4
+    clusters["ib too"] = clusters["ib"]
+    path.write_text(json.dumps({"clusters": clusters}))
+    done = hpc_gpt("plan", "--calibrate", path, "--cluster", "a100-80g-8")
+    assert done.code == 0, done.stderr
+    assert "note: fitted to rows of ib, ib too together; --calibration NAME takes those of one" in done.stderr
+
+
 def test_records_calibrate_too(own_folders, tmp_path):
     from hpc_gpt.record import Record
 
@@ -136,11 +152,6 @@ def test_a_file_of_neither_shape_is_one_line_and_a_hint(own_folders, tmp_path, t
 
 
 def test_what_calibrating_needs(own_folders, rows_file, clusters_file, tmp_path):
-    done = hpc_gpt("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8")
-    assert done.code == 2
-    message, hint = error_of(done)
-    assert "ours, other" in message
-    assert "--calibration" in hint
     done = hpc_gpt("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8", "--calibration", "none")
     assert done.code == 2
     assert "ours, other" in error_of(done)[1]
