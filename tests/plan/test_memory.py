@@ -114,7 +114,7 @@ def test_states_fall_with_every_zero_stage(engine: str, dtype: str) -> None:
     found = [states(stage) for stage in range(4)]
     assert found == sorted(found, reverse=True)
     params = stage_params(Training(SMALL))[0] / GIB
-    assert 16 / 8 * params <= found[3] <= 18 / 8 * params
+    assert 16 / 8 * params <= found[3] <= (20 if dtype == "fp32" else 18) / 8 * params
 
 
 @pytest.mark.parametrize("engine", ["megatron-lm", "deepspeed-3d"])
