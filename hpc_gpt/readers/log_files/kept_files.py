@@ -1,7 +1,7 @@
 """Where what was read of a file is kept between two reports, so that the second reads what was appended and no more.
 
 Kept under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`, in `report/`: one file for each
-that is read of more than 1 MB, readable to its owner only, as arrays and JSON. HPC_GPT_CACHE=off keeps nothing. A
+that is not small, readable to its owner only, as arrays and JSON. HPC_GPT_CACHE=off keeps nothing. A
 folder that cannot be written, or that is not one's own, is left alone without a word. The least recently used are
 removed above 256 MiB.
 """
@@ -53,10 +53,10 @@ def kept_folder() -> Path | None:
     return (Path(named) if named else caches / "hpc-gpt") / "report"
 
 
-def kept_file(path: Path, device: int, inode: int, size: int) -> Path | None:
-    """Where it is kept for one file; None for a small one."""
+def kept_file(path: Path, device: int, inode: int, size: int, least: int = LEAST_BYTES) -> Path | None:
+    """Where it is kept for one file; None for one of fewer than `least` bytes."""
     folder = kept_folder()
-    if folder is None or size < LEAST_BYTES:
+    if folder is None or size < least:
         return None
     key = f"{os.path.realpath(path)}\0{device}\0{inode}"
     return folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"

@@ -19,6 +19,7 @@ from hpc_gpt.readers.part import Column
 KEYS = ("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s", "time")
 MEMORY = ("memory_allocated_gib", "memory_reserved_gib")
 _CHUNK = 1 << 22  # bytes of lines that are parsed at once
+_LEAST_KEPT = 50_000  # bytes of a file of which anything is kept: parsing takes longer than for a log's lines
 
 
 def _no_lines() -> NDArray[np.int64]:
@@ -94,10 +95,11 @@ class _Lines:
             self.damaged += len(objects) - len(sound)
             numbers, objects = [number for number, _ in sound], [values for _, values in sound]
         self.line.append(np.array(numbers, np.int64))
+        columns = _columns(objects)
         for key in KEYS:
-            self.columns[key].append(_column([values.get(key) for values in objects]))
+            self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
         for key in MEMORY:
-            found_stages = [values.get(key) for values in objects]
+            found_stages = columns.get(key, ())
             if any(found_stages):
                 for stages in set(map(_stages, found_stages)):
                     _raise_peaks(self.peaks, key, stages)
@@ -129,7 +131,7 @@ def _read(path: Path) -> _Lines:
         return lines
     with contextlib.suppress(OSError), open(path, "rb") as file:
         about = os.fstat(file.fileno())
-        kept = kept_files.kept_file(path, about.st_dev, about.st_ino, about.st_size)
+        kept = kept_files.kept_file(path, about.st_dev, about.st_ino, about.st_size, _LEAST_KEPT)
         if kept is not None:
             lines = _kept(kept, file, about)
         file.seek(lines.offset)
@@ -156,7 +158,7 @@ def _kept(kept: Path, file: BinaryIO, about: os.stat_result) -> _Lines:
         rewritten = state["size"] == about.st_size and state["changed_ns"] != about.st_mtime_ns
         if not rewritten and offset <= about.st_size and state["bytes"] == kept_files.digest(_bytes_at(file), offset):
             os.utime(kept)
-            columns = {key: [arrays[key]] for key in KEYS}
+            columns = {key: [column] for key, column in zip(KEYS, arrays["columns"], strict=True)}
             return _Lines(columns, [arrays["line"]], state["peaks"], state["damaged"], state["passed"], offset)
     return _Lines()
 
@@ -172,7 +174,7 @@ def _keep(kept: Path, file: BinaryIO, about: os.stat_result, lines: _Lines) -> N
     with contextlib.suppress(OSError, ValueError):
         state |= {"size": about.st_size, "changed_ns": about.st_mtime_ns}
         state["bytes"] = kept_files.digest(_bytes_at(file), lines.offset)
-        kept_files.store(kept, state, {**columns, "line": line})
+        kept_files.store(kept, state, {"columns": np.stack([columns[key] for key in KEYS]), "line": line})
 
 
 def _bytes_at(file: BinaryIO) -> Callable[[int, int], bytes]:
@@ -202,10 +204,18 @@ def _has_step(values: Any) -> bool:
     return isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 2**53
 
 
+def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
+    """The values of each key; None where a line lacks it."""
+    kinds = set(map(tuple, objects))
+    if len(kinds) == 1:  # a run writes the same keys in the same order, line after line
+        return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
+    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY)}
+
+
 _PLAIN = {int, float, bool, type(None)}
 
 
-def _column(values: list[Any]) -> Column:
+def _column(values: Sequence[Any]) -> Column:
     """The values as numbers, NaN for what is none."""
     if set(map(type, values)) <= _PLAIN:
         try:

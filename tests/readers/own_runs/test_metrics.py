@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.log_files import kept_files
 from hpc_gpt.readers.own_runs import metrics as own_metrics
 from hpc_gpt.readers.own_runs.metrics import KEYS, Metrics, read_metrics
 from hpc_gpt.run_folder import read_json, read_json_lines
@@ -108,7 +107,7 @@ def test_what_is_kept_and_what_was_appended_are_what_is_read_anew(tmp_path_facto
     folder = tmp_path_factory.mktemp("metrics")
     path = folder / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
-    monkeypatch.setattr(kept_files, "LEAST_BYTES", 1)
+    monkeypatch.setattr(own_metrics, "_LEAST_KEPT", 1)
     for lines in pieces:
         text = ("\n".join(lines) + "\n").encode("utf-8", "replace")
         with path.open("ab") as file:
