@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.plan.rows import rows_of
 from hpc_gpt.plan.scores import score
@@ -173,3 +175,40 @@ def test_no_value_of_any_field_puts_a_nan_into_the_output(field):
     entries = predict(*({**row(), field: value} for value in HOSTILE))
     json.dumps([as_table(entry) for entry in entries], allow_nan=False)
     json.dumps(score(predicted_only(entries)).to_tables(), allow_nan=False)
+
+
+@given(
+    split=st.tuples(st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 16]), st.sampled_from([1, 6, 512])),
+    shape=st.tuples(
+        st.sampled_from([1, 8, 64, 100]), st.sampled_from([16, 33, 200]), st.sampled_from([1, 2048, 10**6])
+    ),
+    batch=st.tuples(st.sampled_from([1, 7, 4096]), st.sampled_from([1, 5, 10_000])),
+    fields=st.fixed_dictionaries(
+        {
+            "device": st.sampled_from(["v100-16g", "a100-80g", "gb300"]),
+            "dtype": st.sampled_from(["fp16", "bf16", "fp32", None]),
+            "recompute": st.sampled_from(["none", "selective", "full", None]),
+            "zero_stage": st.sampled_from([0, 1, 3, None]),
+            "stack": st.sampled_from([None, "Megatron-LM", "Megatron-DeepSpeed", "HF + DeepSpeed"]),
+            "sharding": st.sampled_from([None, None, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]),
+            "vp": st.sampled_from([None, 1, 2]),
+            "fabric": st.sampled_from(["nvlink", "ethernet 1x1G", "infiniband 8x200G"]),
+            "options": st.sampled_from([None, "torch.compile", {"Par Offl": "Y"}, {"Opt Offl": "Y"}]),
+            "kv_heads": st.sampled_from([None, 1]),
+            "swiglu": st.sampled_from([None, True]),
+        }
+    ),
+)
+def test_any_layout_of_any_stack_is_predicted_with_sound_figures_or_left_out(split, shape, batch, fields):
+    (tp, pp, dp), (head, layers, seq), (micro, passes) = split, shape, batch
+    layout = {"tp": tp, "pp": pp, "dp": dp, "gpus": tp * pp * dp, "micro_bs": micro, "global_bs": micro * passes * dp}
+    (entry,) = predict(row(**layout, heads=16, hidden=16 * head, layers=layers, seq=seq, **fields))
+    json.dumps(as_table(entry), allow_nan=False)
+    if isinstance(entry, Predicted):
+        assert entry.step.step_s > 0
+        assert min(vars(entry.step).values()) >= 0
+        for stage in entry.memory.stages:
+            assert min(vars(stage).values()) >= 0
+            assert stage.allocated <= stage.reserved <= stage.nvidia_smi
+    else:
+        assert "cannot be predicted" not in entry.reason
