@@ -85,6 +85,12 @@ class Steps:
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
+    def halved(self) -> Steps:
+        """Every second line of these and the last one; `count` and `totals` stay."""
+        kept = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else np.zeros(0, np.int64)
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return Steps(columns, self.line[kept], self.stride * 2, self.count, self.totals)
+
 
 @dataclass
 class Part:

@@ -16,6 +16,7 @@ from hpc_gpt.readers.log_files.read_log import LogRead, read_log
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.run_read import RunRead
 
+MOST_ROWS = 1 << 19  # lines of steps that are held of all logs: some 50 MB, and as much again as curves
 NOT_KNOWN = "holds no line that a reader knows"
 
 
@@ -24,6 +25,7 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
+    held = 0
     for path in found.logs:
         log = read(path)
         if log.refused is not None:
@@ -33,6 +35,9 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
             silent.append(path)
         else:
             logs.append((path, log.parts))
+            held += _rows(log.parts)
+            if held > MOST_ROWS:
+                held = _bounded(logs)
             left_out[log.parts[0].file] = log.left_out
     runs = group_logs(logs, silent)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
@@ -41,6 +46,26 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
         read_foreign(run, name, _script(run, scripts), _of_files(run, left_out))
         for run, name in zip(runs, names, strict=True)
     ]
+
+
+def _rows(parts: Sequence[Part]) -> int:
+    return sum(len(steps) for part in parts for steps in part.steps.values())
+
+
+def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
+    """The lines of steps of all logs after the longest stretches were halved until half of MOST_ROWS are left.
+
+    Their stride says so, and with it a flag of the run.
+    """
+    parts = [part for _, found in logs for part in found]
+    longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
+    while _rows(parts) > MOST_ROWS // 2 and longest > 2:
+        longest //= 2
+        for part in parts:
+            for name, steps in part.steps.items():
+                if len(steps) > longest:
+                    part.steps[name] = steps.halved()
+    return _rows(parts)
 
 
 def _script(run: RunParts, scripts: Sequence[Script]) -> Script | None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.readers.foreign_runs import runs as runs_module
 from hpc_gpt.readers.foreign_runs.grouping import group_logs
 from hpc_gpt.readers.foreign_runs.run import read_foreign
 from hpc_gpt.readers.foreign_runs.run_steps import run_steps
@@ -320,3 +321,16 @@ def test_lines_without_a_number_are_placed_by_their_epochs():
 def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
     curve = read(dump(), iterations(1, 5)).curve
     assert curve.tokens_per_s.tolist() == [16 * 128 / 5] + [16 * 128] * 4
+
+
+def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs_module, "MOST_ROWS", 300)
+    for number, length in enumerate((50, 200, 400)):
+        write_log(tmp_path / f"exp{number}" / "train.log", dump(), iterations(1, length))
+    found = {read.record.run: read for read in gather_paths([str(tmp_path)], tmp_path).runs}
+    held = {name: len(read.curve.step) for name, read in found.items()}
+    assert sum(held.values()) <= 300
+    assert min(held.values()) >= 25
+    assert found["exp2"].curve.stride >= 2
+    assert found["exp2"].curve.step[-1] == 400
+    assert any("every" in flag or "one of" in flag or "sample" in flag for flag in found["exp2"].record.flags)
