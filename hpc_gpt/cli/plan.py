@@ -89,7 +89,7 @@ def plan(
     if validate is not None:
         from hpc_gpt.cli.plan_rows import run_validate
 
-        run_validate(validate, calibrate, calibration, cross_validate, as_json)
+        run_validate(validate, calibrate, calibration, cross_validate, as_json, request.cluster)
         return
     if calibrate:
         from hpc_gpt.cli.plan_rows import run_calibrate
@@ -195,12 +195,14 @@ def _search(asked: _Asked, must_fit: bool) -> Searched:
     from hpc_gpt.errors import LayoutError
 
     nearest = searched.too_large[0]
+    settled = [name for name in ("tp", "pp", "dp") if name in asked.question.settled]
+    otherwise = f"leave --{', --'.join(settled)} open" if settled else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.split} on "
         f"{nearest.training.engine} with {settings_words(nearest.training)}, needs {nearest.need_gib:.1f} of "
         f"{nearest.card_gib:.4g} GiB on stage {nearest.memory.deciding}",
-        f"use --gpus {more}, which fits" if more else "use a smaller model, or hpc-gpt plan --max-model",
+        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )
 
 

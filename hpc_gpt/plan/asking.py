@@ -155,7 +155,7 @@ def _check_sizes(experiment: Experiment) -> None:
             if size < 1:
                 raise LayoutError(f"{table}.{name} is {size}, but must be at least 1", f"give a positive {name}")
             if size > _MOST:
-                raise LayoutError(f"{table}.{name} is {size:.3g}, but must be at most {_MOST:,}", f"give a real {name}")
+                raise LayoutError(f"{table}.{name} is over {_MOST:,}, which no machine has", f"give a real {name}")
 
 
 def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:

@@ -13,12 +13,13 @@ from hpc_gpt.plan.search import TIGHT, Searched, search
 from hpc_gpt.plan.translation import shape_of
 
 FAMILY = (
-    "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4, hidden / layers from 96 to "
-    "256 as from GPT-3 13B to 1T"
+    "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
+    "hidden / layers from 96 to 256 as from GPT-3 13B to 1T"
 )
 _WIDEST = 65536
-# A larger model may fit where a smaller one of another shape does not: so many are tried above the last that fits.
-_BEYOND = 12
+# No engine holds a parameter's states in fewer bytes of all GPUs together, by what is offloaded: 16 and more with
+# nothing (2 + 2 + 12, or DeepSpeed's 14 after a step), the weight alone without its optimizer, next to nothing.
+_LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
 
 
 @dataclass(frozen=True)
@@ -41,41 +42,33 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def _shapes(model: ModelShape) -> Iterator[ModelShape]:
-    widths = (*range(512, 2048, 256), *range(2048, _WIDEST + 1, 1024))
-    for hidden in widths:
-        for layers in range(4, hidden // 96 + 1, 4):
-            if hidden <= 256 * layers:
+    for hidden in (*range(512, 2048, 256), *range(2048, _WIDEST + 1, 1024)):
+        for layers in (*range(4, 64, 4), *range(64, 128, 8), *range(128, hidden // 96 + 1, 16)):
+            if 96 * layers <= hidden <= 256 * layers:
                 yield replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
 
 
 def largest(question: Question, model: ModelShape, machine: Machine) -> Largest:
     """The largest of the family for which `question`, asked of it, has an answer with room on the card (TIGHT).
 
+    From above one after the other: a smaller model may fail where a larger one fits, as its layers do not divide so.
     LayoutError where not even the smallest fits.
     """
     shapes = family(model)
     with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib)
-    tried: dict[int, bool] = {}
-
-    def has_answer(place: int) -> bool:
-        if place not in tried:
-            asked = replace(question, shape=shape_of(shapes[place]), model=shapes[place])
-            tried[place] = bool(search(asked, with_room, first=True).candidates)
-        return tried[place]
-
-    low, high = 0, len(shapes)  # the first is taken to fit, the last not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if has_answer(middle):
-            low = middle
-        else:
-            high = middle
-    found = next((place for place in range(min(low + _BEYOND, len(shapes) - 1), low, -1) if has_answer(place)), low)
-    if not has_answer(found):
-        raise LayoutError(
-            f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
-            "leave --tp, --pp, --dp and the batch open, or use more GPUs",
-        )
-    answer = search(replace(question, shape=shape_of(shapes[found]), model=shapes[found]), machine)
-    larger = shapes[found + 1] if found + 1 < len(shapes) else None
-    return Largest(shapes[found], answer, larger, len(tried))
+    least = _LEAST_BYTES[question.settled.get("offload", "full")]
+    most = machine.memory_gib * 2**30 * question.gpus / least
+    tried = 0
+    for place in range(len(shapes) - 1, -1, -1):
+        shape = shapes[place]
+        if shape.params > most:
+            continue
+        tried += 1
+        asked = replace(question, shape=shape_of(shape), model=shape)
+        if search(asked, with_room, first=True).candidates:
+            larger = shapes[place + 1] if place + 1 < len(shapes) else None
+            return Largest(shape, search(asked, machine), larger, tried)
+    raise LayoutError(
+        f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
+        "leave --tp, --pp, --dp and the batch open, or use more GPUs",
+    )

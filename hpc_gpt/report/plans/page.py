@@ -11,8 +11,8 @@ from hpc_gpt.plan.search import Candidate, Searched
 from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, element, ornament
 from hpc_gpt.report.plans.charts import hatches, memory_section, time_section
-from hpc_gpt.report.plans.table import figures_words, heading, left_out_words, seconds
-from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words
+from hpc_gpt.report.plans.table import figures_words, heading, left_out_words
+from hpc_gpt.report.plans.words import does_not_fit, loses, seconds, settings_words
 from hpc_gpt.run_folder import replace_whole
 
 LINES = 40

@@ -9,7 +9,7 @@ from hpc_gpt.plan.figures import Figures
 from hpc_gpt.plan.search import Candidate, Searched
 from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
-from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses, settings_words
+from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses, seconds, settings_words
 
 LINES = 8  # that fit, and half as many that do not
 _HEADINGS = (
@@ -98,17 +98,6 @@ def left_out_words(searched: Searched) -> str:
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
     return f"layouts left out: {'; '.join(parts)}" if parts else ""
-
-
-def seconds(figure: float) -> str:
-    """Three digits, or all before the point.
-
-    >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
-    ('0.123', '88.0', '1,512')
-    """
-    if figure >= 100:
-        return f"{figure:,.0f}"
-    return f"{figure:#.3g}"
 
 
 def _days(days: float) -> str:

@@ -68,6 +68,17 @@ def _needs(candidate: Candidate) -> str:
     return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
 
 
+def seconds(figure: float) -> str:
+    """Three digits, or all before the point.
+
+    >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
+    ('0.123', '88.0', '1,512')
+    """
+    if figure >= 100:
+        return f"{figure:,.0f}"
+    return f"{figure:#.3g}"
+
+
 def loses(candidate: Candidate, best: Candidate) -> str:
     """Why the candidate is not the first: the part of its step that costs most against the best one's, per token."""
     if candidate.step is None or best.step is None:
@@ -87,6 +98,6 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     worst = max(costs, key=lambda part: costs[part])
     own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
     if worst.name == "compute" or round(100 * own) <= round(100 * other):
-        seconds = getattr(candidate.step, worst.field) * scale
-        return f"{worst.name} {seconds:.3g} s against {getattr(best.step, worst.field):.3g} s"
+        mine = seconds(getattr(candidate.step, worst.field) * scale)
+        return f"{worst.name} {mine} s against {seconds(getattr(best.step, worst.field))} s"
     return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"

@@ -1,0 +1,250 @@
+"""`hpc-gpt plan`, as a user has it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+
+import pytest
+
+from hpc_gpt import cli
+from tests.cli.command import error_of, hpc_gpt
+from tests.cli.test_render_and_submit import resolved_of
+from tests.terminal import on_a_terminal
+
+JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
+SEED = ("plan", "--model", "48b", "--gpus", "64", *JEAN_ZAY)
+
+
+def planned(*arguments):
+    done = hpc_gpt(*arguments, "--json")
+    assert done.code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_is_the_first_verb():
+    assert next(iter(cli.VERBS)) == "plan"
+
+
+def test_a_short_table_best_first_and_the_next_command():
+    done = hpc_gpt(*SEED)
+    assert done.code == 0, done.stderr
+    head, empty, headings, first, *rest = done.stdout.splitlines()
+    assert head.startswith("48b (52e9 parameters) on 64 v100-32g (")
+    assert "global batch 1024 x 1024 tokens, fp16" in head
+    assert not empty
+    assert headings.split()[:3] == ["Layout", "Engine", "Batch"]
+    assert first.startswith("tp")
+    assert first.rstrip().endswith("best")
+    assert any("does not fit: " in line and "GiB on stage " in line for line in rest)
+    assert any("layouts left out: " in line for line in rest)
+    assert any("tflops_model" in line and "tflops_hardware" in line and "mfu" in line for line in rest)
+    assert any("300e9 tokens: " in line and "GPU-hours" in line for line in rest)
+    assert done.stderr.startswith("next: hpc-gpt submit ")
+    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stdout.splitlines()) < 30
+
+
+def test_json_is_one_object_with_every_figure():
+    done = hpc_gpt(*SEED, "--json")
+    assert not done.stderr
+    page = json.loads(done.stdout)
+    assert page["schema"] == 1
+    assert page["model"]["params"] == 64 * (12 * 8192**2 + 13 * 8192) + (50304 + 1024 + 2) * 8192
+    best = page["candidates"][0]
+    assert best["fits"]
+    assert best["against_best"].startswith("best")
+    assert best["tp"] * best["pp"] * best["dp"] == 64
+    assert best["micro_batch"] * best["micro_batches"] * best["dp"] == 1024
+    assert len(best["stages"]) == best["pp"]
+    assert best["memory_gib"] == max(stage["nvidia_smi_gib"] for stage in best["stages"])
+    figures = best["figures"]
+    assert figures["step_s"] == pytest.approx(sum(best["time"].values()))
+    assert figures["tokens_per_s"] == pytest.approx(1024 * 1024 / figures["step_s"])
+    assert figures["step_s_low"] < figures["step_s"] < figures["step_s_high"]
+    assert figures["days"] == pytest.approx(300e9 / figures["tokens_per_s"] / 86400)
+    assert figures["gpu_hours"] == pytest.approx(64 * 24 * figures["days"])
+    assert all(each["memory_gib"] > page["machine"]["memory_gib"] for each in page["too_large"])
+
+    def finite(value):
+        if isinstance(value, dict | list):
+            return all(map(finite, value.values() if isinstance(value, dict) else value))
+        return not isinstance(value, float) or math.isfinite(value)
+
+    assert finite(page)
+
+
+def in_submits_words(command):
+    words = shlex.split(command)
+    assert words[:2] == ["hpc-gpt", "submit"]
+    return words[2:]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        SEED[1:],
+        ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
+        ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY),
+        ("--model", "48b", "--gpus", "4", *JEAN_ZAY),
+        ("--model", "gpt2", "--gpus", "2", "--engine", "ddp", "--seq", "512", *JEAN_ZAY),
+        ("--hidden", "2048", "--layers", "24", "--heads", "16", "--vocab", "32000", "--gpus", "16", *JEAN_ZAY),
+        ("--model", "7.5b", "--nodes", "2", "--gas", "8", "--recompute", "selective", *JEAN_ZAY),
+        ("gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY),
+        ("gpt2-meg", "--gpus", "16", "--model", "18b", "--pp", "4", *JEAN_ZAY),
+    ],
+    ids=["seed", "demo", "fsdp", "offload", "ddp", "sizes", "nodes", "row", "megatron"],
+)
+def test_the_next_command_runs_what_was_planned(arguments):
+    page = planned("plan", *arguments)
+    best = page["candidates"][0]
+    resolved = resolved_of(hpc_gpt("render", *in_submits_words(page["next"])))
+    assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
+    assert resolved["batch"] == {key: best[key] for key in ("micro_batch", "micro_batches", "global_batch")}
+    engine = resolved["engine"]
+    assert engine["name"] == best["engine"]
+    assert {key: engine[key] for key in ("recompute", "offload", "sequence_parallel", "sharded_optimizer")} == {
+        key: best[key] for key in ("recompute", "offload", "sequence_parallel", "sharded_optimizer")
+    }
+    assert engine["zero_stage"] == best["zero_stage"]
+    for key in ("hidden", "layers", "heads", "vocab", "seq"):
+        assert resolved["model"][key] == page["model"][key]
+
+
+def test_what_an_option_settles_is_not_searched(monkeypatch):
+    page = planned(*SEED, "--pp", "16", "--mbs", "4", "--recompute", "full")
+    assert {(each["pp"], each["micro_batch"], each["recompute"]) for each in page["candidates"]} == {(16, 4, "full")}
+    assert page["settled"] == {"pp": 16, "micro_batch": 4, "recompute": "full"}
+    monkeypatch.setenv("HPC_GPT_TP", "2")
+    assert {each["tp"] for each in planned(*SEED)["candidates"]} == {2}
+
+
+def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
+    page = planned("plan", "gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY)
+    assert page["engines"] == ["deepspeed-zero"]
+    assert len({(each["tp"], each["dp"]) for each in page["candidates"]}) > 1
+
+
+def test_why_explains_one_layout_with_its_arithmetic():
+    done = hpc_gpt(*SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
+    assert done.code == 0, done.stderr
+    text = done.stdout
+    assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d: ZeRO-1, recompute full")
+    assert "tp 4 x pp 16 x dp 1 = 64" in text
+    assert "micro-batch 4 x 256 micro-batches x dp 1 = 1024 samples" in text
+    assert "hidden 8192 / 4 = 2048" in text
+    assert "(pp 16 - 1) / 256 micro-batches = 5.9 %" in text
+    assert "stage 0" in text
+    assert "nvidia_smi" in text
+    assert "decides" in text
+    assert "--pp 16" in done.stderr
+
+
+def test_why_explains_a_layout_that_does_not_fit():
+    done = hpc_gpt("plan", "--model", "48b", "--gpus", "28", "--why", "tp4-pp7-dp1", *JEAN_ZAY)
+    assert done.code == 0
+    assert "does not fit: " in done.stdout
+    assert "time of a step" not in done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_a_terminal_gets_lines_that_fit_it(columns):
+    program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({list(SEED)!r})"
+    code, shown = on_a_terminal("-c", program, NO_COLOR="1")
+    assert code == 0
+    lines = [line for line in shown.splitlines() if not line.startswith("next: ")]
+    assert max(map(len, lines)) <= columns
+    assert "█" in shown
+    assert "\x1b" not in shown
+
+
+def test_bars_are_ascii_where_nothing_else_can_be_shown():
+    done = hpc_gpt(*SEED, environment={"PYTHONIOENCODING": "ascii"})
+    assert done.code == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "###" in done.stdout
+
+
+def test_the_largest_model():
+    page = planned("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
+    assert 3e9 < page["model"]["params"] < 20e9
+    assert {each["micro_batch"] for each in page["candidates"]} == {1}
+    done = hpc_gpt("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
+    assert done.stdout.startswith("largest: ")
+    assert "family: heads of 128" in done.stdout
+    command = shlex.split(done.stderr.removeprefix("next: "))
+    assert command[:2] == ["hpc-gpt", "plan"]
+    assert hpc_gpt(*command[1:]).code == 0
+
+
+def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
+    file = tmp_path / "plan.html"
+    assert hpc_gpt(*SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
+    assert file.read_text().startswith("<!DOCTYPE html>")
+    assert hpc_gpt(*SEED, "--html", file).code == 0
+    file.write_text("mine")
+    done = hpc_gpt(*SEED, "--html", file)
+    assert done.code == 2
+    assert "no page of hpc-gpt plan" in error_of(done)[0]
+    assert file.read_text() == "mine"
+    assert not done.stdout
+
+
+BAD = [
+    (("--model", "48c"), "no model preset '48c'", "did you mean 48b?"),
+    (("--cluster", "jeanzay"), "no cluster profile 'jeanzay'", "did you mean"),
+    (("--cluster", "generic-slurm"), "profile generic-slurm names no device", "device"),
+    (("--tp", "3"), "tp does not divide 64", "open"),
+    (("--tp", "8"), "tp would span nodes", "leave"),
+    (("--tp", "4", "--pp", "16", "--dp", "2"), "needs 128 GPUs (4 x 16 x 2 = 128), but there are 64", "--gpus 128"),
+    (("--pp", "5"), "no layout of 48b can run on 64 GPUs with pp 5: pp does not divide 64", "--gpus 20 or 40 or 80"),
+    (("--gpus", "6"), "6 GPUs do not fill whole nodes of 4", "--gpus 4 or --gpus 8"),
+    (("--gpus", "0"), "layout.gpus is 0", "positive"),
+    (("--gpus", "-4"), "layout.gpus is -4", "positive"),
+    (("--gbs", "7", "--dp", "64"), "dp does not divide the global batch", "the batch open"),
+    (("--gbs", "1" + "0" * 30), "layout.global_batch is over 1,000,000,000", "real"),
+    (("--layers", "1" + "0" * 400), "model.layers is over 1,000,000,000", "real"),
+    (("--hidden", "100", "--heads", "3"), "hidden 100 is not a multiple of heads 3", "divide"),
+    (("--zero-stage", "3", "--pp", "2"), "pp 2 with ZeRO-3 cannot run", "--zero-stage 1"),
+    (("--engine", "ddp", "--pp", "2"), "pp 2 cannot run on engine ddp", "deepspeed-3d"),
+    (("--engine", "deepspeed-4d"), "engine.name: input should be", "keys"),
+    (("--recompute", "some"), "engine.recompute: input should be", "keys"),
+    (("--set", "train.dtype=bf16"), "v100-32g has no unit for train.dtype bf16", "fp16"),
+    (("--set", "engine.tiles=2", "--engine", "fsdp"), "engine.tiles is 2, which engine fsdp does not have", "zero"),
+    (("--tokens", "nan"), "--tokens is nan", "300e9"),
+    (("--tokens", "-1"), "--tokens is -1", "300e9"),
+    (("--why", "best"), "--why 'best' is no layout", "tp4-pp16-dp1"),
+    (("--why", "tp4-pp16-dp1", "--tp", "2"), "contradict each other", "--tp"),
+    (("--why", "tp4-pp16-dp2"), "needs 128 GPUs", "--gpus 128"),
+    (("--why", "tp8-pp8-dp1"), "a tensor-parallel group would span nodes", "--allow-tp-across-nodes"),
+    (("--why", "tp4-pp16-dp1", "--max-model"), "do not go together", "two commands"),
+    (("--cross-validate",), "--cross-validate is for --validate", "ROWS"),
+    (("--html", "/nowhere/plan.html"), "/nowhere is no folder", "mkdir"),
+    (("--sweep",), "No such option", "--help"),
+    (("--gpus", "28", "--tp", "4", "--pp", "7"), "needs ", "--gpus"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message", "hint"), BAD, ids=[" ".join(case[0])[:40] for case in BAD])
+def test_bad_input_is_one_line_and_a_hint(arguments, message, hint):
+    given = {"--model", "--gpus", "--cluster"} & set(arguments)
+    pairs = [("--model", "48b"), ("--gpus", "64"), JEAN_ZAY]
+    base = [word for pair in pairs if pair[0] not in given for word in pair]
+    done = hpc_gpt("plan", *base, *arguments)
+    assert done.code == 2
+    assert not done.stdout
+    said, hinted = error_of(done)
+    assert message in said
+    assert hint in hinted
+    assert "nan" not in said.replace("--tokens is nan", "")
+
+
+def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
+    done = hpc_gpt("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY)
+    assert done.code == 2
+    said, hinted = error_of(done)
+    assert "does not fit on 16 v100-32g: the nearest, " in said
+    count = hinted.removeprefix("use --gpus ").partition(",")[0]
+    assert hpc_gpt("plan", "--model", "48b", "--gpus", count, "--offload", "none", *JEAN_ZAY).code == 0

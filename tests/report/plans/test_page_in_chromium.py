@@ -1,0 +1,112 @@
+"""A plan's page in a real browser."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_gpt.report.plans.page import build_page, write_page
+from tests.report.page.chromium import PROGRAM, Chromium
+from tests.report.page.test_in_chromium import CONTRASTS, OVERFLOW
+from tests.report.plans.searches import figures_for, searched_for
+
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    file = tmp_path_factory.mktemp("plan") / "plan.html"
+    searched, model = searched_for()
+    write_page(file, searched, figures_for(searched, model), f"48b {HOSTILE}", model.params, "hpc-gpt submit")
+    return file
+
+
+def test_it_is_quiet_asks_for_nothing_and_runs_nothing(browser, page):
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        assert browser.console == []
+        assert browser.requests == [page.as_uri()]
+        assert browser.run("typeof window.hacked") == "undefined"
+    assert HOSTILE in browser.run("document.querySelector('h1').textContent")
+    assert browser.run("document.scripts.length") == 0
+
+
+def test_the_policy_stops_a_script_that_got_in_all_the_same(browser, page, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(page.read_text().replace("<main>", "<main><script>window.hacked=1</script>"))
+    browser.open(bad)
+    assert browser.run("typeof window.hacked") == "undefined"
+    assert any("Content Security Policy" in words for words in browser.console)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_and_lines_stand_out(browser, page, dark):
+    browser.open(page, dark=dark)
+    # A hatch is of the ground's colour, on the colour of its part.
+    worst = browser.run(CONTRASTS.replace('["grid", "frame"]', '["grid", "frame", "hatch"]'))
+    assert worst["texts"] > 200
+    assert worst["text"][0] >= 4.5, worst
+    assert worst["stroke"][0] >= 3, worst
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_tables_scroll_and_the_page_does_not(browser, page, width):
+    browser.open(page, width=width)
+    browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert browser.run(OVERFLOW) == [width, width]
+
+
+def test_every_drawing_has_words_and_every_part_a_mark_beside_its_colour(browser, page):
+    browser.open(page)
+    met = browser.roles()
+    images = {name: words for role, name, words in met if role == "image"}
+    assert "Time of a step by layout" in images
+    assert sum(name.startswith("Memory of tp") for name in images) >= 5
+    assert all(images)
+    assert all("GiB" in words or " s: " in words for words in images.values())
+    assert next(name for role, name, _ in met if role == "heading").startswith("Plan of 48b")
+    assert {name for role, name, _ in met if role == "columnheader"} >= {"Layout", "Engine", "Tokens/s"}
+    shares = "[...document.querySelectorAll('.share')].map((one) => one.getAttribute('class').slice(-1))"
+    hatched = "[...document.querySelectorAll('rect[fill]')].map((one) => one.getAttribute('fill'))"
+    places = browser.run(shares)
+    assert set(browser.run(hatched)) == {f"url(#hatch-{place})" for place in set(places) - {"0"}}
+    assert browser.run("[...document.querySelectorAll('pattern')].map((one) => one.id).length") == 7
+
+
+def test_bars_are_as_long_as_what_they_stand_for(browser, page):
+    browser.open(page)
+    # The first memory chart: a stage's parts end where its figure says, against the card's line.
+    got = browser.run("""
+    (() => {
+      const chart = document.querySelector('#memory svg[role=img]');
+      const parts = [...chart.querySelectorAll('.share')].map((one) => one.getBBox());
+      const first = parts.filter((box) => Math.abs(box.y - parts[0].y) < 1);
+      const last = first[first.length - 1];
+      const card = chart.querySelector('.card').getBBox().x;
+      return (last.x + last.width - first[0].x) / (card - first[0].x);
+    })()
+    """)
+    searched, _ = searched_for()
+    best = searched.candidates[0]
+    assert got == pytest.approx(best.memory.stages[0].nvidia_smi / best.card_gib, abs=0.01)
+
+
+def test_it_prints(browser, page):
+    browser.open(page)
+    assert browser.pdf().startswith(b"%PDF")
+
+
+def test_a_plan_that_fits_nowhere_is_still_a_page():
+    searched, model = searched_for("193b", 16, offload="none")
+    assert not searched.candidates
+    text = build_page(searched, [], "193b", model.params, "")
+    assert "does not fit: " in text
+    assert "Time of a step" not in text

@@ -1,0 +1,127 @@
+"""A search in words: reasons that hold, bars that add up, nothing wider than the terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.prediction import Memory, StageMemory, StepTime
+from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.report.plans.as_json import as_tables
+from hpc_gpt.report.plans.bars import memory_bar, time_bar
+from hpc_gpt.report.plans.explanation import explain
+from hpc_gpt.report.plans.table import as_table, heading, left_out_words, legend, wrapped
+from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words, shares
+from tests.report.plans.searches import figures_for, searched_for
+
+STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
+
+
+def candidate(step=STEP, need=20.0, **fields):
+    stage = StageMemory(5, 5, 5, 2, 0, 0, 18, need)
+    lower = replace(stage, nvidia_smi=need - 1)
+    training = Training(Shape(1024, 8, 8), tp=2, pp=2, dp=2, micro_batches=4, **fields)
+    return Candidate(training, Memory((stage, lower)), 32.0, step)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"bubble_s": 26}, "bubble 22 % against 6 %"),
+        ({"recompute_s": 30, "bubble_s": 5}, "recompute 25 % against 10 %"),
+        ({"tp_s": 40, "dp_s": 4}, "tp 30 % against 8 %"),
+        ({"compute_s": 90}, "compute 90.0 s against 70.0 s"),
+        ({"compute_s": 20, "bubble_s": 80}, "bubble 65 % against 6 %"),
+        # A larger share of a faster step is no reason, seconds are.
+        ({"offload_s": 1.002, "compute_s": 71.5}, "compute 71.5 s against 70.0 s"),
+    ],
+)
+def test_the_reason_is_the_part_that_costs_most(changed, reason):
+    assert loses(candidate(replace(STEP, **changed)), candidate()) == reason
+
+
+def test_near_ones_tight_ones_and_the_best_say_so():
+    best = candidate()
+    assert loses(best, best) == "best"
+    near = candidate(replace(STEP, compute_s=70.5), recompute="full")
+    assert loses(near, best) == "as fast within 1 %, but less plain"
+    tight = candidate(replace(STEP, compute_s=65), need=31.0)
+    assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
+    assert loses(tight, tight) == "best, but tight"
+    assert does_not_fit(candidate(None, 34.1)) == "does not fit: 34.1 of 32.0 GiB on stage 0"
+
+
+def test_steps_of_other_sizes_are_compared_by_the_token():
+    slow = candidate(replace(STEP, bubble_s=60))
+    half = Candidate(replace(slow.training, micro_batches=2), slow.memory, 32.0,
+                     StepTime(35, 5, 4, 30, 0.5, 1.5, 0.5, 0.5, 0.1))  # fmt: skip
+    assert loses(half, candidate()) == "bubble 39 % against 6 %"
+
+
+def test_bars_fill_what_they_stand_for():
+    assert time_bar(STEP, 20) == "ccccccccccccccrrttbd"
+    assert len(time_bar(STEP, 37)) == 37
+    assert sum(shares(STEP).values()) == pytest.approx(1)
+    assert memory_bar(32, 32, 10, False) == "##########"
+    assert memory_bar(0.1, 32, 10, True) == "█░░░░░░░░░"
+    assert memory_bar(1e9, 32, 10, True) == "█████████>"
+
+
+def test_settings_that_are_the_engines_own_are_not_told():
+    assert settings_words(Training(Shape(64, 2, 2), engine="fsdp")) == "-"
+    run = Training(Shape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", distributed_optimizer=True,
+                   sequence_parallel=True, recompute="selective")  # fmt: skip
+    words = "sharded optimizer, recompute selective, sequence parallel, 2 chunks a stage"
+    assert settings_words(run) == words
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 160, None])
+def test_no_line_is_wider_than_the_terminal(width):
+    searched, model = searched_for()
+    text = as_table(searched, width, blocks=True)
+    assert searched.too_large
+    for part in (heading(searched, "48b", model.params), legend(searched), left_out_words(searched)):
+        text += "\n".join(wrapped(part, width)) + "\n"
+    assert width is None or max(map(len, text.splitlines())) <= width
+    assert all(str(each.split) in text for each in searched.best_of_splits[:8])
+
+
+def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
+    searched, model = searched_for(recompute="full")
+    page = as_tables(searched, figures_for(searched, model), {"name": "48b"}, "hpc-gpt submit")
+    again = json.loads(json.dumps(page, allow_nan=False))
+    assert len(again["candidates"]) == len(searched.candidates)
+    assert [each["layout"] for each in again["too_large"]] == [str(each.split) for each in searched.too_large]
+    assert again["settings_fitting"] + again["settings_not_fitting"] >= len(searched.candidates)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_an_explanation_shows_the_sums_it_states(place):
+    searched, model = searched_for()
+    one, figures = searched.candidates[place], figures_for(searched, model)[place]
+    text = explain(one, searched.machine, figures)
+    run = one.training
+    assert f"tp {run.tp} x pp {run.pp} x dp {run.dp} = 64" in text
+    assert f"= {run.global_batch} samples" in text
+    assert f"{figures.tokens_per_s:,.0f}" in text
+    column = [line.split() for line in text.splitlines()]
+    start = next(at for at, words in enumerate(column) if words[:1] == ["parameters"])
+    sums = {words[0]: [float(each) for each in words[1:]] for words in column[start : start + 9]}
+    parts = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
+    for at, allocated in enumerate(sums["allocated"]):
+        assert sum(sums[part][at] for part in parts) == pytest.approx(allocated, abs=0.04)
+
+
+def test_interleaving_is_explained():
+    machine = Machine("a100-80g", 79, {"bf16": 312.0}, 2000, 8, 300, 100, 25)
+    run = Training(Shape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
+    one = Candidate(run, candidate().memory, 79.0, STEP)
+    text = explain(one, machine, None)
+    assert "4 stages: 2 a stage, in 2 chunks" in text
+    assert "0.38 of that more as chunks interleave" in text
+    assert ModelShape(1024, 8, 8).params > 0
