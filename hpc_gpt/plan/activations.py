@@ -3,7 +3,8 @@
 Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, s = seq, b = micro-batch, h = hidden,
 a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)); with sequence parallelism the 10 is divided too.
 Here the 24 is taken apart, so that grouped queries and gated MLPs follow: Q 2, K and V 2 kv/a each, the attention's
-output 2, and of the MLP 4 ffn/h (8 ffn/h gated: both projections, the gate's output, the product). Of the 10, 2 are
+output 2, and of the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 where gate and
+product are one kernel, as Megatron's bias_swiglu and what torch.compile makes). Of the 10, 2 are
 masks of dropout, and of the 5 of attention's scores 3 are: models without biases train without it, and FSDP and DDP
 came when nobody pretrained with it any more (`has_dropout`).
 """
@@ -51,6 +52,7 @@ def layer_bytes(training: Training) -> LayerBytes:
         training.flash,
         training.dtype == "fp32",
         has_dropout(training),
+        training.engine == "megatron-lm" or training.compiled,
     )
 
 
@@ -63,7 +65,15 @@ def has_dropout(training: Training) -> bool:
 
 @lru_cache(maxsize=8192)
 def _layer_bytes(
-    shape: Shape, tp: int, micro_batch: int, cp: int, sequence_parallel: bool, flash: bool, fp32: bool, dropout: bool
+    shape: Shape,
+    tp: int,
+    micro_batch: int,
+    cp: int,
+    sequence_parallel: bool,
+    flash: bool,
+    fp32: bool,
+    dropout: bool,
+    fused: bool,
 ) -> LayerBytes:
     tokens = shape.seq * micro_batch / cp * (2 if fp32 else 1)
     hidden = shape.hidden
@@ -72,7 +82,8 @@ def _layer_bytes(
     key = kv_width(shape, tp)
     attention = 2 * tokens * (2 * hidden / tp + 2 * key)
     scores = 0.0 if flash else (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
-    mlp = (8 if shape.gated else 4) * tokens * shape.mlp / tp
+    gated = 6 if fused else 8
+    mlp = (gated if shape.gated else 4) * tokens * shape.mlp / tp
     columns = (2 if shape.gated else 1) * shape.mlp / tp
     products = 2 * tokens * (hidden / tp + 2 * key + columns) + 2 * stream
     return LayerBytes(stream, around, attention, scores, mlp, products, dropout)
