@@ -186,6 +186,7 @@ _NEARER: tuple[tuple[str, ...], ...] = (
     ("engine.recompute",),
     _SMALL,
     (*_SMALL, "engine.sequence_parallel"),
+    ("layout.pp", "layout.dp"),
     (*_SMALL, "layout.pp", "layout.dp"),
     (*_SMALL, "layout.pp", "layout.dp", "layout.tp"),
     (*_SMALL, "layout.pp", "layout.dp", "layout.tp", "engine.sequence_parallel", "engine.sharded_optimizer",
