@@ -226,7 +226,7 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
 
 def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
     from hpc_gpt.report.plans.bars import can_draw_blocks
-    from hpc_gpt.report.plans.table import as_table, figures_words, heading, left_out_words, legend, wrapped
+    from hpc_gpt.report.plans.table import as_table, figures_words, heading, left_out_words, legend, unchecked, wrapped
     from hpc_gpt.terminal import width, write_heading
 
     columns = width()
@@ -237,6 +237,8 @@ def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
     words = [legend(searched), f"best, {best.split}:"]
     words += [f"  {line}" for line in figures_words(figures, asked.question.gpus)]
     words += [left_out_words(searched)]
+    if note := unchecked(searched):
+        click.echo(f"note: {note}", err=True)
     for text in words:
         for line in wrapped(text, columns) if text else []:
             click.echo(line)
@@ -280,6 +282,7 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     from dataclasses import replace
 
     from hpc_gpt.plan.largest import FAMILY, largest
+    from hpc_gpt.report.plans.words import count_words
 
     found = largest(asked.question, asked.model, asked.machine)
     model = found.model
@@ -294,11 +297,11 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
         _print_json(asked, found.searched, figures, command)
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
-        click.echo(f"largest: {model.params / 1e9:.3g}e9 parameters, {sizes}")
+        click.echo(f"largest: {count_words(model.params)} parameters, {sizes}")
         if found.next_larger is not None:
             larger = found.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
-            click.echo(f"the next, {larger.params / 1e9:.3g}e9 parameters, {sizes}, does not fit, or leaves no room")
+            click.echo(f"the next, {count_words(larger.params)} parameters, {sizes}, does not fit, or leaves no room")
         click.echo(f"family: {FAMILY}\n")
         _print_table(asked, found.searched, figures[0])
     if not as_json:

@@ -31,7 +31,7 @@ def test_a_short_table_best_first_and_the_next_command():
     done = hpc_gpt(*SEED)
     assert done.code == 0, done.stderr
     head, empty, headings, first, *rest = done.stdout.splitlines()
-    assert head.startswith("48b (52e9 parameters) on 64 v100-32g (")
+    assert head.startswith("48b (52.0e9 parameters) on 64 v100-32g (")
     assert "global batch 1024 x 1024 tokens, fp16" in head
     assert not empty
     assert headings.split()[:3] == ["Layout", "Engine", "Batch"]

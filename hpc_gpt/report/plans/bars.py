@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 
 from hpc_gpt.plan.prediction import StepTime
@@ -27,7 +26,7 @@ def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> s
     full, empty = ("█", "░") if blocks else ("#", ".")
     if need_gib > card_gib:
         return full * (length - 1) + ">"
-    filled = min(length, math.ceil(length * need_gib / card_gib))
+    filled = max(1, round(length * need_gib / card_gib))
     return full * filled + empty * (length - filled)
 
 

@@ -9,7 +9,7 @@ from hpc_gpt.plan.figures import Figures
 from hpc_gpt.plan.search import Candidate, Searched
 from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
-from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses, seconds, settings_words
+from hpc_gpt.report.plans.words import PARTS, count_words, does_not_fit, loses, seconds, settings_words
 
 LINES = 8  # that fit, and half as many that do not
 _HEADINGS = (
@@ -74,8 +74,8 @@ def heading(searched: Searched, name: str, params: int) -> str:
     )  # fmt: skip
     total = searched.fitting + searched.not_fitting
     return plain(
-        f"{name} ({params / 1e9:.3g}e9 parameters) on {question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB), "
-        f"{batch} x {question.shape.seq} tokens, {question.dtype}: {searched.fitting:,} of {total:,} settings fit"
+        f"{name} ({count_words(params)} parameters) on {question.gpus} {machine.device} "
+        f"({machine.memory_gib:.3g} GiB), {batch} x {question.shape.seq} tokens, {question.dtype}: {searched.fitting:,} of {total:,} settings fit"
     )
 
 
@@ -98,6 +98,14 @@ def left_out_words(searched: Searched) -> str:
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
     return f"layouts left out: {'; '.join(parts)}" if parts else ""
+
+
+def unchecked(searched: Searched) -> str:
+    """What the search could not look at; nothing where it looked at all."""
+    moved = any(candidate.training.offload != "none" for candidate in searched.candidates)
+    if not moved or searched.machine.host_memory_gib is not None:
+        return ""
+    return "how much memory a host has is not known: give host_memory_gib in the profile's [machine] to check offload"
 
 
 def _days(days: float) -> str:

@@ -79,6 +79,15 @@ def seconds(figure: float) -> str:
     return f"{figure:#.3g}"
 
 
+def count_words(params: float) -> str:
+    """Parameters in 10^9.
+
+    >>> count_words(51_966_918_656), count_words(3.71e12)
+    ('52.0e9', '3,710e9')
+    """
+    return f"{seconds(params / 1e9)}e9"
+
+
 def loses(candidate: Candidate, best: Candidate) -> str:
     """Why the candidate is not the first: the part of its step that costs most against the best one's, per token."""
     if candidate.step is None or best.step is None:
