@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -196,11 +196,14 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
     if dtype not in machine.peak_tflops:
         raise Unusable(f"dtype {dtype}: {device} has no unit for it")
     measured = published(row, training, global_batch, machine.peak_tflops[dtype])
+    if measured.step_s is not None and training.gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
+        assumed.append(f"fabric {fabric} joins no nodes: the time is not compared")
+        measured = replace(measured, step_s=None)
     if global_batch is None and measured.step_s is not None:
         if measured.memory_gib is None and not measured.by_stage:
             raise Unusable("global_bs is missing beside a time")
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
-        measured = Published(None, *[getattr(measured, part) for part in list(Published.__dataclass_fields__)[1:]])
+        measured = replace(measured, step_s=None)
     return Row(name, source, cluster, training, machine, fabric, measured, tuple(assumed))
 
 
@@ -238,8 +241,17 @@ def _gated_width(hidden: int) -> int:
 
 
 def _machine(row: Mapping[str, Any], device: str, gpus: int, machine_of: MachineOf) -> tuple[Machine, str]:
+    """The row's machine, and its fabric's words. What joins nodes matters only where there are several."""
     per_node = needed(row, "gpus_per_node")
     fabric = words(row, "fabric").strip()
     if not fabric and gpus > per_node:
         raise Unusable("fabric is missing, and the GPUs are on several nodes")
-    return machine_of(device, per_node, fabric or None), fabric
+    try:
+        machine = machine_of(device, per_node, fabric or None)
+    except ConfigError:
+        if gpus > per_node or not fabric:
+            raise
+        machine = machine_of(device, per_node, None)
+    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0 and row.get("memory_gib") is None:
+        raise Unusable(f"fabric {shown(fabric)} joins no nodes, but gpus {gpus} are more than gpus_per_node {per_node}")
+    return machine, fabric

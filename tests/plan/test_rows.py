@@ -208,6 +208,16 @@ def test_left_out_with_the_field_named(fields, words):
     assert words in reason(**fields)
 
 
+def test_what_joins_nodes_matters_only_between_nodes():
+    one_node = {"gpus": 8, "tp": 4, "pp": 2, "dp": 1}
+    assert read(fabric="some switch", **one_node).machine.network_gb_s == 0
+    assert read(fabric=None, **one_node).machine.network_gb_s == 0
+    assert "some switch" in reason(fabric="some switch")
+    assert "fabric 'nvlink' joins no nodes, but gpus 64" in reason(fabric="nvlink", memory_gib=None)
+    assert read(fabric="nvlink").published.step_s is None
+    assert read(fabric="nvlink").published.memory_gib == 22.0
+
+
 def test_ep_of_one_is_dense_and_cp_of_one_is_none():
     assert read(ep=1, cp=1, moe=False).training.cp == 1
 
