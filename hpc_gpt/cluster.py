@@ -153,7 +153,7 @@ def _check_figures(profile: ClusterProfile, path: Path) -> None:
             elif table == "machine" and value <= 0:
                 faults.append(f"{path}: {key} is {value}, but must be above 0")
     if faults:
-        raise ConfigError("\n".join(faults), "hpc-gpt help clusters tells of the keys")
+        raise ConfigError("\n".join(faults), "give figures as a data sheet has them, or take the key out")
 
 
 def _figures(table: Any, where: str) -> list[tuple[str, float]]:

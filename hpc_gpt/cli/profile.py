@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from hpc_gpt.cli import complete
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @click.group()
@@ -41,14 +48,25 @@ def show(name: str) -> None:
     from hpc_gpt.cluster import list_profiles, load_profile
 
     settings = asdict(load_profile(name))
-    tables = {key: settings.pop(key) for key in ("container", "environment")}
+    tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}
     for key, value in settings.items():
         click.echo(f"{key} = {toml_value(value)}" if value is not None else f"# {key} is not set")
     for key, table in tables.items():
-        if table:
-            click.echo(f"\n[{key}]")
-            for name_, value in table.items():
-                click.echo(f"{name_} = {toml_value(value)}")
+        _show_table(key, table or {})
     path = list_profiles().get(name)
     if path is not None:
         click.echo(f"\nfrom {path}", err=True)
+
+
+def _show_table(name: str, table: Mapping[str, Any]) -> None:
+    """What is set of a table, those within it last."""
+    from hpc_gpt.cli.topics import toml_value
+
+    inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+    own = {key: value for key, value in table.items() if key not in inner and value is not None}
+    if own:
+        click.echo(f"\n[{name}]")
+    for key, value in own.items():
+        click.echo(f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {toml_value(value)}")
+    for key, value in inner.items():
+        _show_table(f"{name}.{key}", value)
