@@ -76,6 +76,7 @@ def group() -> None:
     """Train GPTs with tensor, pipeline and data parallelism on Slurm clusters, or on this machine.
 
     \b
+    hpc-gpt plan --model 48b --gpus 64      which layouts fit, and the fastest of them
     hpc-gpt submit --gpus 64 --pp 16        the default experiment, on your cluster
     hpc-gpt render demo > job.sh            a script for plain sbatch
     hpc-gpt report logs/                    what the runs achieved

@@ -46,8 +46,8 @@ class _Asked:
 @planning_options
 @click.option("--why", metavar="LAYOUT", help="Explain one layout, as tp4-pp16-dp1, line by line with its arithmetic.")
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits, whatever --model says.")
-@click.option("--tokens", type=float, default=_TOKENS, show_default="300e9", metavar="N",
-              help="Budget of tokens that days and GPU-hours are told for.")  # fmt: skip
+@click.option("--tokens", type=float, default=_TOKENS, metavar="N",
+              help="Budget of tokens that days and GPU-hours are told for; 300e9 unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write one page that draws memory and time there.")  # fmt: skip

@@ -73,9 +73,11 @@ def heading(searched: Searched, name: str, params: int) -> str:
         f"micro-batches: {question.settled['micro_batches']}"
     )  # fmt: skip
     total = searched.fitting + searched.not_fitting
+    card = f"{question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB)"
+    fitting = f"{searched.fitting:,} of {total:,} settings fit"
     return plain(
-        f"{name} ({count_words(params)} parameters) on {question.gpus} {machine.device} "
-        f"({machine.memory_gib:.3g} GiB), {batch} x {question.shape.seq} tokens, {question.dtype}: {searched.fitting:,} of {total:,} settings fit"
+        f"{name} ({count_words(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
+        f"{question.dtype}: {fitting}"
     )
 
 
