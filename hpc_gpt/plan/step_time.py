@@ -136,7 +136,7 @@ class StepModel:
         """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
         micro-batch's time that its compute does not hide."""
         one_by_one = training.engine in _PER_PARAMETER
-        if training.zero_stage < 3 or (training.dp == 1 and not one_by_one):
+        if training.sharding < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp, self.links.reduction_b_s)
@@ -147,7 +147,7 @@ class StepModel:
     def _reduction_s(self, training: Training, params: float, hidden_s: float) -> float:
         """All-reduce of a stage's gradients once a step, or reduce-scatter of them and gather of parameters."""
         group = training.dp * training.cp
-        if training.zero_stage >= 3 or group == 1:
+        if training.sharding >= 3 or group == 1:
             return 0.0
         size = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
         takes = 2 * self.links.ring_s(size, group, training.tp, self.links.reduction_b_s)
@@ -158,7 +158,7 @@ class StepModel:
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """Seconds of the optimizer on the GPU, and of moving and updating what the host holds."""
-        sharded = training.zero_stage >= 1 or training.distributed_optimizer
+        sharded = training.sharding >= 1 or training.distributed_optimizer
         own = params / training.dp if sharded else params
         if training.offload == "none":
             return own * _ADAM_BYTES / (self.machine.memory_gb_s * 1e9 * self.constants.memory), 0.0

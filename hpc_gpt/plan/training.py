@@ -89,5 +89,10 @@ class Training:
         return self.tp * self.pp * self.dp * self.cp
 
     @property
+    def sharding(self) -> int:
+        """What is sharded over dp, as ZeRO's stages count; of FSDP everything, unless it says less."""
+        return 3 if self.engine == "fsdp" and self.zero_stage == 0 else self.zero_stage
+
+    @property
     def global_batch(self) -> int:
         return self.micro_batch * self.micro_batches * self.dp
