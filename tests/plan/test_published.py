@@ -1,29 +1,55 @@
-"""The planner's figures on the published rows of ../shared, held close to what is reached. Goals are the issue's."""
+"""The planner's figures on the published rows of ../shared: the issue's goals, and no worse than what is committed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.plan.calibrate import calibrate_clusters
-from hpc_gpt.plan.crossing import without_row, without_source
-from hpc_gpt.plan.rows import LeftOut, Rows, read_rows
-from hpc_gpt.plan.scores import Scores, score
+from hpc_gpt.plan.rows import LeftOut, Rows
+from hpc_gpt.plan.scores import Scores
 from hpc_gpt.plan.validate import choosing, predict_rows, predicted_only
+from tests.plan.published_figures import (
+    CALIBRATED,
+    COMMITTED,
+    DATA_SHEETS,
+    WITHOUT_ROW,
+    WITHOUT_SOURCE,
+    all_scores,
+    as_tables,
+    read_files,
+)
 
-pytestmark = pytest.mark.shared
+SLACK = 0.004  # of a mean error: what may be lost before the committed figures are renewed
+
+
+@pytest.fixture(scope="module")
+def _read() -> dict[Path, tuple[tuple[Rows, Rows], dict[str, Scores]]]:
+    return {}
 
 
 @pytest.fixture
-def files(shared: Path) -> tuple[Rows, Rows]:
-    return tuple(read_rows(shared / "planner" / f"{name}.json") for name in ("open", "calibration"))
+def read(shared: Path, _read) -> tuple[tuple[Rows, Rows], dict[str, Scores]]:
+    """Both files and all scores, worked out once."""
+    if shared not in _read:
+        files = read_files(shared / "planner")
+        _read[shared] = files, all_scores(files)
+    return _read[shared]
 
 
-def by_data_sheets(files) -> Scores:
-    return score([entry for rows in files for entry in predicted_only(predict_rows(rows, choosing(())))])
+@pytest.fixture
+def files(read) -> tuple[Rows, Rows]:
+    return read[0]
 
 
+@pytest.fixture
+def scores(read) -> dict[str, Scores]:
+    return read[1]
+
+
+@pytest.mark.shared
 def test_every_row_is_predicted_or_left_out_with_a_reason(files):
     reasons = {entry.id: entry.reason for rows in files for entry in rows.entries if isinstance(entry, LeftOut)}
     assert sum(len(rows.entries) for rows in files) == 233
@@ -35,41 +61,44 @@ def test_every_row_is_predicted_or_left_out_with_a_reason(files):
         assert len(predicted_only(predict_rows(rows, choosing(())))) == len(rows.rows)
 
 
-def test_memory(files):
-    """Goals: 6 %, 90 % of rows within 10 %, and no wrong word on what fits."""
-    scores = by_data_sheets(files)
-    assert scores.memory.rows == 20
-    assert scores.memory.mean < 0.045
-    assert scores.memory.within_10 >= 0.95
-    assert scores.fits_judged >= 170
-    assert scores.said_to_fit == ()
-    assert scores.said_not_to == ()
+@pytest.mark.shared
+def test_goals_of_memory(scores):
+    found = scores[DATA_SHEETS]
+    assert found.memory.rows == 20
+    assert found.memory.mean <= 0.06
+    assert found.memory.within_10 >= 0.9
+    assert found.fits_judged >= 170
+    assert found.said_to_fit == ()
+    assert found.said_not_to == ()
 
 
-def test_step_time_by_data_sheets(files):
-    """Goal: 12 % averaged over sources."""
-    scores = by_data_sheets(files)
-    assert scores.time.rows == 155
-    assert scores.time_mean < 0.085
-    assert scores.time.within_15 > 0.88
+@pytest.mark.shared
+def test_goals_of_step_time(scores):
+    assert scores[DATA_SHEETS].time.rows == 155
+    assert scores[DATA_SHEETS].time_mean <= 0.12
+    for name in (CALIBRATED, WITHOUT_ROW):
+        assert scores[name].time_mean <= 0.08
+        assert scores[name].time.within_15 >= 0.85
+    assert scores[WITHOUT_SOURCE].time_mean <= 0.12
 
 
-def test_step_time_of_rows_that_their_cluster_was_not_fitted_to(files):
-    """Goals: 8 % averaged over sources, 85 % of rows within 15 %."""
-    scores = score(without_row(files[1].rows))
-    assert scores.time.rows == 42
-    assert scores.time_mean < 0.065
-    assert scores.time.within_15 > 0.88
-    good = [pick.is_good for pick in scores.picks]
-    assert len(good) == 10
-    assert sum(good) >= 8
+@pytest.mark.shared
+def test_no_worse_than_what_is_committed(files, scores):
+    """`python tests/benchmarks/plan.py --write` renews the file after a change that is meant."""
+    committed, reached = json.loads(COMMITTED.read_text()), as_tables(files, scores)
+    assert set(committed["rows"]) == set(reached["rows"])
+    assert committed["left_out"] == reached["left_out"]
+    for name, held in committed["scores"].items():
+        found = reached["scores"][name]
+        assert found["time averaged over sources"] <= held["time averaged over sources"] + SLACK, name
+        for kind in ("time of all rows", "memory of all rows"):
+            assert found[kind][0] == held[kind][0], (name, kind)
+            assert found[kind][1] <= held[kind][1] + SLACK, (name, kind)
+        assert found["good picks"][0] >= held["good picks"][0], name
+        assert found["wrong fits"] <= held["wrong fits"], name
 
 
-def test_step_time_of_sources_that_nothing_was_fitted_to(files):
-    scores = score(without_source([row for rows in files for row in rows.rows]))
-    assert scores.time_mean < 0.095
-
-
+@pytest.mark.shared
 def test_constants_are_of_each_cluster(files):
     clusters = calibrate_clusters(files[1].rows)
     assert [cluster.name for cluster in clusters] == ["vtrain_multi", "vtrain_single", "bloom"]

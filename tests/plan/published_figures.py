@@ -1,0 +1,88 @@
+"""The planner's predictions of the published rows and how far they are off, as committed beside this file.
+
+`python tests/benchmarks/plan.py --write` renews it. It holds our predictions and scores, none of the sources' figures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.plan.calibrate import calibrate_clusters
+from hpc_gpt.plan.crossing import without_row, without_source
+from hpc_gpt.plan.rows import Rows, read_rows
+from hpc_gpt.plan.scores import Errors, Scores, score
+from hpc_gpt.plan.validate import Predicted, choosing, predict_rows, predicted_only
+
+COMMITTED = Path(__file__).with_name("published_figures.json")
+DATA_SHEETS = "data sheets only"
+CALIBRATED = "constants of calibration.json"
+WITHOUT_SOURCE = "fitted without the source"
+WITHOUT_ROW = "fitted without the row, within its cluster"
+
+
+def read_files(folder: Path) -> tuple[Rows, Rows]:
+    """open.json and calibration.json."""
+    return read_rows(folder / "open.json"), read_rows(folder / "calibration.json")
+
+
+def by_data_sheets(files: tuple[Rows, Rows]) -> list[Predicted]:
+    return [entry for rows in files for entry in predicted_only(predict_rows(rows, choosing(())))]
+
+
+def all_scores(files: tuple[Rows, Rows]) -> dict[str, Scores]:
+    """The scores by whose constants they are predicted with."""
+    every = [row for rows in files for row in rows.rows]
+    choose = choosing(calibrate_clusters(files[1].rows))
+    calibrated = [entry for rows in files for entry in predicted_only(predict_rows(rows, choose))]
+    return {
+        DATA_SHEETS: score(by_data_sheets(files)),
+        CALIBRATED: score(calibrated),
+        WITHOUT_SOURCE: score(without_source(every)),
+        WITHOUT_ROW: score(without_row(every)),
+    }
+
+
+def as_tables(files: tuple[Rows, Rows], scores: dict[str, Scores]) -> dict[str, Any]:
+    """What is committed: a line of the table for each source, and step seconds, GiB and fit of every row."""
+    return {
+        "scores": {name: _of_scores(each) for name, each in scores.items()},
+        "rows": {
+            entry.row.id: [_short(entry.step.step_s), _short(entry.memory_gib), entry.memory_kind, entry.fits]
+            for entry in by_data_sheets(files)
+        },
+        "left_out": {entry.id: entry.reason for rows in files for entry in rows.left_out},
+    }
+
+
+def write(tables: dict[str, Any]) -> None:
+    """Replaces the committed file: a row a line."""
+    parts = []
+    for name, table in tables.items():
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
+        parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    COMMITTED.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _of_scores(scores: Scores) -> dict[str, Any]:
+    picks = [sum(pick.is_good for pick in scores.picks), len(scores.picks)]
+    wrong = len(scores.said_to_fit) + len(scores.said_not_to)
+    return {
+        "time": {each.source: _of_errors(each.time) for each in scores.sources if each.time.rows},
+        "memory": {each.source: _of_errors(each.memory) for each in scores.sources if each.memory.rows},
+        "time of all rows": _of_errors(scores.time),
+        "memory of all rows": _of_errors(scores.memory),
+        "time averaged over sources": round(scores.time_mean or 0, 4),
+        "good picks": picks,
+        "wrong fits": wrong,
+    }
+
+
+def _of_errors(errors: Errors) -> list[float]:
+    """Rows, mean absolute error, shares within 10 and 15 %."""
+    return [errors.rows, *(round(share or 0, 4) for share in (errors.mean, errors.within_10, errors.within_15))]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
