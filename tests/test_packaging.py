@@ -31,6 +31,13 @@ def test_every_package_is_named(setup):
     assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments"}
 
 
+def test_every_data_file_among_the_code_is_carried(setup):
+    data = setup["options.package_data"]
+    for path in (REPOSITORY / "hpc_gpt").rglob("*.toml"):
+        patterns = data[".".join(path.parent.relative_to(REPOSITORY).parts)].replace(",", " ").split()
+        assert any(fnmatch(path.name, pattern) for pattern in patterns), f"no wheel has {path}"
+
+
 @pytest.mark.parametrize("folder", ["templates", "experiments"])
 def test_every_file_beside_the_code_is_carried(setup, folder):
     patterns = setup["options.package_data"][f"hpc_gpt.{folder}"].replace(",", " ").split()

@@ -75,6 +75,16 @@ def test_a_profile_that_does_not_tell_enough_is_gone_on_with(profile, reason):
     assert done.stderr.count("\n") == 1
 
 
+def test_profile_show_writes_the_planners_tables_as_a_profile_reads_them():
+    text = 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 70.0\npeak_tflops = { bf16 = 300.0 }\n'
+    text += '[calibration.constants]\ngemm = 0.5\n[calibration.residuals]\n"a row, of 1.3b" = -0.25\n'
+    profile = load_profile(profile_of("mine", text))
+    shown = hpc_gpt("profile", "show", "mine").stdout
+    assert load_profile(profile_of("mine", shown)) == profile
+    assert profile.machine.peak_tflops == {"bf16": 300.0}
+    assert profile.calibration.residuals == {"a row, of 1.3b": -0.25}
+
+
 def test_nothing_of_a_prediction_is_in_the_script():
     bare = profile_of("site", 'device = "a100-80g"\ngpus_per_node = 8\n')
     script = hpc_gpt("render", "demo", "--cluster", bare)
