@@ -101,6 +101,17 @@ def test_calibrate_stores_in_the_users_profile(own_folders, clusters_file):
     assert {entry["calibration"] for entry in json.loads(validated.stdout)["rows"]} == {"a100-80g-8"}
 
 
+def test_the_users_default_profile_is_calibrated_where_none_is_named(own_folders, clusters_file):
+    done = hpc_gpt("plan", "--calibrate", clusters_file)
+    assert done.code == 2
+    assert error_of(done)[1] == "name one with --cluster"
+    config_dir().mkdir(parents=True, exist_ok=True)
+    (config_dir() / "config.toml").write_text('cluster = "a100-80g-8"\n')
+    done = hpc_gpt("plan", "--calibrate", clusters_file, "--calibration", "other")
+    assert done.code == 0, done.stderr
+    assert load_profile("a100-80g-8").calibration.rows == 4
+
+
 def test_without_a_name_the_cluster_of_the_profiles_machine_counts(own_folders, tmp_path):
     path = tmp_path / "clusters.json"
     opa = {"fabric": "omni-path 4x100G", "source": "opa"}
