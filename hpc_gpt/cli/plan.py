@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpc_gpt.plan.search import Candidate, Searched
 
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class _Asked:
     model: ModelShape
     machine: Machine
     constants: Constants
+    source: str
     question: Question
     tokens: float
 
@@ -52,7 +53,7 @@ class _Asked:
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write one page that draws memory and time there.")  # fmt: skip
 @click.option("--validate", type=_FILE, metavar="ROWS", help="Predict published rows, and print what was measured.")
-@click.option("--calibrate", type=click.Path(exists=True, path_type=Path), multiple=True, metavar="RECORDS|ROWS",
+@click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS|ROWS",
               help="Fit the planner's constants to your records, or to rows, and store them in the profile of "
               "--cluster; with --validate store nothing. May be repeated.")  # fmt: skip
 @click.option("--calibration", metavar="NAME", help="Take the constants of that cluster.")
@@ -93,10 +94,12 @@ def plan(
         return
     if calibrate:
         from hpc_gpt.cli.plan_rows import run_calibrate
+        from hpc_gpt.cluster import user_default
 
-        if request.cluster is None:
+        cluster = request.cluster or user_default()
+        if cluster is None:
             raise ConfigError("--calibrate stores what it finds in a cluster's profile", "name one with --cluster")
-        run_calibrate(calibrate, request.cluster, calibration, as_json)
+        run_calibrate(calibrate, cluster, calibration, as_json)
         return
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens:g}, but must be a number above 0", "for example --tokens 300e9")
@@ -153,13 +156,20 @@ def _ask(
     name = _name(request, experiment, model)
     if not largest:
         check_possible(question, experiment, profile, name)
+    fitted = profile
     if calibration is not None:
         from hpc_gpt.cluster import load_profile
 
-        constants = constants_of(load_profile(calibration))
-    else:
-        constants = constants_of(profile)
-    return _Asked(request, name, base, experiment, profile, model, machine, constants, question, tokens)
+        fitted = load_profile(calibration)
+        if fitted.calibration is None:
+            raise ConfigError(
+                f"profile {fitted.name} has no [calibration]",
+                f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
+            )
+    source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
+    return _Asked(
+        request, name, base, experiment, profile, model, machine, constants_of(fitted), source, question, tokens
+    )
 
 
 def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
@@ -236,9 +246,11 @@ def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
     best = searched.candidates[0]
     words = [legend(searched), f"best, {best.split}:"]
     words += [f"  {line}" for line in figures_words(figures, asked.question.gpus)]
-    words += [left_out_words(searched)]
-    if note := unchecked(searched):
-        click.echo(f"note: {note}", err=True)
+    words += [
+        f"  constants: {asked.source}; the band is what that is worth",
+        left_out_words(searched),
+        unchecked(searched),
+    ]
     for text in words:
         for line in wrapped(text, columns) if text else []:
             click.echo(line)
@@ -250,7 +262,7 @@ def _print_json(asked: _Asked, searched: Searched, figures: list[Figures], comma
     from hpc_gpt.report.plans.as_json import as_tables
 
     model = {"name": asked.name, **asdict(asked.model), "params": asked.model.params}
-    tables = as_tables(searched, figures, model, command)
+    tables = as_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables, indent=1, allow_nan=False))
 
 

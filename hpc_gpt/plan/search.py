@@ -29,7 +29,7 @@ NEAR = 1.01
 # From this share of the card on a prediction leaves no room for its own error: such a candidate must be faster than
 # one with room by as much as a run is worth that may end for want of memory.
 TIGHT = 0.92
-WORTH_THE_RISK = 1.1
+WORTH_THE_RISK = 1.15
 _OFFLOADS = ("none", "optimizer", "full")
 _ENGINES = ("deepspeed-3d", "ddp", "deepspeed-zero", "fsdp", "megatron-lm", "hf-deepspeed")
 

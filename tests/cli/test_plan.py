@@ -75,6 +75,25 @@ def test_json_is_one_object_with_every_figure():
     assert finite(page)
 
 
+def test_constants_are_the_profiles_own_or_anothers_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path))
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "mine.toml").write_text(
+        'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n'
+    )
+    slow = planned(*SEED[:-1], "mine")
+    assert slow["constants"]["source"] == "calibration of mine"
+    assert slow["constants"]["gemm"] == 0.4
+    usual = planned(*SEED)
+    assert usual["constants"]["source"] == "data sheets"
+    assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]
+    named = planned(*SEED, "--calibration", "mine")
+    assert named["candidates"] == slow["candidates"]
+    done = hpc_gpt(*SEED, "--calibration", "jean-zay-v100-16g")
+    assert done.code == 2
+    assert error_of(done)[0] == "profile jean-zay-v100-16g has no [calibration]"
+
+
 def in_submits_words(command):
     words = shlex.split(command)
     assert words[:2] == ["hpc-gpt", "submit"]

@@ -47,14 +47,18 @@ def candidate_tables(candidate: Candidate, figures: Figures | None, against: str
     }
 
 
-def as_tables(searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str) -> dict[str, Any]:
-    """The whole search. `figures` are of its candidates, in order; `command` is the next one."""
+def as_tables(
+    searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str, constants: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole search. `figures` are of its candidates, in order; `command` is the next one, `constants` those
+    that times were predicted with."""
     best = searched.candidates[0] if searched.candidates else None
     question = searched.question
     return {
         "schema": SCHEMA,
         "model": model,
         "machine": asdict(searched.machine),
+        "constants": constants,
         "gpus": question.gpus,
         "dtype": question.dtype,
         "global_batch": question.global_batch,

@@ -79,6 +79,14 @@ def seconds(figure: float) -> str:
     return f"{figure:#.3g}"
 
 
+def _smaller(candidate: Candidate, best: Candidate) -> str:
+    """What makes a GPU's products smaller, and so slower, than the best one's; nothing where nothing does."""
+    run, other = candidate.training, best.training
+    if run.micro_batch < other.micro_batch:
+        return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
+    return f" (tp {run.tp} against {other.tp})" if run.tp > other.tp else ""
+
+
 def count_words(params: float) -> str:
     """Parameters in 10^9.
 
@@ -108,5 +116,5 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
     if worst.name == "compute" or round(100 * own) <= round(100 * other):
         mine = seconds(getattr(candidate.step, worst.field) * scale)
-        return f"{worst.name} {mine} s against {seconds(getattr(best.step, worst.field))} s"
+        return f"{worst.name} {mine} s against {seconds(getattr(best.step, worst.field))} s{_smaller(candidate, best)}"
     return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"

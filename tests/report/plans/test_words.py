@@ -15,7 +15,7 @@ from hpc_gpt.plan.training import Shape, Training
 from hpc_gpt.report.plans.as_json import as_tables
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
 from hpc_gpt.report.plans.explanation import explain
-from hpc_gpt.report.plans.table import as_table, heading, left_out_words, legend, wrapped
+from hpc_gpt.report.plans.table import as_table, heading, left_out_words, legend, unchecked, wrapped
 from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words, shares
 from tests.report.plans.searches import figures_for, searched_for
 
@@ -85,7 +85,12 @@ def test_no_line_is_wider_than_the_terminal(width):
     searched, model = searched_for()
     text = as_table(searched, width, blocks=True)
     assert searched.too_large
-    for part in (heading(searched, "48b", model.params), legend(searched), left_out_words(searched)):
+    for part in (
+        heading(searched, "48b", model.params),
+        legend(searched),
+        left_out_words(searched),
+        unchecked(searched),
+    ):
         text += "\n".join(wrapped(part, width)) + "\n"
     assert width is None or max(map(len, text.splitlines())) <= width
     assert all(str(each.split) in text for each in searched.best_of_splits[:8])
@@ -93,11 +98,22 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
     searched, model = searched_for(recompute="full")
-    page = as_tables(searched, figures_for(searched, model), {"name": "48b"}, "hpc-gpt submit")
+    figures, source = figures_for(searched, model), {"source": "data sheets"}
+    page = as_tables(searched, figures, {"name": "48b"}, "hpc-gpt submit", source)
     again = json.loads(json.dumps(page, allow_nan=False))
     assert len(again["candidates"]) == len(searched.candidates)
     assert [each["layout"] for each in again["too_large"]] == [str(each.split) for each in searched.too_large]
     assert again["settings_fitting"] + again["settings_not_fitting"] >= len(searched.candidates)
+
+
+def test_what_a_host_must_hold_is_told_to_be_unknown_where_it_is():
+    moved, _ = searched_for("7.5b", 4, offload="optimizer", zero_stage=2)
+    assert moved.candidates
+    assert "host_memory_gib" in unchecked(moved)
+    known = replace(moved, machine=replace(moved.machine, host_memory_gib=192.0))
+    assert not unchecked(known)
+    kept, _ = searched_for("7.5b", 16, offload="none")
+    assert not unchecked(kept)
 
 
 @pytest.mark.parametrize("place", [0, -1])
