@@ -78,6 +78,38 @@ def peak_memory_gib(record: Record) -> tuple[float | None, str]:
     return None, ""
 
 
+def share_off(predicted: float | None, measured: float | None) -> float | None:
+    """How far a prediction was off, as a share of what was measured; None where either is not known.
+
+    >>> share_off(3.0, 2.0)
+    0.5
+    """
+    if not predicted or not measured or measured <= 0:
+        return None
+    error = predicted / measured - 1
+    return error if math.isfinite(error) else None
+
+
+def show_share(error: float | None, sign: str = "") -> str:
+    """A share as percent."""
+    return NOTHING if error is None else f"{error:{sign}.1%}"
+
+
+def show_predicted(record: Record) -> str:
+    """What the planner predicted, and how far off it was where that was measured."""
+    memory = max(record.predicted_memory_gib or [0.0])
+    allocated = max((figure for figure in record.memory_allocated_gib or () if figure is not None), default=None)
+    parts = []
+    for figure, unit, measured in (
+        (record.predicted_step_s, "s a step", record.step_s),
+        (memory or None, "GiB allocated", allocated),
+    ):
+        if figure is not None:
+            off = share_off(figure, measured)
+            parts.append(f"{show_digits(figure)} {unit}" + (f" ({show_share(off, '+')})" if off is not None else ""))
+    return ", ".join(parts) or NOTHING
+
+
 def show_name(record: Record) -> str:
     """What a run goes by: name/run, but no name twice, as a log's run is mostly called after it.
 

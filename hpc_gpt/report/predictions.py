@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from hpc_gpt.record import SCHEMA, Record, finite
-from hpc_gpt.report.columns import NOTHING, show_digits, show_name, show_seconds
+from hpc_gpt.report.columns import NOTHING, share_off, show_digits, show_name, show_seconds, show_share
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.tables import csv_cell
 
@@ -67,23 +67,16 @@ def _prediction(record: Record) -> Prediction:
         device=record.device,
         step_s=record.step_s,
         predicted_step_s=record.predicted_step_s,
-        step_error=_error(record.predicted_step_s, record.step_s),
+        step_error=share_off(record.predicted_step_s, record.step_s),
         memory_gib=memory,
         predicted_memory_gib=planned,
-        memory_error=_error(planned, memory),
+        memory_error=share_off(planned, memory),
     )
 
 
 def _most(figures: Sequence[float | None] | None) -> float | None:
     known = [figure for figure in figures or () if figure is not None and math.isfinite(figure)]
     return max(known) if known else None
-
-
-def _error(predicted: float | None, measured: float | None) -> float | None:
-    if not predicted or not measured or measured <= 0:
-        return None
-    error = predicted / measured - 1
-    return error if math.isfinite(error) else None
 
 
 def _mean(errors: Sequence[float]) -> float | None:
@@ -102,20 +95,16 @@ def _grid(lines: Sequence[Prediction]) -> Grid:
             line.device or NOTHING,
             show_seconds(line.step_s),
             show_seconds(line.predicted_step_s),
-            _percent(line.step_error, "+"),
+            show_share(line.step_error, "+"),
             show_digits(line.memory_gib),
             show_digits(line.predicted_memory_gib),
-            _percent(line.memory_error, "+"),
+            show_share(line.memory_error, "+"),
         )
         for line in lines
     ]
     words = f"mean of {mean.step_runs} and {mean.memory_runs}, without sign"
-    last = (words, "", "", "", "", _percent(mean.step_error), "", "", _percent(mean.memory_error))
+    last = (words, "", "", "", "", show_share(mean.step_error), "", "", show_share(mean.memory_error))
     return Grid(_HEADINGS, [heading not in ("run", "layout", "device") for heading in _HEADINGS], [*cells, last])
-
-
-def _percent(error: float | None, sign: str = "") -> str:
-    return NOTHING if error is None else f"{error:{sign}.1%}"
 
 
 def as_table(lines: Sequence[Prediction]) -> str:

@@ -26,6 +26,7 @@ from hpc_gpt.report.columns import (
     show_losses,
     show_name,
     show_params,
+    show_predicted,
     show_seconds,
     show_spread,
     show_whole,
@@ -158,6 +159,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("tflops_printed", _flops(record.tflops_printed, "as the program prints it")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, the stage that holds most"),
+        ("predicted", show_predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
     ]

@@ -17,6 +17,7 @@ from hpc_gpt.experiment import load_experiment
 from hpc_gpt.foresight import foresee, settle_open
 from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.render import render_script
+from hpc_gpt.report.tables import as_block
 from hpc_gpt.resolve import resolve
 from hpc_gpt.run_folder import PREDICTED, RunFolder
 from hpc_gpt.submission import Prepared, write_run
@@ -281,6 +282,12 @@ def test_the_report_card_as_text(two_runs, form):
     else:
         assert re.search(r"tp2-pp2-dp1 .*0\.500\W+0\.400\W+-20\.0%\W+2\.00\W+2\.20\W+\+10\.0%", done.stdout)
         assert re.search(r"mean of 1 and 1, without sign\W+20\.0%\W+10\.0%", done.stdout)
+
+
+def test_a_record_shows_predicted_beside_measured(two_runs):
+    lines = [as_block(read_run(run)) for run in two_runs]
+    assert "  predicted   0.400 s a step (-20.0%), 2.20 GiB allocated (+10.0%)\n" in re.sub(" {3,}", "   ", lines[0])
+    assert "predicted" not in lines[1]
 
 
 def test_no_run_with_a_prediction_is_an_empty_card(two_runs):
