@@ -149,8 +149,11 @@ class StepModel:
         group = training.dp * training.cp
         if training.sharding >= 3 or group == 1:
             return 0.0
-        size = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
-        takes = 2 * self.links.ring_s(size, group, training.tp, self.links.reduction_b_s)
+        summed = params * (4.0 if training.engine == "megatron-lm" and training.dtype == "bf16" else 2.0)
+        # What comes back of a sharded optimizer is parameters, in 2 bytes, and not the sums.
+        back = params * 2.0 if training.distributed_optimizer else summed
+        takes = self.links.ring_s(summed, group, training.tp, self.links.reduction_b_s)
+        takes += self.links.ring_s(back, group, training.tp, self.links.reduction_b_s)
         if training.engine in ("ddp", "fsdp") or training.distributed_optimizer:
             # Behind the last micro-batch's backward, and the gathers behind the next step's first forward.
             return max(0.0, takes - hidden_s) + self.constants.exposed * min(takes, hidden_s)
