@@ -15,6 +15,10 @@ _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _LLAMA_NAMES = re.compile(r"llama|mistral|qwen|gemma|yi-|deepseek|baichuan|internlm|olmo")
 _MOE_NAMES = re.compile(r"\bmoe\b|mixtral|\d+x\d+(?:\.\d+)?b\b|\d+b-a\d+b|switch-transformer")
 _MEGATRON_CORE = re.compile(r"megatron[ -]?(?:lm|core|bridge)|\bmcore\b|\bnemo\b")
+# Stacks whose attention is Transformer Engine's or PyTorch 2's.
+_FUSED_ATTENTION = re.compile(
+    r"megatron[ -]?core|megatron[ -]?bridge|\bmcore\b|\bnemo\b|transformer[ -]?engine|torchtitan"
+)
 _HUGGING_FACE = re.compile(r"\bhf\b|hugging ?face|\btransformers\b")
 _ZERO = re.compile(r"(?:zero|zero stage|stage)[ _-]{0,2}([0-3])(?![0-9])")
 
@@ -91,7 +95,7 @@ def flash_of(row: Mapping[str, Any], device: str, engine: str) -> bool:
     if device.startswith("v100"):
         return False
     said = " ".join(words(row, name) for name in ("stack", "options", "attention", "attn"))
-    return "flash" in said or engine == "fsdp" or device.startswith(_HOPPER_ON)
+    return "flash" in said or bool(_FUSED_ATTENTION.search(said)) or engine == "fsdp" or device.startswith(_HOPPER_ON)
 
 
 def compiled_of(row: Mapping[str, Any]) -> bool:
@@ -132,7 +136,9 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
         named = _ZERO.search(said)
         zero = int(named.group(1)) if named else None
     deepspeed = "deepspeed" in cited or "dspeed" in cited
-    fsdp = "fsdp" in cited or bool(sharding) or sharded_over(row) not in (None, 1)
+    fsdp = (
+        bool(re.search(r"fsdp|torchtitan|llm-foundry", cited)) or bool(sharding) or sharded_over(row) not in (None, 1)
+    )
     if fsdp:
         zero = _zero_of_sharding(sharding, zero)
     zero = zero or 0
@@ -144,6 +150,8 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
         engine = named_engine
     elif fsdp:
         engine = "ddp" if zero == 0 else "fsdp"
+    elif pp == tp == 1 and not zero and re.search(r"\bddp\b|distributed ?data ?parallel", said):
+        engine = "ddp"
     elif (deepspeed or zero) and pp == tp == 1 and _HUGGING_FACE.search(cited):
         engine = "hf-deepspeed"
     elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
