@@ -57,8 +57,7 @@ def settle_open(
 
     resolved = resolve(experiment, profile)
     try:
-        machine = machine_of(profile)
-        picked = _pick(experiment, profile, resolved, machine, given)
+        picked = _pick(experiment, profile, resolved, machine_of(profile), given)
     except UserError:
         return experiment, ()
     if picked is None:
@@ -87,6 +86,10 @@ def settle_open(
         engine=replace(experiment.engine, **engine),
         layout=replace(experiment.layout, **layout, **batch),
     )
+    try:
+        resolve(settled_experiment, profile)
+    except UserError:
+        return experiment, ()  # a switch that goes with the rules' choice alone
     names = {**_OPEN, _PP: "pp"}
     words = ", ".join(f"{names[key]} {value}" for key, value in changed.items())
     return settled_experiment, (f"from plan: {words}, which neither flags nor experiment settle",)
@@ -173,7 +176,8 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
     if nearest is None:
         return LayoutError(
             message,
-            f"no layout of {resolved.gpus} GPUs fits it: more GPUs, a smaller model, or --force to run it anyway",
+            f"no layout of {resolved.gpus} GPUs fits it at global batch {resolved.batch.global_batch}: more GPUs, "
+            "a smaller model, or --force to run it anyway",
         )
     step = f", {_seconds(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
     what = f"{nearest.split}: {nearest.need_gib:.1f} GiB{step}"
