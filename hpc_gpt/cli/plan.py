@@ -296,7 +296,7 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     from hpc_gpt.plan.largest import FAMILY, largest
     from hpc_gpt.report.plans.words import count_words
 
-    found = largest(asked.question, asked.model, asked.machine)
+    found = largest(asked.question, asked.model, asked.machine, asked.constants)
     model = found.model
     name = f"{model.layers} x {model.hidden}"
     asked = replace(asked, model=model, name=name)

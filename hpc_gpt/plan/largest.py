@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.plan.constants import DEFAULT, Constants
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import TIGHT, Searched, search
@@ -48,7 +49,7 @@ def _shapes(model: ModelShape) -> Iterator[ModelShape]:
                 yield replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
 
 
-def largest(question: Question, model: ModelShape, machine: Machine) -> Largest:
+def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
     """The largest of the family for which `question`, asked of it, has an answer with room on the card (TIGHT).
 
     From above one after the other: a smaller model may fail where a larger one fits, as its layers do not divide so.
@@ -67,7 +68,7 @@ def largest(question: Question, model: ModelShape, machine: Machine) -> Largest:
         asked = replace(question, shape=shape_of(shape), model=shape)
         if search(asked, with_room, first=True).candidates:
             larger = shapes[place + 1] if place + 1 < len(shapes) else None
-            return Largest(shape, search(asked, machine), larger, tried)
+            return Largest(shape, search(asked, machine, constants), larger, tried)
     raise LayoutError(
         f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
         "leave --tp, --pp, --dp and the batch open, or use more GPUs",

@@ -79,13 +79,16 @@ class Question:
             return "tp does not divide the padded vocabulary"
         if pp > self.shape.layers:
             return "more stages than layers"
-        if isinstance(self.partition, tuple) and len(self.partition) != pp:
-            return "engine.partition is for another pp"
+        if isinstance(self.partition, tuple) and not self._deals_out(self.partition, pp):
+            return "engine.partition does not deal the layers out over pp"
         if min(self.gpus, self.gpus_per_node) % tp and not self.tp_across_nodes:
             return "tp would span nodes"
         if self.global_batch is not None and self.global_batch % dp:
             return "dp does not divide the global batch"
         return None
+
+    def _deals_out(self, blocks: tuple[int, ...], pp: int) -> bool:
+        return len(blocks) == pp and sum(blocks) == self.shape.layers and min(blocks) > 0
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """(micro_batch, micro_batches) of every way to deal out the batch, the smallest micro-batch first."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.engines import OFFERS
@@ -48,6 +51,10 @@ def with_layout(asked, run):
     )  # fmt: skip
     return replace(asked, layout=layout, engine=engine_for(run, asked.engine))
 
+
+BIG = Machine("a100-80g", 79.1, {"bf16": 312.0}, 2039, 8, 300, 100, 25)
+GPT3 = Question(Shape(12288, 96, 96, 51200, 2048), 1024, 8, "bf16", 1536)
+TRILLION = Question(Shape(25600, 128, 160, 51200, 2048), 16384, 8, "bf16", 16384)
 
 CASES = [
     (experiment(), ENGINES, 40.0),
@@ -132,6 +139,47 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     ]
 
 
+@pytest.mark.parametrize("question", [GPT3, TRILLION], ids=["175B on 1,024", "1T on 16,384"])
+def test_nothing_that_fits_was_left_out_unasked(question):
+    """Every micro-batch of every series, the long way: a larger one never needs less."""
+    found = search(question, BIG, keep=10**6)
+    fitting = {each.training for each in found.candidates}
+    series = {replace(run, micro_batch=1, micro_batches=1) for run in fitting}
+    for run in series:
+        for micro_batch, micro_batches in question.batches(run.dp):
+            grown = replace(run, micro_batch=micro_batch, micro_batches=micro_batches)
+            assert (grown in fitting) == fits(predict_memory(grown, BIG), BIG)
+
+
+@given(
+    gpus=st.sampled_from([1, 2, 3, 4, 8, 12, 20]),
+    layers=st.integers(1, 9),
+    heads=st.sampled_from([1, 2, 3, 5, 6, 8]),
+    batch=st.integers(1, 60),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
+    gib=st.floats(1.5, 40),
+)
+@settings(max_examples=30)
+def test_every_candidate_runs_whatever_the_model(gpus, layers, heads, batch, dtype, gib):
+    asked = experiment(gpus=gpus, layers=layers, heads=heads, hidden=240 * heads, batch=batch, dtype=dtype)
+    found = search(question_of(asked, PROFILE, engines=ENGINES), machine(gib))
+    for candidate in found.candidates:
+        assert training_of(resolve(with_layout(asked, candidate.training), PROFILE)) == candidate.training
+        assert candidate.training.gpus == gpus
+        assert candidate.training.global_batch == batch
+        assert math.isfinite(candidate.tokens_per_s)
+
+
+def test_a_partition_by_hand_is_for_its_own_number_of_stages():
+    asked = experiment(gpus=4, layers=6, partition=(1, 2, 2, 1))
+    question = question_of(asked, PROFILE, {"engine.partition"})
+    found = search(question, machine())
+    assert {each.training.stage_layers for each in found.candidates} == {(1, 2, 2, 1)}
+    assert {each.training.pp for each in found.candidates} == {4}
+    wrong = question_of(replace(asked, engine=Engine(partition=(1, 2, 2, 2))), PROFILE, {"engine.partition"})
+    assert not search(wrong, machine()).candidates
+
+
 def test_chunks_are_megatrons_alone_and_of_one_depth():
     asked = experiment(gpus=4, layers=12, batch=16)
     question = question_of(asked, PROFILE, engines=("megatron-lm", "deepspeed-3d"))
@@ -139,11 +187,6 @@ def test_chunks_are_megatrons_alone_and_of_one_depth():
     assert {run.engine for run in found} == {"megatron-lm"}
     assert {(run.pp, run.vp) for run in found} == {(2, 2), (2, 3), (2, 6), (4, 3)}
     assert all(run.micro_batches % run.pp == 0 for run in found)
-
-
-BIG = Machine("a100-80g", 79.1, {"bf16": 312.0}, 2039, 8, 300, 100, 25)
-GPT3 = Question(Shape(12288, 96, 96, 51200, 2048), 1024, 8, "bf16", 1536)
-TRILLION = Question(Shape(25600, 128, 160, 51200, 2048), 16384, 8, "bf16", 16384)
 
 
 @pytest.mark.parametrize(("question", "most"), [(GPT3, 1500), (TRILLION, 1500)], ids=["175B on 1,024", "1T on 16,384"])
