@@ -31,12 +31,12 @@ WORLD = 4
 DP4, TP2_DP2, PP2_DP2, TP2_PP2 = Layout(1, 1, 4), Layout(2, 1, 2), Layout(1, 2, 2), Layout(2, 2, 1)
 
 
-def _case(name: str, layout: Layout, dtype: str, **engine: Any) -> Resolved:
+def _case(name: str, layout: Layout, dtype: str, tied: bool = True, **engine: Any) -> Resolved:
     """Sizes that every group of ranks divides, so that no engine pads its shares; the stages are uneven."""
     return resolve(
         Experiment(
             name="states",
-            model=Model(hidden=32, layers=3, heads=4, vocab=61, seq=16),
+            model=Model(hidden=32, layers=3, heads=4, vocab=61, seq=16, tied=tied),
             engine=Engine(name=name, **engine),  # type: ignore[arg-type]
             layout=LayoutRequest(**asdict(layout), gpus=WORLD, micro_batches=2, global_batch=32),
             train=Train(steps=2, dtype=dtype, lr=5e-4),  # type: ignore[arg-type]
@@ -50,6 +50,8 @@ CASES = {
     "3d fp32 zero1 pp2-dp2": _case("deepspeed-3d", PP2_DP2, "fp32", zero_stage=1),
     "3d bf16 tp2-pp2": _case("deepspeed-3d", TP2_PP2, "bf16"),
     "3d bf16 pp2-dp2": _case("deepspeed-3d", PP2_DP2, "bf16"),
+    "3d bf16 pp2-dp2 untied by parameters": _case("deepspeed-3d", PP2_DP2, "bf16", tied=False, partition="parameters"),
+    "fsdp fp32 dp4 untied": _case("fsdp", DP4, "fp32", tied=False),
     "zero fp32 stage 1 dp4": _case("deepspeed-zero", DP4, "fp32", zero_stage=1),
     "zero bf16 stage 2 dp4": _case("deepspeed-zero", DP4, "bf16", zero_stage=2),
     "zero bf16 stage 3 dp4": _case("deepspeed-zero", DP4, "bf16", zero_stage=3),
