@@ -39,7 +39,7 @@ from hpc_gpt.plan.row_words import (
 from hpc_gpt.plan.training import Shape, Training
 
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, times tp
-_HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}'
+_HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}: hpc-gpt help rows shows one'
 MachineOf = Callable[[str, int, str | None], Machine]
 
 

@@ -18,3 +18,14 @@ def test_every_engine_is_listed_with_what_it_takes():
     assert [row["engine"] for row in listed["engines"]] == list(OFFERS)
     switches = {switch for row in listed["engines"] for switch in row["switches"]}
     assert switches | {"name", "zero_stage"} == {entry.name for entry in fields(Engine)}
+
+
+def test_the_rows_that_are_shown_are_predicted(tmp_path):
+    shown = hpc_gpt("help", "rows").stdout
+    path = tmp_path / "rows.json"
+    path.write_text(shown[: shown.index("\n\nOr")])
+    done = hpc_gpt("plan", "--validate", path, "--json")
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["left_out"] is None
+    assert row["layout"] == "tp4-pp4-dp4"
+    assert row["published_memory_gib"] == 20.5
