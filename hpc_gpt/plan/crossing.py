@@ -9,6 +9,8 @@ from hpc_gpt.plan.constants import DEFAULT, Constants
 from hpc_gpt.plan.rows import LeftOut, Row
 from hpc_gpt.plan.validate import Chosen, Predicted, predict_row
 
+FOLDS = 50
+
 
 def without_source(rows: Sequence[Row]) -> list[Predicted]:
     """Every source's rows with constants fitted to the other sources': of the same device where there are such.
@@ -27,13 +29,17 @@ def without_source(rows: Sequence[Row]) -> list[Predicted]:
 
 
 def without_row(rows: Sequence[Row]) -> list[Predicted]:
-    """Every row of each cluster with constants fitted to the cluster's other rows."""
+    """Every row of each cluster with constants fitted to the cluster's other rows.
+
+    A cluster of many rows is dealt into FOLDS parts, and each part predicted with constants of the others.
+    """
     predicted: list[Predicted] = []
     for cluster in dict.fromkeys(row.cluster for row in rows if row.cluster is not None):
-        own = [row for row in fastest(rows) if row.cluster == cluster]
-        for row in own:
-            constants, name = _fitted([other for other in own if other is not row])
-            predicted += _predict([row], constants, name)
+        own = fastest(row for row in rows if row.cluster == cluster)
+        folds = min(len(own), FOLDS)
+        for fold in range(folds):
+            kept = [row for place, row in enumerate(own) if place % folds != fold]
+            predicted += _predict(own[fold::folds], *_fitted(kept))
     return predicted
 
 

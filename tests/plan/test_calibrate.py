@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.plan import crossing
 from hpc_gpt.plan.calibrate import calibrate, calibrate_clusters, chosen_for, fastest, named
 from hpc_gpt.plan.constants import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.crossing import without_row, without_source
@@ -111,3 +112,13 @@ def test_cross_validation_predicts_each_row_with_constants_that_never_saw_it():
     assert without_row(rows()) == []
     alone = without_source(slow)
     assert {entry.calibration for entry in alone} == {"data sheets"}
+
+
+def test_many_rows_of_a_cluster_are_dealt_into_parts(monkeypatch):
+    monkeypatch.setattr(crossing, "FOLDS", 3)
+    fits = []
+    fitted = crossing.calibrate
+    monkeypatch.setattr(crossing, "calibrate", lambda name, rows: fits.append(len(rows)) or fitted(name, rows))
+    found = without_row(rows("a"))
+    assert sorted(entry.row.id for entry in found) == sorted(entry.id for entry in rows("a"))
+    assert fits == [5, 5, 6]
