@@ -225,9 +225,12 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
         _print_json(asked, searched, figures, command)
     elif why is not None:
         from hpc_gpt.report.plans.explanation import explain
+        from hpc_gpt.report.plans.table import wrapped
+        from hpc_gpt.terminal import width
 
-        shown = best or searched.too_large[0]
-        click.echo(explain(shown, asked.machine, figures[0] if figures else None), nl=False)
+        text = explain(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
+        for line in text.splitlines():
+            click.echo("\n".join(wrapped(line, width())))
     else:
         _print_table(asked, searched, figures[0])
     if command and not as_json:

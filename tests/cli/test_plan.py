@@ -168,14 +168,16 @@ def test_why_explains_a_layout_that_does_not_fit():
     assert not done.stderr
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120, 200])
-def test_a_terminal_gets_lines_that_fit_it(columns):
-    program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({list(SEED)!r})"
+@pytest.mark.parametrize("more", [(), ("--why", "tp4-pp16-dp1")], ids=["table", "why"])
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_terminal_gets_lines_that_fit_it(columns, more):
+    words = [*SEED, *more]
+    program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({words!r})"
     code, shown = on_a_terminal("-c", program, NO_COLOR="1")
     assert code == 0
     lines = [line for line in shown.splitlines() if not line.startswith("next: ")]
     assert max(map(len, lines)) <= columns
-    assert "█" in shown
+    assert "█" in shown or more
     assert "\x1b" not in shown
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_gpt.model_shape import stage_layers
+from hpc_gpt.plan.activations import in_flight, kept_of_layer, layer_bytes
 from hpc_gpt.plan.figures import Figures
 from hpc_gpt.plan.machine import Machine
+from hpc_gpt.plan.parameters import layer_params, layers_of_stages, outer_params
 from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.plans.words import PARTS, does_not_fit, settings_words
@@ -32,10 +34,13 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     )
     yield f"layers       {_layers(run)}"
     yield f"tensors      {_widths(run)}"
-    yield f"in flight    {_in_flight(run)}"
+    yield f"parameters   {_parameters(run, candidate.memory.deciding)}"
+    yield f"states       {_states(run)}"
+    yield f"activations  {_activations(run, candidate.memory.deciding)}"
     yield ""
     yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, judged by {_MEMORY[-2]}"
     yield _memory(candidate)
+    yield "the peak is of the step where activations are 0, else of a backward pass"
     if candidate.step is None:
         yield does_not_fit(candidate)
     else:
@@ -50,7 +55,7 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
 
 
 def _layers(run: Training) -> str:
-    blocks = list(run.stage_layers) if run.stage_layers else stage_layers(run.shape.layers, run.pp)
+    blocks = layers_of_stages(run)
     if run.pp == 1:
         return f"all {run.shape.layers} on every GPU"
     most, least = max(blocks), min(blocks)
@@ -70,14 +75,37 @@ def _widths(run: Training) -> str:
     )
 
 
-def _in_flight(run: Training) -> str:
-    first = min(run.micro_batches, run.pp)
-    if run.pp == 1:
-        return "1 micro-batch at a time"
-    extra = (run.pp - 1) / (run.pp * run.vp)
-    more = f", and {extra:.2f} of that more as chunks interleave" if run.vp > 1 else ""
-    held = f"stage k holds min({run.micro_batches} micro-batches, pp {run.pp} - k)"
-    return f"{held}: {first} on the first, 1 on the last{more}"
+def _parameters(run: Training, stage: int) -> str:
+    layers, each = layers_of_stages(run)[stage], layer_params(run.shape, run.tp)
+    outside = outer_params(run.shape, run.tp, run.pp, stage)
+    rest = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
+    total = (layers * each + outside) / 1e6
+    return f"stage {stage}: {layers} layers x {each / 1e6:,.2f}e6{rest} = {total:,.1f}e6 of one GPU"
+
+
+def _states(run: Training) -> str:
+    """Bytes that each parameter of one GPU takes."""
+    each = held(run)
+    step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
+    total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
+    host = f", {each.host:.3g} on the host" if each.host else ""
+    return (
+        f"{rule_of(run)}: weights {each.parameters:.3g} + gradients {each.gradients:.3g}{step} + optimizer "
+        f"{each.optimizer:.3g} = {total:.3g} bytes a parameter{host}"
+    )
+
+
+def _activations(run: Training, stage: int) -> str:
+    flying, layers = in_flight(run, stage), layers_of_stages(run)[stage]
+    kept = kept_of_layer(run, layer_bytes(run)) / 2**20
+    total = flying * layers * kept / 1024
+    schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
+    extra = " and what chunks add" if run.vp > 1 else ""
+    where = ", on the host" if run.activations_on_host else ""
+    return (
+        f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x {kept:,.1f} MiB "
+        f"= {total:.2f} GiB{where}"
+    )
 
 
 def _memory(candidate: Candidate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -126,11 +127,25 @@ def test_an_explanation_shows_the_sums_it_states(place):
     assert f"= {run.global_batch} samples" in text
     assert f"{figures.tokens_per_s:,.0f}" in text
     column = [line.split() for line in text.splitlines()]
-    start = next(at for at, words in enumerate(column) if words[:1] == ["parameters"])
+    start = next(at for at, words in enumerate(column) if words[:1] == ["parameters"] and len(words) < 6)
     sums = {words[0]: [float(each) for each in words[1:]] for words in column[start : start + 9]}
     parts = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
     for at, allocated in enumerate(sums["allocated"]):
         assert sum(sums[part][at] for part in parts) == pytest.approx(allocated, abs=0.04)
+
+
+def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
+    searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
+    one = searched.candidates[0]
+    assert (one.training.engine, str(one.split)) == ("deepspeed-3d", "tp4-pp16-dp1")
+    text = explain(one, searched.machine, None)
+    stage = one.memory.deciding
+    params = float(re.search(r"= ([\d,.]+)e6 of one GPU", text)[1].replace(",", "")) * 1e6
+    assert re.search(rf"parameters   stage {stage}: 4 layers x 201\.\d+e6 \+ ", text)
+    weights = float(re.search(r"weights ([\d.]+) ", text)[1])
+    assert one.memory.stages[stage].parameters == pytest.approx(weights * params / 2**30, rel=1e-3)
+    assert model.block_params / 4 == pytest.approx(201.4e6, rel=1e-2)
+    assert "x 4 layers x 64.0 MiB" in text  # 2 s b h of 1024 x 4 x 8192
 
 
 def test_interleaving_is_explained():
@@ -139,5 +154,5 @@ def test_interleaving_is_explained():
     one = Candidate(run, candidate().memory, 79.0, STEP)
     text = explain(one, machine, None)
     assert "4 stages: 2 a stage, in 2 chunks" in text
-    assert "0.38 of that more as chunks interleave" in text
+    assert "min(8, pp 4 - 0) and what chunks add = " in text
     assert ModelShape(1024, 8, 8).params > 0
