@@ -172,7 +172,10 @@ def test_a_model_that_no_layout_holds_says_so():
     message, hint = error_of(hpc_gpt("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
         "tiny", 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 0.5\n')))  # fmt: skip
     assert "is predicted not to fit" in message
-    assert hint == "no layout of 1 GPUs fits it at global batch 1024: more GPUs, a smaller model, or --force to run it anyway"
+    assert (
+        hint
+        == "no layout of 1 GPUs fits it at global batch 1024: more GPUs, a smaller model, or --force to run it anyway"
+    )
 
 
 # --- what is left to the planner
@@ -215,6 +218,15 @@ def test_a_run_folder_and_its_record_hold_what_was_predicted():
     assert record.sources["predicted_memory_gib"] == "predicted.json, allocated at the peak"
     assert record.sources["predicted_step_s"] == "predicted.json, by data sheets"
     assert "predicted" not in run.job_script.read_text()
+
+
+def test_a_profile_of_processors_is_not_taken_for_gpus_that_are_missing():
+    here = 'scheduler = "local"\ndevice = "cpu"\nfabric = "pcie"\ngpus_per_node = 8\n'
+    run = run_with_prediction(profile_of("here", here))
+    add_attempt(run, [metrics_line(step) for step in range(1, 31)], device="cpu")
+    record = read_run(run)
+    assert (record.device, record.mfu, record.flags) == (None, None, [])
+    assert record.predicted_step_s > 0
 
 
 def test_no_prediction_leaves_no_file():

@@ -146,7 +146,7 @@ def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
             continue
         name = None if found == "cpu" else device_named(found) or found
         flags = list(record.flags)
-        if record.device and name != record.device:
+        if record.device and name != record.device and found != record.device:
             flags.append(f"the profile says device {record.device}, the run found {name or 'no GPU'}")
         where += "" if name else ": the ranks ran on CPU"
         return replace(record, device=name, flags=flags, sources={**record.sources, "device": where})
