@@ -1,4 +1,4 @@
-"""What `hpc-gpt plan --validate` and `--calibrate` do and print."""
+"""What `plan --validate` and `plan --calibrate` do and print."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hpc_gpt.plan.rows import LeftOut, Row, read_rows
 from hpc_gpt.plan.scores import Errors, Scores, score
 from hpc_gpt.plan.validate import SCHEMA, Predicted, as_table, choosing, predict_rows, predicted_only
 
+_SHOWN = 10
 Entry = Predicted | LeftOut
 
 
@@ -169,8 +170,8 @@ def _print_scores(scores: Scores, title: str) -> None:
     out, ran = scores.said_to_fit, scores.said_not_to
     click.echo(
         f"fits: {scores.fits_judged - len(out) - len(ran)} of {scores.fits_judged} right"
-        + (f"; said to fit, but ran out: {', '.join(out)}" if out else "")
-        + (f"; said not to fit, but ran: {', '.join(ran)}" if ran else "")
+        + (f"; said to fit, but ran out: {_some(out)}" if out else "")
+        + (f"; said not to fit, but ran: {_some(ran)}" if ran else "")
     )
     if scores.picks:
         good = [pick for pick in scores.picks if pick.is_good]
@@ -178,7 +179,7 @@ def _print_scores(scores: Scores, title: str) -> None:
         bad = [
             f"{pick.picked} is {pick.slower:.0%} slower than {pick.best}" for pick in scores.picks if not pick.is_good
         ]
-        click.echo("".join(f"\n  {line}" for line in bad))
+        click.echo("".join(f"\n  {line}" for line in bad[:_SHOWN]))
 
 
 def _print_line(name: str, time: Errors, memory: Errors) -> None:
@@ -195,6 +196,12 @@ def _print_left_out(entries: Sequence[Entry]) -> None:
     click.echo(
         f"{count} of {len(entries)} rows left out; constants of {', '.join(sorted(used)) or DATA_SHEET}", err=True
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names, of many the first."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _percent(share: float | None) -> str:
