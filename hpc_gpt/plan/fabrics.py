@@ -14,8 +14,10 @@ from hpc_gpt.tables import close_matches, read_toml
 _FILE = Path(__file__).with_name("fabrics.toml")
 # Inside a node; the others join nodes.
 _INSIDE = ("nvlink", "pcie")
-_RATE = re.compile(r"(?:(\d{1,3}) ?x ?)?(\d{1,5}(?:\.\d{1,3})?) ?([gt])(?:b|bit|bps|be|bit/s|b/s)?")
-_PORTS = re.compile(r"(?:(\d{1,3}) ?x ?)?([a-z]{2,8}\d{0,3})")
+_RATE = re.compile(
+    r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?(\d{1,5}(?:\.\d{1,3})?) ?([gGtT])(B?)(?:b|bit|bps|bE|ps|bit/s|b/s|/s)?(?!\w)"
+)
+_PORTS = re.compile(r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?([A-Za-z]{2,8}\d{0,3})(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,13 @@ def parse_fabric(words: str) -> Fabric:
     50.0
     """
     fabric = Fabric()
-    for part in re.split(r"[+,]", words.lower().replace("\N{MULTIPLICATION SIGN}", "x")):
+    for part in re.split(r"[+,]", words.replace("\N{MULTIPLICATION SIGN}", "x")):
         kind, _, rate = part.strip().partition(" ")
-        name, generation = _named(kind, words)
+        name, generation = _named(kind.lower().replace("_", "-"), words)
         if name in _INSIDE:
             fabric = Fabric(fabric.network_gb_s, fabric.network_latency_s, name, generation or fabric.generation)
         else:
-            gb_s = _node_gb_s(name, rate.strip(), words)
+            gb_s = _node_gb_s(name, rate, words)
             latency_s = float(_kinds()[name]["latency_s"])
             fabric = Fabric(fabric.network_gb_s + gb_s, latency_s, fabric.inside, fabric.generation)
     return fabric
@@ -86,11 +88,14 @@ def _named(kind: str, words: str) -> tuple[str, int | None]:
 
 
 def _node_gb_s(name: str, rate: str, words: str) -> float:
-    numbers, ports = _RATE.fullmatch(rate), _PORTS.fullmatch(rate)
+    """By the first rate among the words behind the kind, else by the first name of one that the kind has."""
+    numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
+    ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
     if numbers:
-        gbit_s = int(numbers[1] or 1) * float(numbers[2]) * (1000 if numbers[3] == "t" else 1)
-    elif ports and ports[2] in _kinds()[name]["ports"]:
-        gbit_s = int(ports[1] or 1) * float(_kinds()[name]["ports"][ports[2]])
+        each = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
+        gbit_s = int(numbers[1] or 1) * each
+    elif ports:
+        gbit_s = int(ports[1] or 1) * float(names[ports[2].lower()])
     else:
         gbit_s = 0.0
     if gbit_s <= 0:
