@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hpc_gpt.plan.figures import Figures
 from hpc_gpt.plan.search import Candidate, Searched
@@ -11,7 +12,9 @@ from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
 from hpc_gpt.report.plans.words import PARTS, count_words, does_not_fit, loses, seconds, settings_words
 
-LINES = 8  # that fit, and half as many that do not
+T = TypeVar("T")
+
+LINES = 7  # that fit, and half as many that do not
 _HEADINGS = (
     "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
 )  # fmt: skip
@@ -19,12 +22,18 @@ _RIGHT = (False, False, True, False, False, True, True, True, False, False)
 
 
 def as_table(searched: Searched, width: int | None, blocks: bool, lines: int = LINES) -> str:
-    """An aligned table, a line a layout; a block a layout where `width` columns cannot hold it (None: any width)."""
+    """An aligned table, a line a layout; where `width` columns cannot hold it, with what is words on a line of its own,
+    or as a block a layout (None: any width)."""
     best = searched.best_of_splits
     shown = [*best[:lines], *searched.too_large[: max(1, lines // 2)]]
     grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
     if width is None or grid.width <= width:
         return grid.aligned()
+    narrow = Grid(_figures_of(_HEADINGS), _figures_of(_RIGHT), [_figures_of(cells) for cells in grid.lines])
+    if narrow.width <= width:
+        head, *rows = narrow.aligned().splitlines()
+        both = [f"{row}\n{_words(cells, width)}\n" for row, cells in zip(rows, grid.lines, strict=True)]
+        return f"{head}\n" + "".join(both)
     margin = max(map(len, _HEADINGS[1:]))
     return "\n".join(_block(cells, margin, width) for cells in grid.lines)
 
@@ -43,6 +52,17 @@ def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
         time_bar(step, 20) if step else "-",
         loses(candidate, best) if step else does_not_fit(candidate),
     ]
+
+
+def _figures_of(cells: Sequence[T]) -> list[T]:
+    """The columns whose cells are short."""
+    return [cells[place] for place in (0, 4, 5, 6, 7, 8)]
+
+
+def _words(cells: Sequence[str], width: int) -> str:
+    engine, batch, settings, against = cells[1], cells[2], cells[3], cells[9]
+    text = f"{engine} {batch}" + (f", {settings}" if settings != "-" else "") + f": {against}"
+    return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
 
 
 def _block(cells: Sequence[str], margin: int, width: int) -> str:
