@@ -16,7 +16,7 @@ from hpc_gpt.plan.training import Shape, Training
 from hpc_gpt.report.plans.as_json import as_tables
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
 from hpc_gpt.report.plans.explanation import explain
-from hpc_gpt.report.plans.table import as_table, heading, left_out_words, legend, unchecked, wrapped
+from hpc_gpt.report.plans.table import LINES, as_table, heading, left_out_words, legend, unchecked, wrapped
 from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words, shares
 from tests.report.plans.searches import figures_for, searched_for
 
@@ -94,7 +94,7 @@ def test_no_line_is_wider_than_the_terminal(width):
     ):
         text += "\n".join(wrapped(part, width)) + "\n"
     assert width is None or max(map(len, text.splitlines())) <= width
-    assert all(str(each.split) in text for each in searched.best_of_splits[:8])
+    assert all(str(each.split) in text for each in searched.best_of_splits[:LINES])
 
 
 def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
