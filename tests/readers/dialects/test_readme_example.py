@@ -16,7 +16,7 @@ from hpc_gpt.report.gather import gather_paths
 from pathlib import Path
 found = {dialect.name: dialect for dialect in dialects.dialects()}["acme"]
 log = Path(sys.argv[1]) / "train.log"
-log.write_text(found.specimen + "step 20: loss 3.1000, took 800.0 ms\\nstep 30: loss 3.0000, took 820.0 ms\\n")
+log.write_text(found.specimen + "step 20: loss 3.1000, 800.0 ms\\nstep 30: loss 3.0000, 820.0 ms\\n")
 print(json.dumps(gather_paths([str(log)], Path(sys.argv[1])).records[0].to_tables()))
 """
 
@@ -33,5 +33,5 @@ def test_the_readmes_dialect_is_found_and_read(tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["dialect"], record["engine"], record["gpus"]) == ("acme", "acme", 8)
-    assert (record["global_batch"], record["seq"], record["loss_last"]) == (64, 2048, 3.0)
+    assert (record["global_batch"], record["loss_last"]) == (64, 3.0)
     assert record["step_s"] == 0.81
