@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_gpt.plan.figures import Figures
-from hpc_gpt.plan.search import Candidate, Searched
+from hpc_gpt.plan.search import KEPT, Candidate, Searched
 from hpc_gpt.report.plans.words import PARTS, does_not_fit, loses
 
 SCHEMA = 1
@@ -72,6 +72,7 @@ def as_tables(
             candidate_tables(candidate, None, does_not_fit(candidate)) for candidate in searched.too_large
         ],
         "left_out": dict(searched.left_out),
+        "kept_per_layout": KEPT,
         "settings_fitting": searched.fitting,
         "settings_not_fitting": searched.not_fitting,
         "next": command,

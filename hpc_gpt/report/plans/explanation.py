@@ -12,6 +12,7 @@ from hpc_gpt.plan.search import Candidate
 from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
 from hpc_gpt.report.grid import Grid
+from hpc_gpt.report.plans.table import tokens_words
 from hpc_gpt.report.plans.words import PARTS, does_not_fit, settings_words
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
@@ -167,4 +168,4 @@ def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[s
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
     cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
-    yield f"{figures.budget_tokens / 1e9:,.4g}e9 tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"
+    yield f"{tokens_words(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"

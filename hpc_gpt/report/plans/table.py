@@ -109,7 +109,7 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
         f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{figures.budget_tokens / 1e9:,.4g}e9 tokens: {_days(figures.days)} on {gpus} GPUs, "
+        f"{tokens_words(figures.budget_tokens)} tokens: {_days(figures.days)} on {gpus} GPUs, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
@@ -128,6 +128,16 @@ def unchecked(searched: Searched) -> str:
     if not moved or searched.machine.host_memory_gib is not None:
         return ""
     return "how much memory a host has is not known: give host_memory_gib in the profile's [machine] to check offload"
+
+
+def tokens_words(tokens: float) -> str:
+    """A budget of tokens.
+
+    >>> tokens_words(300e9), tokens_words(2.5e6), tokens_words(15e12)
+    ('300e9', '2.5e6', '15,000e9')
+    """
+    unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)
+    return f"{tokens / unit:,.5g}e{power}"
 
 
 def _days(days: float) -> str:
