@@ -259,14 +259,16 @@ def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
             click.echo(line)
 
 
-def _print_json(asked: _Asked, searched: Searched, figures: list[Figures], command: str) -> None:
+def _print_json(
+    asked: _Asked, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
+) -> None:
     from dataclasses import asdict
 
     from hpc_gpt.report.plans.as_json import as_tables
 
     model = {"name": asked.name, **asdict(asked.model), "params": asked.model.params}
     tables = as_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
-    click.echo(json.dumps(tables, indent=1, allow_nan=False))
+    click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
 def _write_page(html: Path | None, asked: _Asked, searched: Searched, figures: list[Figures], command: str) -> None:
@@ -309,7 +311,8 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     command = shlex.join(map(str, words))
     _write_page(html, asked, found.searched, figures, command)
     if as_json:
-        _print_json(asked, found.searched, figures, command)
+        larger = {**vars(found.next_larger), "params": found.next_larger.params} if found.next_larger else None
+        _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": larger})
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
         click.echo(f"largest: {count_words(model.params)} parameters, {sizes}")

@@ -191,6 +191,7 @@ def test_bars_are_ascii_where_nothing_else_can_be_shown():
 def test_the_largest_model():
     page = planned("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
     assert 3e9 < page["model"]["params"] < 20e9
+    assert page["next_larger"]["params"] > page["model"]["params"]
     assert {each["micro_batch"] for each in page["candidates"]} == {1}
     done = hpc_gpt("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
     assert done.stdout.startswith("largest: ")

@@ -180,6 +180,16 @@ def test_a_partition_by_hand_is_for_its_own_number_of_stages():
     assert not search(wrong, machine()).candidates
 
 
+def test_tp_spans_nodes_only_where_that_is_asked():
+    asked = experiment(gpus=8)
+    assert max(each.split.tp for each in search(question_of(asked, PROFILE), machine(), keep=10**6).candidates) == 4
+    across = replace(asked, layout=replace(asked.layout, allow_tp_across_nodes=True))
+    found = [each for each in search(question_of(across, PROFILE), machine()).candidates if each.split.tp == 8]
+    assert found
+    for each in found:
+        assert training_of(resolve(with_layout(across, each.training), PROFILE)) == each.training
+
+
 def test_chunks_are_megatrons_alone_and_of_one_depth():
     asked = experiment(gpus=4, layers=12, batch=16)
     question = question_of(asked, PROFILE, engines=("megatron-lm", "deepspeed-3d"))
