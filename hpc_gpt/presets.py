@@ -1,7 +1,9 @@
 """Model shapes by name.
 
 OpenAI's four GPT-2 sizes, and seed 001's by the size its tables print. Those shapes stand in its Slurm scripts
-(vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" holds 52.0e9 parameters.
+(vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" holds 52.0e9 parameters. Above them
+GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion of Narayanan et al. 2021, table 1,
+at their sequence of 2048.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ _SIZES = {
     "78b": (10240, 64, 32),
     "91b": (11264, 64, 32),
     "109b": (12288, 64, 32),
+    "175b": (12288, 96, 96),
     "193b": (16384, 64, 32),
+    "530b": (20480, 105, 128),
+    "1t": (25600, 128, 160),
 }
+_SEQ_2048 = ("175b", "530b", "1t")
 
 
 def preset_names() -> list[str]:
@@ -47,4 +53,4 @@ def preset(name: str) -> ModelShape:
     except KeyError:
         hint = close_matches(name.lower(), _SIZES) or "give hidden, layers and heads under [model] instead"
         raise ConfigError(f"no model preset {name!r}; known: {', '.join(_SIZES)}", hint) from None
-    return ModelShape(hidden, layers, heads)
+    return ModelShape(hidden, layers, heads, seq=2048 if name.lower() in _SEQ_2048 else 1024)
