@@ -311,8 +311,8 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     command = shlex.join(map(str, words))
     _write_page(html, asked, found.searched, figures, command)
     if as_json:
-        larger = {**vars(found.next_larger), "params": found.next_larger.params} if found.next_larger else None
-        _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": larger})
+        next_larger = {**vars(found.next_larger), "params": found.next_larger.params} if found.next_larger else None
+        _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": next_larger})
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
         click.echo(f"largest: {count_words(model.params)} parameters, {sizes}")

@@ -174,7 +174,10 @@ def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
 
 def _has_way(question: Question, split: Split) -> bool:
     return bool(question.batches(split.dp)) and any(
-        question.states(engine, split) and question.chunks(engine, split.pp) and question.recomputes(engine)
+        question.states(engine, split)
+        and question.chunks(engine, split.pp)
+        and question.recomputes(engine)
+        and question.sequence_parallel(engine, split.tp)
         for engine in question.engines
     )
 

@@ -165,6 +165,7 @@ def _search_split(
         for engine in question.engines
         for states in question.states(engine, split)
         for chunks in question.chunks(engine, split.pp)
+        if question.recomputes(engine) and question.sequence_parallel(engine, split.tp)
     ]
     for way in ways:
         for candidate, fit in _tried(question, way, batches, machine, tally):

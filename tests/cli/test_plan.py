@@ -235,6 +235,7 @@ BAD = [
     (("--recompute", "some"), "engine.recompute: input should be", "keys"),
     (("--set", "train.dtype=bf16"), "v100-32g has no unit for train.dtype bf16", "fp16"),
     (("--set", "engine.tiles=2", "--engine", "fsdp"), "engine.tiles is 2, which engine fsdp does not have", "zero"),
+    (("--tp", "1", "--set", "engine.sequence_parallel=true"), "but tp is 1", "--tp 2"),
     (("--tokens", "nan"), "--tokens is nan", "300e9"),
     (("--tokens", "-1"), "--tokens is -1", "300e9"),
     (("--why", "best"), "--why 'best' is no layout", "tp4-pp16-dp1"),
