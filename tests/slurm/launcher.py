@@ -127,9 +127,12 @@ class Launcher:
             process_group=0,
         )
         assert waiting.stdout is not None
-        said = waiting.stdout.readline()
-        found = re.search(r"submitted (\S+) as job (\d+)", said)
-        assert found, said + waiting.communicate()[0]
+        said, found = "", None
+        while found is None:  # what is predicted, or why nothing is, may be said first
+            line = waiting.stdout.readline()
+            said += line
+            found = re.search(r"submitted (\S+) as job (\d+)", line)
+            assert found or line, said
         (folder,) = self.logs.glob(f"*/{found[1]}")
         return waiting, Job(self.cluster, RunFolder(folder), found[2])
 
