@@ -8,31 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.fields import STEP_FIELDS
 from hpc_gpt.readers.foreign_runs.main_steps import log_interval, main_steps
 from hpc_gpt.readers.part import Column, Part, Steps
 
 LARGEST = 1e18  # of any figure of a step
 _ABOUT = 0.9  # of the lines of the rank that tells most: another's that was cut sooner
-COLUMNS = (
-    "step",
-    "step_s",
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens_per_s",
-    "tokens_per_s_gpu",
-    "samples_per_s",
-    "samples_per_s_gpu",
-    "tflops",
-    "mfu",
-    "skipped",
-    "nan",
-    "consumed_samples",
-    "consumed_tokens",
-    "elapsed_s",
-    "loss_eval",
-    "at",
-)
+# The others are settled before: skips are counted line by line, epochs are joined.
+COLUMNS = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
 
 
 @dataclass
