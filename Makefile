@@ -1,6 +1,7 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
 # make test-all    the same, and the equality table's whole product, hundreds of cases
+# make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
 # make test-gpu, make lint, make bench
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
@@ -8,12 +9,15 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
+FAULTS ?= 100
+SEED ?= 1
+AT_ONCE ?= 2
 export PYTHON PIP_ARGS
 
 BIN := .venv/bin
 PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 
-.PHONY: demo test test-all test-gpu lint bench packages
+.PHONY: demo test test-all test-gpu torture lint bench packages
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -28,6 +32,10 @@ test-all: .venv/.ready-test packages
 test-gpu: .venv/.ready-test
 	@$(BIN)/python -m pytest -m gpu $(TESTS)
 
+torture: .venv/.ready-test packages
+	@$(BIN)/python -m tests.torture --faults $(FAULTS) --seed $(SEED) --at-once $(AT_ONCE) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(KINDS),--kinds $(KINDS)) $(if $(RANKS),--ranks $(RANKS))
+
 lint: .venv/.ready-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -38,6 +46,9 @@ bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py
 	@$(BIN)/python tests/benchmarks/read_logs.py
 	@$(BIN)/python tests/benchmarks/plan.py
+	@$(BIN)/python tests/benchmarks/sweep.py
+	@$(BIN)/python tests/benchmarks/engines.py
+	@$(BIN)/python tests/benchmarks/data_path.py
 
 packages:
 	@.ci/install-test-packages

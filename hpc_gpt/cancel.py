@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.process import send
-from hpc_gpt.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.run_folder import IN_QUEUE, RunFolder, newest_chain
 from hpc_gpt.status import LIVE, RunStatus, read_own_status
 
 
@@ -45,7 +45,11 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
-    _mark(run, job_id)
+    # The links behind it first, so that none begins when it ends.
+    chain = [] if line.get("scheduler") == "local" else newest_chain(run)
+    links = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*links, job_id):
+        _mark(run, each)
     if line.get("queue"):  # what runs the sweep passes it over
         return job_id
     if line.get("scheduler") == "local":
@@ -53,6 +57,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     else:
         from hpc_gpt.slurm.scheduler import cancel_job, interrupt_job
 
+        cancel_job(*links)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id
 

@@ -74,7 +74,9 @@ class ClusterProfile:
     `node_suffix` is put behind a node's short name to reach it. `environment` is exported in the job by value,
     so it is no place for a secret: a job inherits those from the shell that submits it. `megatron_lm` is the folder
     of a Megatron-LM checkout, for the engine of that name. `fabric` is what joins the nodes, as KIND NxRATEG: a node's
-    ports x Gbit/s of each, or "nvlink" where there is one node; the planner needs it and the device.
+    ports x Gbit/s of each, or "nvlink" where there is one node; the planner needs it and the device. `chain` is how a
+    run goes on after a job's end: the same job once more, further jobs of the same name that wait for each other
+    (`--dependency=singleton`), or not at all. A node that failed is left out for `bad_node_hours`.
     """
 
     __pydantic_config__ = _CLOSED
@@ -96,8 +98,12 @@ class ClusterProfile:
     time: str | None = None
     mem: str | None = None
     exclusive: bool = False
-    requeue: bool = True
+    chain: Literal["requeue", "singleton", "none"] = "requeue"
     signal_lead_s: int = 120
+    retry_pause_s: int = 30
+    preflight: bool = False
+    spare_nodes: int = 0
+    bad_node_hours: float = 24.0
     modules: tuple[str, ...] = ()
     venv: str | None = None
     python: str | None = None

@@ -22,7 +22,7 @@ _OWNED_SBATCH = {
     "dependency": "job.dependency", "d": "job.dependency", "nodes": "layout.nodes", "N": "layout.nodes",
     "gpus": "layout.gpus", "G": "layout.gpus", "gres": "the profile's gpu_flag and gpu_type",
     "gpus-per-node": "the profile's gpu_flag and gpu_type", "signal": "job.signal_lead_s",
-    "requeue": "the profile's requeue", "no-requeue": "the profile's requeue",
+    "requeue": "the profile's chain", "no-requeue": "the profile's chain",
     "ntasks": None, "n": None, "ntasks-per-node": None, "gpus-per-task": None, "output": None, "o": None,
     "error": None, "e": None, "open-mode": None, "export": None, "wrap": None, "array": None, "a": None,
     "wait": None, "W": None, "parsable": None, "quiet": None, "Q": None, "test-only": None,
@@ -54,6 +54,11 @@ def check_job(resolved: Resolved) -> None:
                 f"job.signal_lead_s {lead} s leaves nothing of job.time {resolved.job.time} ({limit} s): "
                 "the job would save and go back to the queue at once"
             )
+    spares = resolved.job.spare_nodes or 0
+    if spares < 0:
+        faults.append(f"job.spare_nodes is {spares}, but must not be negative")
+    elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds a node to replace")
     cpus = resolved.job.cpus_per_task
     if cpus is not None and cpus < 1:
         faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
@@ -73,7 +78,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
         lines.append(f"--comment={quote_directive(job.comment)}")
     if job.dependency is not None:
         lines.append(f"--dependency={quote_directive(job.dependency)}")
-    lines += [f"--nodes={resolved.nodes}", f"--ntasks-per-node={resolved.ranks_per_node}"]
+    lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if profile.gpu_flag == "gres":
         lines.append("--gres=" + quote_directive(f"gpu:{kind}{resolved.ranks_per_node}"))
@@ -88,7 +93,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
         lines.append(f"--time={quote_directive(job.time)}")
     if job.exclusive:
         lines.append("--exclusive")
-    lines += ["--requeue" if profile.requeue else "--no-requeue", "--open-mode=append"]
+    lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
     # Without a time of its own the job has the partition's limit, which Slurm signals ahead of just the same.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
@@ -96,6 +101,11 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     lines.append("--output=%x-%j.out")
     lines += [quote_directive(flag) for flag in job.sbatch]
     return lines
+
+
+def allocated_nodes(resolved: Resolved) -> int:
+    """Nodes that Slurm is asked for: the layout's, and the spare ones, which take the place of one that fails."""
+    return resolved.nodes + (resolved.job.spare_nodes or 0)
 
 
 def quote_directive(text: str) -> str:

@@ -40,6 +40,15 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
     return resolved.train.dtype == "bf16" and zero_stage(resolved) == 1 and resolved.engine.offload == "none"
 
 
+def is_alone(resolved: Resolved) -> bool:
+    """Whether one rank has all of the data-parallel states, and on its own device: `train.engines.zero_alone`.
+
+    fp16 goes DeepSpeed's own way, which its loss scale is bound up with, and so does transformers' model, untried.
+    """
+    ours = resolved.engine.name != "hf-deepspeed" and resolved.train.dtype != "fp16"
+    return ours and resolved.layout.dp == 1 and resolved.engine.offload == "none"
+
+
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     """What `deepspeed.initialize` gets and ds_config.json holds; plain JSON values."""
     batch, dtype = resolved.batch, resolved.train.dtype
@@ -115,7 +124,8 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_scatter": True,
-        "contiguous_gradients": True,
+        # Buckets are for what is sent.
+        "contiguous_gradients": not is_alone(resolved),
         "overlap_comm": overlaps,
         "reduce_bucket_size": BUCKET_ELEMENTS,
         "use_multi_rank_bucket_allreduce": True,
@@ -133,8 +143,9 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         zero |= {
             "sub_group_size": 1_000_000_000,
             "stage3_prefetch_bucket_size": 50_000_000,
-            # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split.
-            "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
+            # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
+            # another rank for a part of it.
+            "stage3_param_persistence_threshold": 2**63 - 1 if is_alone(resolved) else 4 * resolved.model.hidden,
             "stage3_model_persistence_threshold": 2**63 - 1,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,

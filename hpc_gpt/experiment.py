@@ -6,15 +6,19 @@ profile, a rule of `resolve`, or the default named beside it settles it.
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import experiments_dir
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
+
+if TYPE_CHECKING:
+    from hpc_gpt.sweep import Row
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
@@ -116,6 +120,12 @@ class Train:
     """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
 
     `optimizer_mode` is how the update is computed; `host` is the processor's own kernel, for offloaded states.
+    `until_loss` ends the run as done once an evaluation, or without any the mean over the last 20 steps, is no higher.
+    Without `save_last` an attempt leaves no checkpoint at its end. Of checkpoints the last `keep_last` stay (0: all),
+    and those whose step `keep_every` divides (0: none). A save that the disk refuses is left out, `max_failed_saves` in
+    a row end the attempt. With `matmul_rate` an attempt measures the device's own rate as it begins and as it ends, the
+    record's `matmul_tflops_before` and `_after`. Where no rank makes a step for `hang_multiple` times the
+    median step, and for `hang_floor_s` at least, the attempt ends as a hang (0: never).
     """
 
     __pydantic_config__ = _STRICT
@@ -141,12 +151,26 @@ class Train:
     eval_every: int = 0
     eval_batches: int = 4
     save_every: int = 0
+    save_last: bool = True
+    save_in_background: bool = True
+    keep_last: int = 0
+    keep_every: int = 0
+    max_failed_saves: int = 3
     max_bad_steps: int = 20
+    until_loss: float | None = None
+    matmul_rate: bool = False
+    hang_multiple: float = 20.0
+    hang_floor_s: float = 300.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """`[job]`: what the scheduler is asked for. None leaves it to the cluster profile."""
+    """`[job]`: what the scheduler is asked for. None leaves it to the cluster profile.
+
+    `max_gpu_hours` is a budget over all attempts of a run. `preflight` probes every node before the ranks start;
+    `spare_nodes` are asked for beside those of the layout, to take the place of one that fails there.
+    `retry_pause_s` is the first pause before a retry; it doubles with each failure that follows another.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -165,6 +189,10 @@ class Job:
     dependency: str | None = None
     exclusive: bool | None = None
     signal_lead_s: int | None = None
+    max_gpu_hours: float | None = None
+    retry_pause_s: int | None = None
+    preflight: bool | None = None
+    spare_nodes: int | None = None
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
 
@@ -210,7 +238,35 @@ def list_experiments() -> list[str]:
     return sorted(str(path.relative_to(top)) for path in files)
 
 
-def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: str | None = None) -> Experiment:
+@dataclass(frozen=True)
+class ExperimentFile:
+    """An experiment's file as it was read: its tables but `rows`, over those of the file it extends, and its rows.
+
+    What loads many rows of one file reads it once.
+    """
+
+    path: Path
+    text: str
+    tables: Mapping[str, Any]
+    rows: tuple[Row, ...] | None
+
+
+def read_experiment(name: str) -> ExperimentFile:
+    """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
+    path = find_experiment(name)
+    tables = read_tables(path)
+    tables.setdefault("name", default_name(path))
+    rows = tables.pop("rows", None)
+    if rows is not None:
+        from hpc_gpt.sweep import rows_of  # which checks its rows against the tables above
+
+        rows = tuple(rows_of(rows, path))
+    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows)
+
+
+def load_experiment(
+    name: str | ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
+) -> Experiment:
     """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
 
     Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
@@ -220,25 +276,27 @@ def load_experiment(name: str, overrides: Mapping[str, Any] | None = None, row: 
     return check_tables(tables, Experiment, str(path), given=overrides or ())
 
 
-def keys_given(name: str, overrides: Mapping[str, Any] | None = None, row: str | None = None) -> frozenset[str]:
+def keys_given(
+    name: str | ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
+) -> frozenset[str]:
     """The dotted keys that the experiment, its row or the overrides give a value: those that no default settles."""
     tables = _overridden(name, overrides, row)[1]
     return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
 
 
-def _overridden(name: str, overrides: Mapping[str, Any] | None, row: str | None) -> tuple[Path, dict[str, Any]]:
+def _overridden(
+    name: str | ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None
+) -> tuple[Path, dict[str, Any]]:
     """(the file, its tables with the row's and the overrides laid over)."""
-    path = find_experiment(name)
-    tables = read_tables(path)
-    tables.setdefault("name", default_name(path))
-    rows = tables.pop("rows", None)
-    if row is not None and rows is None:
+    file = read_experiment(name) if isinstance(name, str) else name
+    path, tables = file.path, copy.deepcopy(dict(file.tables))
+    if row is not None and file.rows is None:
         raise ConfigError(f"{path}: no row {row!r}, as it is no sweep: it has no [rows]", "leave --row out")
-    if rows is not None:
-        from hpc_gpt.sweep import choose_row, rows_of  # which checks its rows against the tables above
+    if file.rows is not None:
+        from hpc_gpt.sweep import choose_row
 
-        chosen = choose_row(rows_of(rows, path), row, path)
-        tables = merge_tables(tables, chosen.overrides)
+        chosen = choose_row(file.rows, row, path)
+        tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
         tables["name"] = f"{tables['name']}-{chosen.name}"
     for key, value in (overrides or {}).items():
         set_dotted(tables, key, value)

@@ -17,7 +17,8 @@ from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
 from hpc_gpt.experiment import Experiment
 from hpc_gpt.experiment_text import experiment_tables
 from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.run_folder import RunFolder, read_json
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.small_files import read_json
 from hpc_gpt.tables import check_tables
 
 RESUMED_FROM = "resumed_from.json"
@@ -39,7 +40,8 @@ RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 
 # Keys of [train] that change neither the weights nor the order of the data.
 _FREE = {"minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches", "save_every",
-         "max_bad_steps"}  # fmt: skip
+         "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves", "hang_multiple",
+         "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
 # Keys of [data] that let a stream repeat and skip no sample, whatever they are.
 _FREE_DATA = {"workers", "on_bad_shard"}
 # Keys of [job] that belong to one site, or to one moment.
@@ -63,7 +65,8 @@ def convertible(saved: str, wanted: str) -> frozenset[str]:
 def newest_step(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that looks complete; the trainer looks closer."""
     complete = run.checkpoints.glob("step-*/complete.json")
-    return max((int(read_json(path).get("step", 0)) for path in complete), default=None)
+    steps = (read_json(path).get("step", 0) for path in complete)
+    return max((step for step in steps if isinstance(step, int)), default=None)
 
 
 def check_resumable(resolved: Resolved) -> None:
@@ -98,12 +101,19 @@ def parent_of(run: RunFolder) -> Parent:
     )
 
 
-def descend(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfile, step: int) -> Resolved:
+def descend(
+    parent: Resolved,
+    changes: Mapping[str, Any],
+    profile: ClusterProfile,
+    step: int,
+    length: Mapping[str, Any] | None = None,
+) -> Resolved:
     """The parent's settings with `changes` (dotted key -> value) laid over, for a run that goes on after `step`.
 
     GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
-    batch stays, and micro_batches follows. Raises LayoutError or ConfigError for what cannot run, and for what would
-    be another training.
+    batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end,
+    which may move the schedule. Raises LayoutError or ConfigError for what cannot run, and for what would be another
+    training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
     if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
@@ -124,10 +134,11 @@ def descend(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfil
         table, _, name = key.rpartition(".")
         if table != "layout":
             _table(tables, table, key)[name] = value
+    tables["train"].update(length or {})
     given = {name: _given(table) for name, table in tables.items() if isinstance(table, dict)}
     experiment = check_tables({"name": parent.name, **tables, **given}, Experiment, "the parent's settings and yours")
     resolved = resolve(experiment, profile)
-    _check_same_training(parent, resolved)
+    _check_same_training(parent, resolved, frozenset(length or ()))
     return resolved
 
 
@@ -205,7 +216,7 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
+def _check_same_training(parent: Resolved, resolved: Resolved, free: frozenset[str]) -> None:
     """Refuses what the checkpoint cannot be turned into, and what would train something else."""
     faults = []
     for name in ("model", "data", "train"):
@@ -213,7 +224,7 @@ def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
         faults += [
             f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
             for key in before
-            if before[key] != after[key] and key not in {"train": _FREE, "data": _FREE_DATA}.get(name, set())
+            if before[key] != after[key] and key not in {"train": _FREE | free, "data": _FREE_DATA}.get(name, set())
         ]
     may = convertible(parent.engine.name, resolved.engine.name)
     pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}

@@ -46,6 +46,18 @@ def check_run(layout: Layout, shape: ModelShape, train: Train) -> None:
             f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM wants fewer",
             f"use train.warmup_steps = {train.steps - 1} or less",
         )
+    if not train.save_last:
+        raise ConfigError("train.save_last is false, but Megatron-LM saves whenever it ends", "leave it out")
+    if train.matmul_rate:
+        raise ConfigError(
+            "train.matmul_rate is true, but Megatron-LM's processes are its own, and nothing of ours runs in them",
+            "leave it out",
+        )
+    if train.until_loss is not None:
+        raise ConfigError(
+            f"train.until_loss is {train.until_loss:g}, but Megatron-LM stops at a step, not at a loss",
+            "leave it out, and set train.steps",
+        )
 
 
 def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | None) -> list[str]:

@@ -48,6 +48,15 @@ def data_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpc-gpt" / "data"
 
 
+def state_dir() -> Path:
+    """What is learnt of clusters, bad nodes among it: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
+    `~/.local/state`."""
+    own = os.environ.get("HPC_GPT_STATE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hpc-gpt"
+
+
 def logs_dir() -> Path:
     """Where runs land: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
     return Path(os.environ.get("HPC_GPT_LOGS") or "logs")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.directives import check_job, sbatch_directives
+from hpc_gpt.directives import allocated_nodes, check_job, sbatch_directives
 from hpc_gpt.errors import RenderError
 from hpc_gpt.paths import templates_dir
 from hpc_gpt.resolve import Resolved
@@ -67,6 +68,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "layout": resolved.layout,
         "gpus": resolved.gpus,
         "nodes": resolved.nodes,
+        "allocated_nodes": allocated_nodes(resolved),
+        "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],
         "srun": resolved.job.srun,
@@ -79,7 +82,9 @@ def variables(resolved: Resolved) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _environment(template: Path | None) -> Environment:
+    """Kept, with the templates it has compiled: a sweep renders them a thousand times. A changed file is read anew."""
     import jinja2
 
     folders = [str(templates_dir())] if template is None else [str(templates_dir()), str(template.parent)]
@@ -88,7 +93,7 @@ def _environment(template: Path | None) -> Environment:
         # One's own file first under its own name, whatever a shipped one is called.
         own = jinja2.FunctionLoader(
             lambda name: (
-                (template.read_text(encoding="utf-8"), str(template), lambda: True)
+                (text := template.read_text(encoding="utf-8"), str(template), lambda: _reads(template, text))
                 if name == template.name and template.is_file()
                 else None
             )
@@ -104,6 +109,13 @@ def _environment(template: Path | None) -> Environment:
     )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     return environment
+
+
+def _reads(file: Path, text: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _innermost_line(fault: BaseException, template: Path | None) -> str:

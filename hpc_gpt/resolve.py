@@ -6,6 +6,7 @@ folder is its text. It holds no run id, time, host or path of the machine that m
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -26,8 +27,8 @@ from hpc_gpt.stored_settings import from_tables
 SCHEMA = 1
 
 # Keys of [train] that may be 0 and not less.
-_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps")
-_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay")
+_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps", "keep_last", "keep_every")
+_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay", "hang_multiple", "hang_floor_s")
 # Kinds of data that have a path: what it is not, and what to do.
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
@@ -69,6 +70,10 @@ class Resolved:
 
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
         tables = asdict(self)
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
@@ -127,6 +132,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     asked = experiment.layout
     batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
     _check_train(experiment.train)
+    _check_budget(experiment.job.max_gpu_hours)
     engine = settle_engine(experiment.engine, layout, shape, experiment.train)
     _check_data(experiment.data)
     data = experiment.data
@@ -226,7 +232,7 @@ def _check_train(train: Train) -> None:
     values = asdict(train)
     endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
-    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1}
+    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
     for key, limit in least.items():
         if key not in endless and values[key] < limit:
             faults.append(f"train.{key} is {values[key]}, but must {'be at least 1' if limit else 'not be negative'}")
@@ -239,6 +245,11 @@ def _check_train(train: Train) -> None:
             faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")
     if faults:
         raise ConfigError("\n".join(faults), "hpc-gpt help keys lists every key")
+
+
+def _check_budget(hours: float | None) -> None:
+    if hours is not None and not (math.isfinite(hours) and hours > 0):
+        raise ConfigError(f"job.max_gpu_hours is {hours}, but must be a number above 0", "leave it out for no budget")
 
 
 def _check_data(data: Data) -> None:

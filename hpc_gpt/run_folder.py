@@ -1,25 +1,27 @@
 """A run: one folder that alone reproduces and explains one submission.
 
 Everything in it is written once or appended to; only `record.json` is replaced, whole. `attempts/<n>/` holds each
-start. Paths and the reading and writing of the small files are settled here, and nowhere else.
+start. Its paths are settled here, and nowhere else.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.small_files import append_line, read_json, read_json_lines, write_once
+
+if TYPE_CHECKING:
+    from hpc_gpt.snapshot import Snapshot
 
 # In the place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
@@ -60,22 +62,61 @@ class Attempt:
     def ranks(self) -> Path:
         return self.folder / "ranks"
 
+    @property
+    def asked(self) -> Path:
+        """What is asked of the attempt while it runs, a file each; see `requests`."""
+        return self.folder / "asked"
+
+    @property
+    def beats(self) -> Path:
+        """A file for each rank that lives, by its number; see `beats`."""
+        return self.folder / "beats"
+
+    @property
+    def stacks(self) -> Path:
+        """Where the threads of each rank stood when no step was made any more, `<rank>.txt`."""
+        return self.folder / "stacks"
+
     def started(self) -> dict[str, Any]:
         """attempt.json: `attempt, job_id, restart, node_list, started`; empty where it was not written."""
         return _with_sound_job_id(read_json(self.folder / "attempt.json"))
 
     def ended(self) -> dict[str, Any]:
-        """ended.json: `ended, cause, step, time, requeue`; empty while the attempt runs or was killed."""
+        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` where it is laid to one; empty while the
+        attempt runs or was killed."""
         return read_json(self.folder / "ended.json")
+
+    def verdict(self) -> dict[str, Any]:
+        """next.json: whether the run goes on behind the attempt, when, without which nodes and why (`chain.judge`);
+        empty where nobody has judged."""
+        return read_json(self.folder / "next.json")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another attempt is to follow by itself: the judge's word, else what the trainer asked for."""
+        return bool(self.verdict().get("go_on", self.ended().get("requeue")))
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty before the first. Of a long file the end alone is read."""
         lines = read_json_lines(self.metrics, last_bytes=8192)
         return lines[-1] if lines else {}
 
-    def write_ended(self, ended: str, cause: str | None, step: int, requeue: bool = False) -> None:
-        """Writes ended.json unless it is there: the first word on how an attempt ended stands."""
-        end = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
+    def write_ended(
+        self,
+        ended: str,
+        cause: str | None,
+        step: int,
+        requeue: bool = False,
+        rank: int | None = None,
+        node: str | None = None,
+    ) -> None:
+        """Writes ended.json, the cause without secrets, unless it is there: the first word on an attempt's end stands.
+
+        `rank` and `node` are those that it is laid to, where that is known.
+        """
+        cause = hide_secrets(cause) if cause else cause
+        end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
+        end |= {key: value for key, value in (("rank", rank), ("node", node)) if value is not None}
         write_once(self.folder / "ended.json", json.dumps(end) + "\n")
 
 
@@ -149,6 +190,10 @@ class RunFolder:
         """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
         return self.path / f"cancelled.{job_id}"
 
+    def stop_mark(self, job_id: str) -> Path:
+        """The file `hpc-gpt stop` leaves, so that a job that has yet to start, or starts once more, ends as stopped."""
+        return self.path / f"stop.{job_id}"
+
 
 def create_run(
     logs: Path,
@@ -160,25 +205,32 @@ def create_run(
     resumed_from: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
     predicted: Mapping[str, Any] | None = None,
+    code: Snapshot | None = None,
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
 
     The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError where the folder
     cannot be written; what was begun is then taken away again.
     """
-    parts = {"experiment.toml": experiment_text, "resolved.json": resolved.to_json()}
+    parts = {"experiment.toml": experiment_text}
     notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
     notes |= {"sweep.json": sweep, PREDICTED: predicted}
     parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
     parts["job.sh"] = script
     run = RunFolder(claim_folder(logs / resolved.slug))
     try:
+        if code is not None:
+            code.place(run.path)
+        # Nobody else knows the folder. It is a run to those who look for some from its last file on.
         for name, text in parts.items():
-            write_once(run.path / name, text)
-    except RunFolderError:
-        for name in parts:
-            (run.path / name).unlink(missing_ok=True)
+            (run.path / name).write_text(text, encoding="utf-8")
+        write_once(run.path / "resolved.json", resolved.to_json())
+    except (RunFolderError, OSError) as fault:
+        for path in run.path.iterdir():
+            path.unlink(missing_ok=True)
         run.path.rmdir()
+        if isinstance(fault, OSError):
+            raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", "is the disk full?") from None
         raise
     return run
 
@@ -211,12 +263,39 @@ def newest_submission(run: RunFolder) -> dict[str, Any]:
     lines = run.submissions()
     last = lines[-1] if lines else {}
     attempts = run.attempts()
+    aside = _stepped_aside(attempts)
+    if aside:  # what is left of them tells how the run stands
+        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
+        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
+        last = lines[-1] if lines else {}
     start = attempts[-1].started() if attempts else {}
     by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
     # Plain sbatch leaves no line; a `submit --resume` after it is the newer job, though that has not started.
     if by_sbatch and not _seconds(start.get("started")) < _seconds(last.get("time")):
         return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
     return last
+
+
+def _stepped_aside(attempts: list[Attempt]) -> set[str]:
+    """The jobs, newest first, that found another one of their run at work or its chain at an end, unless all did."""
+    jobs: set[str] = set()
+    for attempt in reversed(attempts):
+        if attempt.ended().get("ended") != "refused":
+            return jobs
+        jobs.add(str(attempt.started().get("job_id")))
+    return set()
+
+
+def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of the jobs that were submitted last: of a chain of jobs that wait for each other all that were taken,
+    first to last; else the newest submission alone."""
+    newest, lines = newest_submission(run), run.submissions()
+    if newest not in lines:
+        return [newest] if newest else []
+    # A job that the last one of a chain has sent names that one.
+    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
+    chain = lines[begins[-1] if begins else 0 :]
+    return [line for line in chain if line.get("job_id") and not line.get("refused")] or [newest]
 
 
 def _seconds(moment: Any) -> float:
@@ -229,87 +308,3 @@ def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
     if isinstance(job_id, str | int) and re.fullmatch(r"[\w.\[\]+-]{1,64}", str(job_id)[:65]):
         return tables
     return {key: value for key, value in tables.items() if key != "job_id"}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where the file is missing, half written or no object."""
-    try:
-        # Opening a pipe would wait.
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects of a file, or of its end, a line each. A line cut off or damaged is left out."""
-    if not path.is_file():
-        return []
-    try:
-        with path.open("rb") as file:
-            if last_bytes is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    objects = []
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            objects.append(found)
-    return objects
-
-
-def write_once(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, and never over another; RunFolderError where the disk refuses."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            give_name(aside, path)
-        aside.unlink(missing_ok=True)
-    except OSError as fault:
-        aside.unlink(missing_ok=True)
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
-
-
-def give_name(aside: Path, path: Path) -> None:
-    """Gives a finished file its name; FileExistsError if that is taken. `aside` may stay, as a second name."""
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        raise
-    except OSError as fault:
-        # Not every file system has hard links. A rename would replace, so look first.
-        if fault.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
-        aside.rename(path)
-
-
-def replace_whole(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that a reader sees the old text or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as fault:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
-
-
-def append_line(path: Path, line: str) -> None:
-    """Appends one line in one write; a line before it that was cut off is ended first."""
-    try:
-        with open(path, "ab+") as file:
-            if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
-                line = "\n" + line
-            file.write(line.encode() + b"\n")
-    except OSError as fault:
-        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None

@@ -10,7 +10,8 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
+from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
+from hpc_gpt.standing import Standing, deciding, standing_of, words_between
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
@@ -67,21 +68,36 @@ class RunStatus:
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run. Slurm is asked once for all of them, and only if one of them was a Slurm job."""
-    submissions = {run.path: newest_submission(run) for run in runs}
-    ends = {  # of each Slurm job, how its run's folder says that it ended
-        str(line["job_id"]): _end_of(run.attempts(), str(line["job_id"]))
-        for run in runs
-        if (line := submissions[run.path]).get("scheduler") == "slurm" and line.get("job_id")
-    }
-    open_jobs = [job_id for job_id, end in ends.items() if not end or end.get("requeue")]
+    chains = {run.path: newest_chain(run) for run in runs}
+    ends: dict[str, Standing | None] = {}  # of each Slurm job, how its run's folder says that it ended
+    for run in runs:
+        jobs = [line["job_id"] for line in chains[run.path] if line.get("scheduler") == "slurm" and line.get("job_id")]
+        attempts = run.attempts() if jobs else []
+        ends |= {str(job_id): _end_of(attempts, str(job_id)) for job_id in jobs}
+    open_jobs = [job_id for job_id, end in ends.items() if end is None or end.goes_on]
     states = _slurm_states(open_jobs) if ends else {}
     rows = []
     for run in runs:
         try:
-            rows.append(_status(run, submissions[run.path], states))
+            rows.append(_status(run, _current(run, chains[run.path], states), states))
         except UserError as fault:  # a damaged folder is one row, not the end of the list
-            rows.append(_damaged(run, submissions[run.path], str(fault)))
+            rows.append(_damaged(run, chains[run.path][-1] if chains[run.path] else {}, str(fault)))
     return rows
+
+
+def _current(
+    run: RunFolder, chain: Sequence[Mapping[str, Any]], states: Mapping[str, tuple[str, str]] | None
+) -> Mapping[str, Any]:
+    """Of the jobs of a chain the one that tells how the run stands: the one that runs, else the first that waits, else
+    the last that has made an attempt."""
+    if len(chain) < 2:
+        return chain[0] if chain else {}
+    for wanted in (_RUNNING, _PENDING):
+        for line in chain:
+            if (states or {}).get(str(line.get("job_id")), ("", ""))[0] in wanted:
+                return line
+    started = [str(attempt.started().get("job_id")) for attempt in run.attempts()]
+    return next((line for line in reversed(chain) if str(line.get("job_id")) in started), chain[0])
 
 
 def read_own_status(run: RunFolder) -> RunStatus:
@@ -170,16 +186,16 @@ def _state(
         return _local_state(run, line, end)
     slurm, reason = (states or {}).get(job_id or "", ("", ""))
     if slurm in _PENDING:
-        return "pending", reason if reason not in ("", "None") else None
+        return "pending", _why_it_waits(attempts, reason)
     if slurm in _RUNNING:
         return "running", None
-    if slurm == "CANCELLED" and (not end or end.get("requeue")):
+    if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
-    if end and not end.get("requeue"):
-        return str(end.get("ended")), end.get("cause")
+    if end and not end.goes_on:
+        return end.ended, end.cause
     cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
     if end and slurm in _ENDED and not cancelled:
-        return str(end.get("ended")), f"not requeued, Slurm says {slurm}"
+        return end.ended, f"not requeued, Slurm says {slurm}"
     if not end and slurm in _ENDED:
         return _ENDED[slurm], f"Slurm says {slurm}"
     if cancelled:
@@ -187,19 +203,32 @@ def _state(
     if states is None:
         return "unknown", NO_ANSWER
     if end:
-        return "unknown", f"{end.get('ended')}, and Slurm no longer knows job {job_id}"
+        return "unknown", f"{end.ended}, and Slurm no longer knows job {job_id}"
     return "unknown", f"Slurm does not know job {job_id}" if job_id else "never submitted"
 
 
-def _end_of(attempts: list[Attempt], job_id: str | None) -> dict[str, Any]:
-    """ended.json of the job's last attempt; empty while there is none."""
+def _end_of(attempts: list[Attempt], job_id: str | None) -> Standing | None:
+    """How the job's last attempt left the run standing; None while nobody has said so."""
     mine = [attempt for attempt in attempts if str(attempt.started().get("job_id")) == job_id]
-    return mine[-1].ended() if mine else {}
+    return standing_of(mine[-1]) if mine else None
 
 
-def _local_state(run: RunFolder, line: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[str, str | None]:
+def _why_it_waits(attempts: list[Attempt], reason: str) -> str | None:
+    """What a run in the queue waits for: what its last attempt ended of, and Slurm's own reason."""
+    last = deciding(attempts)
+    if not last:
+        return reason if reason not in ("", "None") else None
+    words = words_between(last[-1])
+    if words is None:
+        end = standing_of(last[-1])
+        how = f"starts again after {end.attempt_ended}" if end else "starts again; its last attempt left no word"
+        words = f"{how}, as attempt {last[-1].number + 1}"
+    return words if reason in ("", "None", "BeginTime", "Dependency") else f"{words} ({reason})"
+
+
+def _local_state(run: RunFolder, line: Mapping[str, Any], end: Standing | None) -> tuple[str, str | None]:
     if end:
-        return str(end.get("ended")), end.get("cause")
+        return end.ended, end.cause
     if host := _other_host(line):
         return "unknown", f"runs on {host}, which cannot be asked from here"
     if queue := line.get("queue"):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.foresight import Foresight
@@ -17,44 +17,58 @@ from hpc_gpt.requirements import check_requirements
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder, create_run
 
+if TYPE_CHECKING:
+    from hpc_gpt.chain.outlook import Outlook
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given, what is predicted of it; and
-    what to tell the user."""
+    """An experiment ready to be submitted: its settings, its script, its file as given, what is predicted of it and of
+    its chain of jobs; and what to tell the user."""
 
     resolved: Resolved
     script: str
     text: str
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
+    outlook: Outlook | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
         """What to tell the user, what is predicted last."""
-        return (*self.notes, *([self.foresight.line] if self.foresight else []))
+        return (*self.notes, *self.foretold)
+
+    @property
+    def foretold(self) -> tuple[str, ...]:
+        """What is predicted of the run, and of its chain of jobs."""
+        lines = self.outlook.lines if self.outlook else ()
+        return (*([self.foresight.line] if self.foresight else []), *lines)
+
+    @property
+    def links(self) -> int:
+        """Jobs to submit at once."""
+        singleton = self.resolved.cluster.chain == "singleton"
+        return max(1, self.outlook.links) if self.outlook is not None and singleton else 1
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run and the job it has just become."""
+    """A run and the job it has just become; `links` are all jobs of its chain, where several were sent at once."""
 
     run: RunFolder
     scheduler: str
     job_id: str
+    links: tuple[str, ...] = ()
 
 
-def submit_run(
-    resolved: Resolved, script: str, experiment_text: str, logs: Path, foresight: Foresight | None = None
-) -> Submitted:
+def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
 
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
-    provenance = check_submission([resolved], logs)
-    run = write_run(Prepared(resolved, script, experiment_text, foresight=foresight), logs, provenance)
-    return start_run(run, resolved)
+    provenance = check_submission([prepared.resolved], logs)
+    return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.links)
 
 
 def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
@@ -63,8 +77,10 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
     The runs are of one cluster. Raises as submit_run, with the faults of all rows at once where they are a sweep's.
     """
     from hpc_gpt.provenance import collect
+    from hpc_gpt.snapshot import KEY, check_path, take_snapshot
     from hpc_gpt.tokens.run_data import ensure_data
 
+    check_path(logs)
     cluster = rows[0].cluster
     if cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import check_output_path
@@ -72,7 +88,7 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
 
         check_output_path(logs)
         check_reachable()
-    provenance = collect()
+    provenance = {**collect(), KEY: take_snapshot().sha256}
     faults: dict[str, UserError] = {}
     for resolved in rows:
         try:
@@ -105,20 +121,32 @@ def faults_of_rows(faults: Mapping[str, UserError]) -> ConfigError:
 
 
 def write_run(
-    prepared: Prepared, logs: Path, provenance: Mapping[str, Any], sweep: Mapping[str, Any] | None = None
+    prepared: Prepared,
+    logs: Path,
+    provenance: Mapping[str, Any],
+    sweep: Mapping[str, Any] | None = None,
+    resumed_from: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """The run folder, with all that is known before the job starts. Raises RunFolderError."""
     from hpc_gpt.ds_config import ENGINES, deepspeed_config
+    from hpc_gpt.snapshot import take_snapshot
 
     resolved = prepared.resolved
-    ds_config = deepspeed_config(resolved) if resolved.engine.name in ENGINES else None
-    predicted = prepared.foresight.tables if prepared.foresight else None
     return create_run(
-        logs, resolved, prepared.script, prepared.text, ds_config, provenance, sweep=sweep, predicted=predicted
+        logs,
+        resolved,
+        prepared.script,
+        prepared.text,
+        deepspeed_config(resolved) if resolved.engine.name in ENGINES else None,
+        provenance,
+        resumed_from=resumed_from,
+        sweep=sweep,
+        predicted=prepared.foresight.tables if prepared.foresight else None,
+        code=take_snapshot(),
     )
 
 
-def resume_run(run: RunFolder) -> Submitted:
+def resume_run(run: RunFolder, links: int = 1) -> Submitted:
     """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
 
     Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
@@ -142,15 +170,19 @@ def resume_run(run: RunFolder) -> Submitted:
     if resolved.engine.name == MEGATRON_LM:
         check_checkout(resolved, os.environ)
     ensure_data(resolved)  # a path without a leading / is another file from another folder
-    return start_run(run, resolved)
+    return start_run(run, resolved, links)
 
 
-def start_run(run: RunFolder, resolved: Resolved) -> Submitted:
-    """Hands a run's job.sh to the scheduler of its profile. Raises JobRefused, SlurmUnreachable, RunFolderError."""
+def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
+    """Hands a run's job.sh to the scheduler of its profile, `links` times in a chain that waits for itself.
+
+    Raises JobRefused, SlurmUnreachable, RunFolderError.
+    """
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import submit as submit_to_slurm
 
-        return Submitted(run, "slurm", submit_to_slurm(run, resolved))
+        jobs = submit_to_slurm(run, resolved, links)
+        return Submitted(run, "slurm", jobs[0], tuple(jobs))
     from hpc_gpt.local.executor import submit as start_here
 
     return Submitted(run, "local", start_here(run, resolved).job_id)
@@ -178,4 +210,10 @@ def told_of_rows(rows: Sequence[Prepared]) -> list[str]:
             lines.append(f"{row.resolved.row}: {row.foresight.line}")
         elif row.foresight and row.foresight.line not in lines:
             lines.append(row.foresight.line)
+        if row.outlook:
+            lines.append(f"{row.resolved.row}: {row.outlook.lines[0]}")
+    hours = [row.outlook.total.gpu_hours for row in rows if row.outlook and row.outlook.total]
+    if len(hours) > 1:
+        unknown = f", {len(rows) - len(hours)} of them not known" if len(hours) < len(rows) else ""
+        lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {len(rows)} rows{unknown}")
     return lines

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import Experiment, default_name, find_experiment, read_tables
+from hpc_gpt.experiment import Experiment, ExperimentFile, read_experiment, read_tables
 from hpc_gpt.tables import check_tables, close_matches
 
 # A row's name becomes part of a folder's and a job's.
@@ -50,11 +50,12 @@ class Sweep:
 
 def find_sweep(experiment: str) -> Sweep | None:
     """The sweep that EXPERIMENT means; None where its file has no rows. Raises ConfigError as read_rows."""
-    path = find_experiment(experiment)
-    tables = read_tables(path)
-    if "rows" not in tables:
-        return None
-    return Sweep(str(tables.get("name", default_name(path))), path, tuple(rows_of(tables["rows"], path)))
+    return sweep_of(read_experiment(experiment))
+
+
+def sweep_of(file: ExperimentFile) -> Sweep | None:
+    """The sweep of a file that has been read; None where it has no rows."""
+    return Sweep(str(file.tables["name"]), file.path, file.rows) if file.rows is not None else None
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -68,13 +69,14 @@ def rows_of(table: Any, path: Path) -> list[Row]:
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{path}: rows must be a table with a line for each row", _EXAMPLE)
     rows: list[Row] = []
+    names: dict[str, str] = {}
     faults: list[str] = []
     for name, values in table.items():
         where = f"{path}: row {name!r}"
         if not _NAME.fullmatch(name):
             faults.append(f"{where}: a row's name is of letters, digits, and . _ + - behind the first")
-        twin = next((row.name for row in rows if row.name.lower() == name.lower()), None)
-        if twin is not None:  # the same name twice is no TOML already
+        twin = names.setdefault(name.lower(), name)
+        if twin != name:  # the same name twice is no TOML already
             faults.append(f"{where}: {twin!r} differs from it by upper and lower case alone")
         if not isinstance(values, Mapping):
             faults.append(f"{where} must be an inline table, not {values!r}")

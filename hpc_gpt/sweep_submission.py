@@ -15,7 +15,8 @@ from pathlib import Path
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.process import start_time
 from hpc_gpt.resolve import folder_name
-from hpc_gpt.run_folder import IN_QUEUE, RunFolder, claim_folder, write_once
+from hpc_gpt.run_folder import IN_QUEUE, RunFolder, claim_folder
+from hpc_gpt.small_files import write_once
 from hpc_gpt.submission import Prepared, Submitted, check_submission, start_run, write_run
 
 
@@ -98,7 +99,7 @@ def _queue(
     from hpc_gpt.slurm.executor import ARRAY_SCRIPT, submit_array
 
     if len(rows) == 1:
-        return start_run(runs[0], rows[0].resolved).job_id
+        return start_run(runs[0], rows[0].resolved, rows[0].links).job_id
     write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
     return submit_array(folder, rows[0].resolved, runs, at_once)
 

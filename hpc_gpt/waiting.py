@@ -25,7 +25,7 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
     Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it, a third ends the wait at
     once; KeyboardInterrupt then goes on. Raises JobFailed where the run ended in anything but a good end.
     """
-    (status,) = _follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
     end = f"run {run.run_id}: {describe(status)}"
     if status.state not in GOOD_ENDS:
         raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
@@ -38,7 +38,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
 
     Raises JobFailed where any ended in anything but a good end.
     """
-    statuses = _follow(runs, count_states, interrupts)
+    statuses = follow(runs, count_states, interrupts)
     bad = [status for status in statuses if status.state not in GOOD_ENDS]
     if bad:
         ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
@@ -46,7 +46,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
     return statuses
 
 
-def _follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
+def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
     """Shows `words` of the runs whenever they change until every run has ended, and gives their last statuses."""
     seen = ""
     unknown_since: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +26,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("ours")
+
+# A shell's background job ignores Ctrl-C, and hands that on to every process that a test sends one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -51,6 +55,7 @@ def own_folders(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPat
         if name.startswith("HPC_GPT_") and name != "HPC_GPT_SHARED":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("HPC_GPT_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))

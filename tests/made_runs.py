@@ -11,7 +11,8 @@ from hpc_gpt.experiment import load_experiment
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.render import render_script
 from hpc_gpt.resolve import resolve
-from hpc_gpt.run_folder import Attempt, RunFolder, create_run, write_once
+from hpc_gpt.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.small_files import write_once
 from hpc_gpt.sweep import find_sweep
 
 STARTED = 1_700_000_000.0

@@ -159,3 +159,10 @@ def test_only_matrices_are_split_by_zero_3() -> None:
     threshold = deepspeed_config(resolved)["zero_optimization"]["stage3_param_persistence_threshold"]
     longest_bias, smallest_matrix = 4 * 32, 32 * 32
     assert longest_bias <= threshold < smallest_matrix // 2
+
+
+@pytest.mark.parametrize(("dp", "offload", "alone"), [(1, "none", True), (2, "none", False), (1, "optimizer", False)])
+def test_one_data_parallel_rank_has_no_buckets_and_splits_nothing(dp: int, offload: str, alone: bool) -> None:
+    zero = deepspeed_config(settings("bf16", 3, dp, **ZERO, offload=offload))["zero_optimization"]
+    assert zero["contiguous_gradients"] is not alone
+    assert (zero["stage3_param_persistence_threshold"] > 10**12) is alone

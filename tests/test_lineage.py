@@ -14,7 +14,8 @@ from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Mod
 from hpc_gpt.layout import Layout
 from hpc_gpt.lineage import CONVERTIBLE, RESUMED_FROM, convertible, descend, find_ancestors, newest_step, parent_of
 from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.run_folder import RunFolder, write_once
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.small_files import write_once
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
@@ -247,3 +248,14 @@ def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(
     second = run_with(tmp_path / "second", parent=first)
     with pytest.raises(RunFolderError, match="goes on from itself"):
         find_ancestors(second)
+
+
+def test_how_far_to_train_may_change_where_that_is_what_is_asked_for():
+    """--until says so in so many words; a key among others that moves the schedule is a slip."""
+    further = descend(parent(), {"layout.tp": 1}, SITE, 20, {"steps": 200, "until_loss": 2.0})
+    assert (further.train.steps, further.train.until_loss) == (200, 2.0)
+    assert further.train.lr == parent().train.lr
+    with pytest.raises(ConfigError, match=r"train\.steps would be 200, but is 50"):
+        descend(parent(), {"train.steps": 200}, SITE, 20)
+    with pytest.raises(ConfigError, match=r"train\.lr would be"):
+        descend(parent(), {"train.lr": 1.0}, SITE, 20, {"steps": 200})

@@ -15,17 +15,10 @@ from hpc_gpt.cluster import load_profile
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.experiment import load_experiment
 from hpc_gpt.resolve import resolve
-from hpc_gpt.run_folder import (
-    RunFolder,
-    append_line,
-    create_run,
-    job_ids,
-    read_json,
-    read_json_lines,
-    replace_whole,
-    write_once,
-)
+from hpc_gpt.run_folder import RunFolder, create_run, job_ids, newest_chain
 from hpc_gpt.runs import find_run, find_runs, list_runs
+from hpc_gpt.small_files import append_line, read_json, read_json_lines, replace_whole, write_once
+from tests.made_runs import make_run
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +117,15 @@ def test_the_first_word_on_how_an_attempt_ended_stands(run):
     attempt.write_ended("error", "exit code 1", 0)
     assert attempt.ended()["ended"] == "walltime"
     assert attempt.ended()["requeue"] is True
+
+
+def test_the_cause_of_an_end_loses_its_secrets(run):
+    attempt = run.new_attempt()
+    attempt.write_ended("error", "rank 0: OSError: https://me:hunter2pass@host/x HF_TOKEN=hf_abcdefghijklmnopqrstu", 3)
+    kept = (attempt.folder / "ended.json").read_text()
+    assert "rank 0: OSError" in kept
+    assert "hunter2pass" not in kept
+    assert "hf_abcdefgh" not in kept
 
 
 def test_attempts_started_at_once_get_numbers_of_their_own(run):
@@ -257,3 +259,32 @@ def test_a_json_file_that_holds_no_object_reads_as_empty(tmp_path, text):
     (tmp_path / "file").write_text(text)
     assert read_json(tmp_path / "file") == {}
     assert read_json(tmp_path / "missing") == {}
+
+
+def chain_of(tmp_path, *lines):
+    """The job ids of the newest chain of a run with these lines in its submissions.jsonl."""
+    run = make_run(tmp_path, "generic-slurm", submit=False)
+    for line in lines:
+        run.add_submission({"scheduler": "slurm", "refused": None, **line})
+    return [line.get("job_id") for line in newest_chain(run)]
+
+
+def test_the_newest_chain_is_what_was_submitted_last(tmp_path):
+    def links(first, count):
+        return [{"job_id": str(first + n), "link": n + 1, "links": count} for n in range(count)]
+
+    assert chain_of(tmp_path) == []
+    assert chain_of(tmp_path, {"job_id": "1"}, {"job_id": "2"}) == ["2"]
+    assert chain_of(tmp_path, {"job_id": "1"}, *links(5, 3)) == ["5", "6", "7"]
+    assert chain_of(tmp_path, *links(1, 2), *links(5, 3)) == ["5", "6", "7"]
+    assert chain_of(tmp_path, *links(1, 2), {"job_id": "9"}) == ["9"]
+    sent = {"job_id": "8", "chained_to": "7"}
+    assert chain_of(tmp_path, *links(5, 3), sent, {"job_id": "9", "chained_to": "8"}) == ["5", "6", "7", "8", "9"]
+    assert chain_of(tmp_path, {"job_id": "1"}, {"job_id": "7_3"}, {**sent, "chained_to": "7_3"}) == ["7_3", "8"]
+
+
+def test_a_link_that_was_refused_is_none_of_the_chain_unless_it_is_all_there_is(tmp_path):
+    refused = {"job_id": None, "refused": "QOSMaxSubmitJobPerUserLimit"}
+    taken = [{"job_id": "5", "link": 1}, {"job_id": "6", "link": 2}]
+    assert chain_of(tmp_path, *taken, {**refused, "link": 3}) == ["5", "6"]
+    assert chain_of(tmp_path, {**refused, "link": 1}) == [None]

@@ -24,8 +24,8 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory, how each ended, and the
     settings that differ, those that decide speed first.
 
-    A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, or a record.json.
-    Of more than two each is compared with the first.
+    A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, a record.json, or
+    a row of a bench, as report names it: BENCH#2 is the second. Of more than two each is compared with the first.
     """
     from hpc_gpt.report.comparison.compare import compare_runs
     from hpc_gpt.report.comparison.compared import read_compared

@@ -6,15 +6,18 @@ A flag wins over its HPC_GPT_* variable, that over the experiment, that over the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from hpc_gpt.cli import complete
 from hpc_gpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_gpt.until import Until
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +48,12 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--reservation",), "job.reservation", str, "Reservation."),
     (("--mem",), "job.mem", str, "Memory a node, as for sbatch."),
     (("--comment",), "job.comment", str, "A comment Slurm keeps."),
+    (
+        ("--max-gpu-hours",),
+        "job.max_gpu_hours",
+        float,
+        "Budget of the run: no link begins, and none goes on, beyond it.",
+    ),
 )
 
 
@@ -61,7 +70,10 @@ _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`."""
+    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
+
+    `until` is what a verb that submits was told to train to, empty where nothing; None for the other verbs.
+    """
 
     experiment: str
     cluster: str | None
@@ -73,6 +85,7 @@ class Request:
     force: bool = False
     given: dict[str, Any] = field(default_factory=dict)
     names_experiment: bool = True
+    until: Until | None = None
 
 
 def experiment_options(function: F) -> F:
@@ -113,6 +126,19 @@ def experiment_options(function: F) -> F:
 
 def planning_options(function: F) -> F:
     """As `experiment_options`, but of what a plan depends on alone."""
+    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
+    return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, *_SHARED)
+
+
+def bench_options(function: F) -> F:
+    """As `experiment_options`, but of what runs on one machine; engines and micro-batches are the verb's own."""
+    own = ("engine.name", "layout.micro_batch", "layout.nodes")
+    shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
+    smoke = click.option("--smoke", is_flag=True, help="A tiny model, and 5 steps unless --steps says how many.")
+    return _with_options(function, shared, smoke, *_SHARED)
+
+
+def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], Any]) -> F:
     import functools
 
     @functools.wraps(function)
@@ -120,24 +146,26 @@ def planning_options(function: F) -> F:
         return function(request=_request(values), **values)
 
     command: Any = call
-    shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
-    for names, key, kind, text in reversed((*shared, *_PLANNED_OPTIONS)):
+    for names, key, kind, text in reversed(options):
         command = click.option(*names, key.replace(".", "__"), type=kind, envvar=_variable(names), help=text)(command)
-    for decorate in (
-        click.option(
-            "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
-            help="Let tensor parallelism span nodes.",
-        ),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
-                     help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
-        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
-                     help="Cluster profile, by name or file."),
-        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
-                     help="A row of EXPERIMENT; without it the first that can run."),
-        click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
-    ):  # fmt: skip
+    for decorate in more:
         command = decorate(command)
     return cast(F, command)
+
+
+_ACROSS_NODES = click.option(
+    "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
+    help="Let tensor parallelism span nodes.",
+)  # fmt: skip
+_SHARED = (
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
+                 help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
+    click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
+                 help="Cluster profile, by name or file."),
+    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
+                 help="A row of EXPERIMENT; without it the first that can run."),
+    click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
+)  # fmt: skip
 
 
 def _variable(names: tuple[str, ...]) -> str:

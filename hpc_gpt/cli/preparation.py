@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.cli.experiment_options import Request
+from hpc_gpt.cli.experiment_options import Request, logs_folder
 from hpc_gpt.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.measured import Earlier
     from hpc_gpt.cluster import ClusterProfile
-    from hpc_gpt.experiment import Experiment
+    from hpc_gpt.experiment import Experiment, ExperimentFile
     from hpc_gpt.resolve import Resolved
     from hpc_gpt.submission import Prepared
-    from hpc_gpt.sweep import Row, Sweep
+    from hpc_gpt.sweep import Row
 
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """Every row of a sweep that can run, ready, and those that cannot."""
+    """Every row of a sweep that can run, ready; those that cannot; and what was refused of those left out."""
 
     name: str
     rows: list[Prepared]
     impossible: list[Row]
+    unfit: dict[str, UserError]
 
 
 def prepare(request: Request, queueing: bool = False) -> Prepared:
@@ -30,19 +34,25 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
 
     `queueing`: the job would really be submitted, so a guessed profile is refused where there is no sbatch.
     """
-    from hpc_gpt.sweep import choose_row, find_sweep
+    from hpc_gpt.experiment import read_experiment
+    from hpc_gpt.sweep import choose_row
 
     profile = choose_profile(request, queueing)
-    sweep = find_sweep(request.experiment)
-    row = choose_row(sweep.rows, request.row, sweep.path) if sweep is not None else None
-    return _prepare_row(request, profile, sweep, row.name if row is not None else request.row)
+    file = read_experiment(request.experiment)
+    row = choose_row(file.rows, request.row, file.path) if file.rows is not None else None
+    return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
 
 
-def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
-    """Every row of the sweep, as `prepare` does one. The faults of all rows are told at once."""
-    from hpc_gpt.sweep import find_sweep
+def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
+    """Every row of the sweep, as `prepare` does one. The faults of all rows are told at once.
 
-    sweep = find_sweep(request.experiment)
+    `skip_unfit`: the rows with a fault are left out, as long as there are others.
+    """
+    from hpc_gpt.experiment import read_experiment
+    from hpc_gpt.sweep import sweep_of
+
+    file = read_experiment(request.experiment)
+    sweep = sweep_of(file)
     if sweep is None:
         raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
     if request.row is not None:
@@ -50,58 +60,79 @@ def prepare_sweep(request: Request, queueing: bool = False) -> PreparedSweep:
     if not sweep.possible:
         raise ConfigError(f"{sweep.path}: no row can run", "add a row that can")
     profile = choose_profile(request, queueing)
-    prepared, faults = [], {}
+    prepared: list[Prepared] = []
+    faults: dict[str, UserError] = {}
+    earlier = functools.cache(earlier_runs)
     for row in sweep.possible:
         try:
-            prepared.append(_prepare_row(request, profile, sweep, row.name))
+            prepared.append(_prepare_row(request, profile, file, row.name, earlier))
         except UserError as fault:
             faults[row.name] = fault
-    if faults:
+    if faults and not (skip_unfit and prepared):
         from hpc_gpt.submission import faults_of_rows
 
-        raise faults_of_rows(faults)
-    return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None])
+        refusal = faults_of_rows(faults)
+        if prepared:
+            refusal.hint += f"; --skip-unfit submits the other {len(prepared)}"
+        raise refusal
+    return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None], faults)
 
 
-def _prepare_row(request: Request, profile: ClusterProfile, sweep: Sweep | None, row: str | None) -> Prepared:
+def _prepare_row(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
+) -> Prepared:
+    from hpc_gpt.chain_ahead import refuse_with_smoke, settle_until, wants_outlook, with_outlook
     from hpc_gpt.engines import can_resume
-    from hpc_gpt.experiment import find_experiment
     from hpc_gpt.foresight import foresee, settle_open
     from hpc_gpt.render import render_script
     from hpc_gpt.resolve import resolve
     from hpc_gpt.submission import Prepared
 
-    experiment, given = _load(request, row)
+    experiment, given = _load(request, file, row)
     if request.smoke:
+        refuse_with_smoke(request.until)
         resolved, notes = _shrunken(experiment, profile)
     else:
         experiment, notes = settle_open(experiment, profile, given)
         resolved = resolve(experiment, profile)
-    if sweep is not None:
-        resolved = replace(resolved, sweep=sweep.name, row=row)
+        experiment, far = settle_until(experiment, resolved, request.until, request.given)
+        resolved, notes = resolve(experiment, profile) if far else resolved, (*notes, *far)
+    if file.rows is not None:
+        resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
     if not can_resume(resolved.engine):
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")
-    text = find_experiment(request.experiment).read_text(encoding="utf-8")
     # A run here is anyone's to try; a smoke run is to show that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     foresight = foresee(resolved, profile, refuse)
-    return Prepared(resolved, render_script(resolved, request.template), text, notes, foresight)
+    outlook = None
+    if not request.smoke and wants_outlook(resolved, request.until):
+        resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
+    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook)
 
 
-def _load(request: Request, row: str | None) -> tuple[Experiment, frozenset[str]]:
+def earlier_runs() -> Earlier:
+    """What the runs of the logs folder tell of how long things take; read when it is first asked."""
+    from hpc_gpt.chain.measured import Earlier
+    from hpc_gpt.runs import list_runs
+
+    logs = logs_folder()
+    return Earlier(lambda: list_runs(logs))
+
+
+def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Experiment, frozenset[str]]:
     """(the experiment, the keys that it and the flags give)."""
     from hpc_gpt.experiment import keys_given, load_experiment
 
-    experiment = load_experiment(request.experiment, request.overrides, row)
-    given = keys_given(request.experiment, request.overrides, row)
+    experiment = load_experiment(file, request.overrides, row)
+    given = keys_given(file, request.overrides, row)
     sizes = experiment.layout
     if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
         # Two of the three are the experiment's; the flag's own partner follows from the rest.
         asked = {"layout.global_batch", "layout.micro_batches"} & set(request.overrides)
         if len(asked) == 1:
             follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
-            experiment = load_experiment(request.experiment, {**request.overrides, follows: None}, row)
+            experiment = load_experiment(file, {**request.overrides, follows: None}, row)
     return experiment, given
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +18,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 @click.group()
 def profile() -> None:
-    """List and show cluster profiles.
+    """List, show and detect cluster profiles.
 
     A profile says how one site wants its jobs. Your own lie in the config folder, clusters/NAME.toml.
     """
@@ -56,6 +58,48 @@ def show(name: str) -> None:
     path = list_profiles().get(name)
     if path is not None:
         click.echo(f"\nfrom {path}", err=True)
+
+
+@profile.command("detect")
+@click.option("--name", metavar="NAME", help="Keep it as clusters/NAME.toml in the config folder.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE.")
+@click.option("--partition", "-p", metavar="PARTITION", help="The partition it is for; by default one with GPUs.")
+def detect(name: str | None, output: Path | None, partition: str | None) -> None:
+    """Write a commented profile of the cluster that you are on.
+
+    It is what sinfo, scontrol and sacctmgr say: GPUs, CPUs, partition, your accounts and qos, features, limits and
+    requeueing. Without --name and -o it goes to stdout. No file is overwritten.
+    """
+    from hpc_gpt.doctor.detected_profile import choose_partition, chosen_words, profile_text
+    from hpc_gpt.doctor.site import read_site
+    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.paths import config_dir
+
+    if name is not None and output is not None:
+        raise ConfigError("--name and --output are two places for one profile", "give one of the two")
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise ConfigError(
+            f"--name {name!r} is no name of a profile", "use letters, digits, dots, dashes and underscores"
+        )
+    path = config_dir() / "clusters" / f"{name}.toml" if name is not None else output
+    if path is not None and path.exists():
+        raise ConfigError(f"{path} is there already, and nothing is overwritten", "give another name, or move it away")
+    site = read_site()
+    chosen = choose_partition(site, partition)
+    text = profile_text(site, chosen)
+    for line in chosen_words(site, chosen):
+        click.echo(line, err=True)
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already, and nothing is overwritten", "give another name") from None
+    click.echo(f"wrote {path}")
+    click.echo(f"next: hpc-gpt doctor --cluster {shlex.quote(name or str(path))}", err=True)
 
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:

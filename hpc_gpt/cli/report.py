@@ -88,9 +88,9 @@ def report(
     """Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.
 
     A PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
-    folder that holds some (logs/ unless given); a run by id, prefix or job id; or a sweep as experiments/gpt2-meg: its
-    runs under logs/, in the seed's columns. The record.json of our own runs is brought up to date; nothing else is
-    written. The step time is the median of the steps after warm-up.
+    folder that holds some (logs/ unless given); a run by id, prefix or job id; a bench, by its folder: its rows, not
+    its rounds; or a sweep as experiments/gpt2-meg: its runs under logs/, in the seed's columns. The record.json of our
+    own runs is brought up to date; nothing else is written. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import gather_paths

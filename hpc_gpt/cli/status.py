@@ -68,6 +68,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
 
 def _table(rows: list[Any], opened: bool) -> list[str]:
+    from hpc_gpt.report.grid import plain
     from hpc_gpt.sweep_status import SweepStatus, fold
 
     lines = rows if opened else fold(rows)
@@ -80,7 +81,7 @@ def _table(rows: list[Any], opened: bool) -> list[str]:
             for heading, text, width in zip(_HEADINGS, line, widths, strict=True)
         ).rstrip()
         for line in cells
-    ] + [f"{row.run}: {row.cause}" for row in shown if row.cause and row.state not in ("done", "running")]
+    ] + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state not in ("done", "running")]
 
 
 def _sweep_cells(sweep: Any) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -16,26 +17,47 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
               help="For --sweep: so many of an array at a time.")  # fmt: skip
+@click.option("--skip-unfit", is_flag=True,
+              help="For --sweep: leave out the rows that are refused or do not fit, and say which.")  # fmt: skip
+@click.option("--until", "until", multiple=True, metavar="WHAT",
+              help="How far: tokens=30e9, steps=N or loss=X; says how many jobs and GPU-hours that takes, and when it "
+              "is done.")  # fmt: skip
 @click.option("--resume", metavar="RUN", shell_complete=complete.runs,
               help="Go on from RUN's checkpoint: in its own folder, or with other options as a new run.")  # fmt: skip
-def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None, resume: str | None) -> None:
+def submit(
+    request: Request,
+    dry_run: bool,
+    wait: bool,
+    max_parallel: int | None,
+    skip_unfit: bool,
+    until: tuple[str, ...],
+    resume: str | None,
+) -> None:
     """Submit EXPERIMENT to Slurm, or start it here.
 
     --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or a file or folder
     under experiments/ by name; by default seed 001's own 64-GPU run.
 
+    A run that its time limit ends goes on by itself, as the profile's chain says: the same job once more (requeue), or
+    jobs that wait for each other (singleton). --until tells beforehand what the chain takes, from earlier runs of the
+    same settings under logs/, else as predicted. --max-gpu-hours ends it as budget, saved, before it takes more.
+
     \b
     hpc-gpt submit --gpus 64 --pp 16
     hpc-gpt submit experiments/demo.toml --cluster local --wait
     hpc-gpt submit demo --set train.steps=20 --tp 1
-    hpc-gpt submit memory-ladder --sweep
+    hpc-gpt submit memory-ladder --sweep --skip-unfit
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
-    hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4
+    hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
+    hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     """
-    if resume is None and (request.sweep or max_parallel is not None):
+    from hpc_gpt.until import parse_until
+
+    request = replace(request, until=parse_until(until))
+    if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
         from hpc_gpt.cli.sweep import submit_sweep
 
-        submit_sweep(request, dry_run, wait, max_parallel)
+        submit_sweep(request, dry_run, wait, max_parallel, skip_unfit)
         return
     if wait:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
@@ -55,7 +77,7 @@ def submit(request: Request, dry_run: bool, wait: bool, max_parallel: int | None
             return
         from hpc_gpt.submission import submit_run
 
-        submitted = submit_run(prepared.resolved, prepared.script, prepared.text, logs_folder(), prepared.foresight)
+        submitted = submit_run(prepared, logs_folder())
         _foretell(prepared)
     interrupts = 0
     try:
@@ -82,13 +104,13 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     given = [
         parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "wait", "dry_run", "force")
+        if parameter.name not in ("resume", "wait", "dry_run", "force", "until")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     others = [
         one.human_readable_name if one.name == "experiment" else one.opts[0]
         for one in given
-        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel")
+        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
     ]
     if others:
         raise ConfigError(
@@ -96,20 +118,20 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
             "leave them out, or submit a new run",
         )
     run = find_run(name, logs_folder())
-    if not given:
-        from hpc_gpt.submission import resume_run
+    from hpc_gpt.cli.preparation import earlier_runs
+    from hpc_gpt.resumption import outlook_of_same, prepare_resumption, resume_elsewhere, settings_of
 
-        if dry_run:
-            raise ConfigError(
-                "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
-            )
-        return resume_run(run)
+    if not given and not settings_of(run.resolved(), request.until, request.given):
+        return _resume_same(run, outlook_of_same(run, request.until, earlier_runs()), dry_run)
     from hpc_gpt.cluster import load_profile
-    from hpc_gpt.resumption import prepare_resumption, resume_elsewhere
 
     # What HPC_GPT_* variables say was the run's to heed when it was submitted.
     profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
-    prepared, parent = prepare_resumption(run, request.given, profile, request.template, request.force)
+    prepared, parent = prepare_resumption(
+        run, request.given, profile, request.template, request.force, request.until, earlier_runs()
+    )
+    for note in prepared.notes:
+        click.echo(note, err=True)
     if dry_run:
         _dry_run(prepared)
         return None
@@ -119,6 +141,24 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     return submitted
 
 
+def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
+    """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
+    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.submission import resume_run
+
+    for line in outlook.lines if outlook else ():
+        click.echo(line, err=True)
+    if dry_run and outlook is None:
+        raise ConfigError(
+            "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
+        )
+    if dry_run:
+        click.echo(f"would run: the run's own {run.job_script}", err=True)
+        click.echo("dry run: nothing was written or submitted", err=True)
+        return None
+    return resume_run(run, outlook.links if outlook and run.resolved().cluster.chain == "singleton" else 1)
+
+
 def _is_given(name: str) -> bool:
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
@@ -126,8 +166,8 @@ def _is_given(name: str) -> bool:
 
 def _foretell(prepared: Any) -> None:
     """What is predicted of a run that nothing has refused."""
-    if prepared.foresight is not None:
-        click.echo(prepared.foresight.line, err=True)
+    for line in prepared.foretold:
+        click.echo(line, err=True)
 
 
 def _dry_run(prepared: Any) -> None:
@@ -136,7 +176,9 @@ def _dry_run(prepared: Any) -> None:
     click.echo(prepared.script, nl=False)
     _foretell(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":
-        command = "sbatch --chdir=. --output=logs/…/slurm-%j.out --export=ALL job.sh, with HPC_GPT_RUN"
+        chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
+        command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
+        command += f", {prepared.links} times" if prepared.links > 1 else ""
     else:
         command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
     click.echo(f"would run: {command}", err=True)
@@ -151,6 +193,8 @@ def _say(submitted: Any, wait: bool) -> None:
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
+        if len(submitted.links) > 1:
+            click.echo(f"{len(submitted.links) - 1} more wait for it: {', '.join(submitted.links[1:])}", err=True)
     else:
         click.echo(f"started {run.run_id} as process {submitted.job_id}")
     click.echo(f"run folder {run.path}", err=True)

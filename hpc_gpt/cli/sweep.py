@@ -11,14 +11,17 @@ import click
 from hpc_gpt.cli.experiment_options import Request, logs_folder
 
 
-def submit_sweep(request: Request, dry_run: bool, wait: bool, max_parallel: int | None) -> None:
+def submit_sweep(
+    request: Request, dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool = False
+) -> None:
     """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
     from hpc_gpt.cli.preparation import prepare_sweep
     from hpc_gpt.errors import ConfigError, JobRefused, UserError
 
     if not request.sweep:
-        raise ConfigError("--max-parallel is for the arrays of --sweep", "add --sweep, or leave it out")
-    prepared = prepare_sweep(request, queueing=not dry_run)
+        option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
+        raise ConfigError(f"{option} is for --sweep", "add --sweep, or leave it out")
+    prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
     rows, here = prepared.rows, prepared.rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
         _tell(prepared)
@@ -64,6 +67,8 @@ def _tell(prepared: Any) -> None:
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)
+    for name, fault in prepared.unfit.items():
+        click.echo(f"not {name}: {'; '.join(str(fault).splitlines())}", err=True)
 
 
 def _dry_run(rows: Sequence[Any], here: bool) -> None:

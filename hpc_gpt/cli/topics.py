@@ -140,7 +140,8 @@ def causes(as_json: bool) -> None:
     for name, advice in ADVICE.items():
         click.echo(f"{name}: {advice.means}")
         over = name not in ("done", "pending", "running")
-        click.echo(f"    retry: {RETRY_WORDS[advice.retry]}; {advice.to_do}" if over else f"    {advice.to_do}")
+        words = f"retry: {RETRY_WORDS[advice.retry]}; a chain {advice.chain}; {advice.to_do}" if over else advice.to_do
+        click.echo(f"    {words}")
 
 
 @help_command.command("template")
@@ -156,7 +157,8 @@ def template() -> None:
         '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block held; `| quote` makes a text one shell word.'
     )
     click.echo(
-        "blocks: directives environment preflight launch epilogue\nvariables, with gpt2 on 4 GPUs as the example:"
+        "blocks: directives environment preflight doctor (with job.preflight) launch epilogue\n"
+        "variables, with gpt2 on 4 GPUs as the example:"
     )
     for name, value in variables(resolve(example, load_profile("generic-slurm"))).items():
         shown = type(value).__name__ if is_dataclass(value) or name == "resolved_json" else repr(value)

@@ -50,6 +50,8 @@ def _lines(found: Why) -> list[str]:
         lines += _cause_lines(last, found)
     if found.ended not in ("done", "pending", "running"):
         lines += ["", f"to do    {advice.to_do}", f"retry    {RETRY_WORDS[advice.retry]}"]
+    if found.chain:
+        lines.append(f"chain    {found.chain}")
     if found.exclude:
         lines.append(f"exclude  {found.exclude}")
     if len(found.attempts) > 1:

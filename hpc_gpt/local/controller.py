@@ -23,7 +23,8 @@ from submitit.local.local import Controller
 
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.process import start_time
-from hpc_gpt.run_folder import Attempt, RunFolder, replace_whole
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import replace_whole
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves

@@ -11,11 +11,13 @@ from typing import Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
-from hpc_gpt.errors import RunFolderError
+from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.process import start_time
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder, write_once
+from hpc_gpt.run_folder import Attempt, RunFolder
 from hpc_gpt.slurm.environment import job_python, submission_environment
+from hpc_gpt.small_files import write_once
+from hpc_gpt.snapshot import code_environment, ready_code
 
 
 class RunExecutor(LocalExecutor):
@@ -24,13 +26,16 @@ class RunExecutor(LocalExecutor):
     def __init__(self, run: RunFolder, resolved: Resolved) -> None:
         self.run = run
         self.resolved = resolved
+        self.code = ready_code(run.path)
+        self.budget = budget_environment(run, resolved, time.time())
         self.attempt = begin_attempt(run)
         super().__init__(self.attempt.folder)
         self.update_parameters(tasks_per_node=resolved.gpus)
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         line = [sys.executable, "-m", "hpc_gpt.local.controller", str(self.run.path), str(self.attempt.number)]
-        environment = submission_environment(os.environ, job_python(self.resolved))
+        own = job_python(self.resolved) | code_environment(self.code, os.environ) | self.budget
+        environment = submission_environment(os.environ, own)
         with self.attempt.log.open("ab") as log:
             process = subprocess.Popen(
                 line,
@@ -43,6 +48,24 @@ class RunExecutor(LocalExecutor):
         note_start(self.run, self.attempt, process.pid, line, self.resolved.cluster.name)
         tasks = list(range(self.resolved.gpus))
         return LocalJob(folder=self.attempt.folder, job_id=str(process.pid), process=process, tasks=tasks)
+
+
+def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
+    """HPC_GPT_STOP_AT, when the run's budget is spent, where it has one. JobRefused where too little is left."""
+    from hpc_gpt.chain.history import gpu_hours, read_history
+
+    budget = resolved.job.max_gpu_hours
+    if budget is None:
+        return {}
+    spent = gpu_hours(read_history(run, resolved.gpus, now))
+    left_s = 3600 * (budget - spent) / resolved.gpus
+    if left_s <= (resolved.job.signal_lead_s or 0):
+        raise JobRefused(
+            f"{spent:.3g} GPU-hours of job.max_gpu_hours = {budget:g} are spent, and what is left is less than a save "
+            "may take",
+            f"hpc-gpt submit --resume {run.run_id} --max-gpu-hours with more goes on as a new run",
+        )
+    return {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
 
 
 def begin_attempt(run: RunFolder) -> Attempt:

@@ -125,5 +125,6 @@ def in_flight(training: Training, stage: int) -> float:
 
 
 def logit_elements(training: Training, rows: int) -> float:
-    """Elements of one micro-batch's logits on one GPU, which has `rows` of the vocabulary."""
-    return training.shape.seq * training.micro_batch / training.cp * rows
+    """Elements of one micro-batch's logits on one GPU, which has `rows` of the vocabulary; with the loss in chunks of
+    one chunk's."""
+    return training.shape.seq * training.micro_batch / training.cp / training.loss_chunks * rows

@@ -15,7 +15,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
 from hpc_gpt.plan.calibrate import Calibrated
 from hpc_gpt.plan.constants import constants_from
-from hpc_gpt.run_folder import replace_whole
+from hpc_gpt.small_files import replace_whole
 
 _TABLE = "calibration"
 _HEADER = re.compile(r"^[ \t]*\[\[?[ \t]*([^\[\]#]{1,400}?)[ \t]*\]\]?[ \t]*(?:#.*)?$")

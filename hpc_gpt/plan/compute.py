@@ -140,10 +140,13 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
 
 def head_time(training: Training, rates: Rates) -> tuple[float, float]:
     """Forward's and backward's seconds of the head and its loss, of one micro-batch. Logits are read and written in
-    two bytes once and in four several times (maximum, exponential, sum, gradient)."""
+    two bytes once and in four several times (maximum, exponential, sum, gradient). In chunks they are made again in
+    the backward pass."""
     shape = training.shape
     tokens = training.micro_batch * shape.seq / training.cp
     vocab = shape.vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
     logits = tokens * vocab / rates.bytes * (_COMPILED if training.compiled or training.fused_loss else 1)
-    return product + 18 * logits, 2 * product + 12 * logits
+    forward = product + 18 * logits
+    again = forward if training.loss_chunks > 1 else 0.0
+    return forward, 2 * product + 12 * logits + again

@@ -94,8 +94,8 @@ class _Stages(Sequence[StageMemory]):
         # The optimizer's fp32 copy of one gradient, beside its predecessor's.
         self._step_work = 4 * matrix if self._held.step_gradients > self._held.gradients else 0.0
         self._logits = logit_elements(training, vocab_rows(shape, tp)) * logit_bytes(training)
-        # DeepSpeed's pipeline holds on to them.
-        self._keeps_logits = training.engine == "deepspeed-3d"
+        # DeepSpeed's pipeline holds on to them; of a loss in chunks there are none to hold on to.
+        self._keeps_logits = training.engine == "deepspeed-3d" and training.loss_chunks == 1
         self._context = context_gib(training)
 
     def __len__(self) -> int:

@@ -226,6 +226,7 @@ def _tried(
                 flash=traits.flash,
                 compiled=traits.compiled,
                 activations_on_host=traits.activations_on_host,
+                loss_chunks=traits.loss_chunks,
             )
             memory = predict_memory(training, machine)
             tally.asked += 1

@@ -94,6 +94,7 @@ class StepModel:
             training.engine,
             training.compiled,
             training.fused_loss,
+            training.loss_chunks > 1,
             training.dtype,
         )
         known = self._layers.get(key)

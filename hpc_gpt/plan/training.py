@@ -68,9 +68,10 @@ class Training:
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile: passes over activations are fused
     activations_on_host: bool = False  # what is kept for the backward pass waits in the host's memory
+    loss_chunks: int = 1  # logits are made and used up in so many pieces, and made again in the backward pass
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "vp", "micro_batch", "micro_batches"):
+        for name in ("tp", "pp", "dp", "cp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
         if self.shape.heads % self.tp:

@@ -29,6 +29,7 @@ class Traits(NamedTuple):
     flash: bool = False
     compiled: bool = False
     activations_on_host: bool = False
+    loss_chunks: int = 1
 
 
 def traits_of(engine: Engine, name: str, device: str | None) -> Traits:
@@ -44,6 +45,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> Traits:
         flash=engine.attention != "math",
         compiled=engine.compile != "none",
         activations_on_host=engine.activation_offload and "activation_offload" in switches,
+        loss_chunks=engine.loss_chunks if "loss_chunks" in switches else 1,
     )
 
 

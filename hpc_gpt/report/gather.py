@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes, shown
 from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
+from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records
 from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.record import Record, write_record
@@ -67,6 +69,7 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
     for script in found.scripts if not foreign else []:
         found.skip("a Slurm script without a log", script)
     under = {folder for run in found.own for folder in (run.path, *run.path.parents)}
+    under |= {folder for file in found.benches for folder in file.parents}
     under |= {folder for run in foreign for file in run.files for folder in file.parents}
     for path in paths:
         folder = Path(path)
@@ -75,6 +78,11 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
             own += _named_by_folder(path, logs, notes(found) if len(places) == 1 else [])
     runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
     gathered = gather_records(list(runs.values()))
+    for file in found.benches:
+        try:
+            gathered.runs += read_bench(file)
+        except UserError as fault:
+            gathered.unread.append(str(fault))
     gathered.runs += foreign
     for why, skipped in found.skipped.items():
         gathered.unread += [f"{shown(path)}: {why}" for path in skipped if path in paths]
@@ -124,6 +132,11 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
     return gathered
 
 
+def read_bench(file: Path) -> list[RunRead]:
+    """The rows of a bench, in its own order; ConfigError where its file is damaged."""
+    return [RunRead(record, files=[file]) for record in read_records(file) or ()]
+
+
 def leave_record(run: RunFolder) -> Record:
     """The run's record as it stands, left in its folder as well where that can be written."""
     gathered = gather_records([run])
@@ -133,13 +146,16 @@ def leave_record(run: RunFolder) -> Record:
 
 
 def read_one(name: str, logs: Path) -> RunRead:
-    """The run that RUN means: a log or a folder with those of one run, `LOG#2` for the second in it, else as find_run
-    takes it.
+    """The run that RUN means: a log or a folder with those of one run, `LOG#2` for the second in it, `BENCH#2` for a
+    bench's second row, the bench by its id, folder or file; else as find_run takes it.
 
     Raises NoSuchRun where there is none, or several.
     """
     path, mark, which = name.rpartition("#")
-    numbered = bool(mark) and which.isdecimal() and not Path(name).exists() and Path(path).is_file()
+    numbered = bool(mark) and which.isdecimal() and not Path(name).exists()
+    if numbered and not Path(path).is_file():
+        bench = _find_bench(path, logs)
+        path, numbered = str(bench), bench is not None
     place = path if numbered else name
     if place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
         return read_own(find_run(name, logs))
@@ -153,4 +169,15 @@ def read_one(name: str, logs: Path) -> RunRead:
     if not runs:
         raise NoSuchRun(f"no run in {shown(name)}", "give a log that holds steps, a run folder, a run id or a job id")
     some = ", ".join(str(run.record.run) for run in runs[:5]) + (", …" if len(runs) > 5 else "")
-    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", "name one log; the second run in a log is LOG#2")
+    benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
+    hint = f"name one row, as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
+    raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", hint)
+
+
+def _find_bench(name: str, logs: Path) -> Path | None:
+    """The file of a bench's rows by its folder, or by its id under `logs`; None where there is none, or several."""
+    folder = Path(name)
+    if (folder / BENCH_FILE).is_file():
+        return folder / BENCH_FILE
+    found = list(logs.glob(f"*/{glob.escape(name)}*/{BENCH_FILE}")) if name and "/" not in name else []
+    return found[0] if len(found) == 1 else None

@@ -6,7 +6,7 @@ from collections import deque
 from pathlib import Path
 
 from hpc_gpt.readers.log_files.source import Source
-from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.secrets import hide_secrets
 
 BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200

@@ -18,6 +18,7 @@ from hpc_gpt.report.advice import ADVICE, Advice
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.standing import deciding, standing_of, words_between
 
 SCHEMA = 1
 LIVE = ("pending", "running")
@@ -115,6 +116,17 @@ class Why:
             f"hpc-gpt submit --resume {self.record.run} --exclude {nodes}" if self.own else f"#SBATCH --exclude={nodes}"
         )
 
+    @property
+    def chain(self) -> str | None:
+        """What the chain of a run of ours does behind its last attempt, where that says more than how it ended."""
+        attempts = deciding(self.own.attempts()) if self.own else []
+        end = standing_of(attempts[-1]) if attempts else None
+        if end is None:
+            return None
+        if end.goes_on:
+            return words_between(attempts[-1])
+        return None if end.cause in (None, end.attempt_cause) else f"ends as {end.ended}: {one_line(end.cause or '')}"
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
@@ -131,6 +143,7 @@ class Why:
             "means": self.advice.means,
             "to_do": self.advice.to_do,
             "exclude": self.exclude,
+            "chain": self.chain,
             "attempts": [attempt.to_dict() for attempt in self.attempts],
             "unread": list(self.cannot),
         }
@@ -175,9 +188,12 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
     for attempt, table in zip(run.attempts(), tables, strict=False):
-        later = any(other.get("job_id") == table.get("job_id") for other in tables[attempt.number :])
-        # What Slurm wrote itself is of the job: of its last attempt, as far as it can be told.
-        paths = [attempt.log, *([] if later else _slurm_output(run, table.get("job_id")))]
+        starts = [other.get("job_id") == table.get("job_id") for other in tables]
+        # What Slurm wrote itself is of the job: of its last attempt, as far as it can be told. Of a job that was put
+        # back it tells the requeue first, so it is read only where nobody has judged the attempt.
+        later, earlier = any(starts[attempt.number :]), any(starts[: attempt.number - 1])
+        unread = later or (earlier and bool(attempt.verdict()))
+        paths = [attempt.log, *([] if unread else _slurm_output(run, table.get("job_id")))]
         parts: list[Part] = []
         for path in paths:
             if path.exists():

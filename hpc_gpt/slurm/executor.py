@@ -9,8 +9,8 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.errors import ConfigError, JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.resolve import Resolved, folder_name
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.slurm.environment import job_python, submission_environment
 from hpc_gpt.slurm.scheduler import ask, sbatch_failed
@@ -93,11 +93,50 @@ def element_id(job_id: str, number: int) -> str:
     return f"{job_id}_{number}"
 
 
-def submit(run: RunFolder, resolved: Resolved) -> str:
-    """Submits the run's job.sh and gives the job id. Raises JobRefused or SlurmUnreachable; both are noted there."""
+class LinkExecutor(ScriptExecutor):
+    """Submits one link of a chain whose jobs wait for each other."""
+
+    number, count = 1, 1
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        super()._note({**entry, "link": self.number, "links": self.count})
+
+
+def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
+    """Submits the run's job.sh, as so many jobs that wait for each other, and gives the ids of those that were taken.
+
+    Raises JobRefused or SlurmUnreachable where not even the first was; each is noted in the run's submissions.jsonl.
+    """
     flags = [f"--output={_no_pattern(run.path)}/slurm-%j.out"]  # the script soon writes into attempts/ itself
-    executor = ScriptExecutor(run.job_script, resolved, [run], {"HPC_GPT_RUN": str(run.path)}, flags)
-    return str(executor._submit_command("").job_id)
+    own = {"HPC_GPT_RUN": str(run.path)}
+    if resolved.cluster.chain != "singleton":
+        return [str(ScriptExecutor(run.job_script, resolved, [run], own, flags)._submit_command("").job_id)]
+    executor = LinkExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])
+    executor.count = links
+    taken: list[str] = []
+    for executor.number in range(1, links + 1):
+        try:
+            taken.append(str(executor._submit_command("").job_id))
+        except (JobRefused, SlurmUnreachable):
+            # A limit on jobs in the queue, say: those that are there go on, and the last one sends another.
+            if not taken:
+                raise
+            break
+    return taken
+
+
+def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
+    """What makes the jobs of one run wait for each other: a name that no other run has, and the dependency on it."""
+    asked = resolved.job.dependency
+    if asked and "?" in asked:
+        raise ConfigError(
+            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
+            "part the conditions with commas, or leave it out",
+        )
+    return [
+        f"--job-name={folder_name(resolved.job.name or resolved.name)}-{run.run_id}",
+        f"--dependency={f'{asked},' if asked else ''}singleton",
+    ]
 
 
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:

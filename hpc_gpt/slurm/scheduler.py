@@ -168,9 +168,10 @@ def largest_array() -> int:
     return max(1, int(found[1]))
 
 
-def cancel_job(job_id: str) -> None:
-    """Ends a job, queued or running. Raises SlurmUnreachable, JobRefused; a job that is gone already is no error."""
-    _scancel([job_id])
+def cancel_job(*job_ids: str) -> None:
+    """Ends jobs, queued or running. Raises SlurmUnreachable, JobRefused; a job that is gone already is no error."""
+    if job_ids:
+        _scancel([*job_ids])
 
 
 def interrupt_job(job_id: str) -> None:

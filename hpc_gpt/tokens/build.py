@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.paths import data_dir
-from hpc_gpt.run_folder import give_name
+from hpc_gpt.small_files import give_name
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.character import CHAR, CharTokenizer, collect_characters, table_path
 from hpc_gpt.tokens.sources import file_pieces, pieces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from hpc_gpt.tokens.run_data import open_file, open_shards, split_tokens
 from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.tokens.token_file import TokenFile
 
-Sample = NDArray[np.int64]
+Sample = NDArray[Any]
 
 
 class Samples(Protocol):
@@ -23,10 +23,10 @@ class Samples(Protocol):
     identity: str
 
     def train(self, number: int) -> Sample:
-        """Training sample `number` of the run, counted from 0 over all steps: int64 [seq + 1]."""
+        """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], to be read alone."""
 
     def evaluation(self, number: int) -> Sample:
-        """Evaluation sample `number`, the same ones at every evaluation: int64 [seq + 1]."""
+        """Evaluation sample `number`, the same ones at every evaluation: integers [seq + 1]."""
 
 
 def open_samples(resolved: Resolved) -> Samples | ShardSet:
@@ -49,6 +49,8 @@ class FileSamples:
         self.identity = file.sha
         split = split_tokens(len(file.tokens), eval_fraction)
         self._file = file
+        # Not as a memmap, whose every slice takes longer than the reading of it.
+        self._tokens = np.asarray(file.tokens)
         self._split = split
         self._seed = seed
         self._seq = seq
@@ -62,11 +64,11 @@ class FileSamples:
         return self._window(self._split + number % self.eval_size * self._seq)
 
     def _window(self, start: int) -> Sample:
-        window = self._file.tokens[start : start + self._seq + 1]
+        window = self._tokens[start : start + self._seq + 1]
         if not self._file.tokenizer:
             # Megatron's files do not say what vocabulary they are of.
             check_window(self._file, start, window)
-        return window.astype(np.int64)
+        return window
 
 
 class RandomSamples:

@@ -89,12 +89,12 @@ class ShardStream:
             "faults": position.faults,
         }
 
-    def take(self, count: int) -> tuple[NDArray[np.int64], Position]:
-        """(samples int64 [count, seq + 1], what they change in the position)."""
+    def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:
+        """(`count` samples, unsigned [seq + 1] each, what they change in the position)."""
         if not self._readers:
             self._begin()
         self._change = Position()
-        rows = np.stack([self._take_one() for _ in range(count)]).astype(np.int64)
+        rows = [self._take_one() for _ in range(count)]
         self._change.turn = self._position.turn
         return rows, self._change
 

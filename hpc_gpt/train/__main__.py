@@ -14,6 +14,7 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.train import patient_output
 from hpc_gpt.train.signals import Signals
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     # Before torch, whose import takes seconds in which a signal would otherwise end the process.
     signals = Signals()
     signals.install()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    patient_output.install()
 
     attempt: Attempt | None = None
     trainer = None

@@ -7,7 +7,7 @@ same verdict at the same step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,9 @@ import torch.distributed as dist
 class Word:
     """What one rank has seen; after the all-reduce, what any rank has.
 
-    `minutes` and `bad_steps` are rank 0's to say. `allocated_bytes` and `reserved_bytes` are peaks of device memory,
-    one a pipeline stage; a rank knows its own stage's and leaves the others 0.
+    `walltime`, `terminated` and `interrupted` are any rank's to say, and `writing`, that its part of a checkpoint is
+    on its way; the other wishes to stop, and `save`, are rank 0's. `allocated_bytes` and `reserved_bytes` are peaks of
+    device memory, one a pipeline stage; a rank knows its own stage's and leaves the others 0.
     """
 
     walltime: bool = False
@@ -26,11 +27,22 @@ class Word:
     interrupted: bool = False
     minutes: bool = False
     bad_steps: bool = False
+    budget: bool = False
+    target: bool = False
+    stop: bool = False
+    requeue: bool = False
+    save: bool = False
+    writing: bool = False
     allocated_bytes: tuple[int, ...] = ()
     reserved_bytes: tuple[int, ...] = ()
 
     def asks_to_stop(self) -> bool:
-        return self.walltime or self.terminated or self.interrupted or self.minutes or self.bad_steps
+        return any(getattr(self, name) for name in STOPS)
+
+
+# The wishes to stop among them; what one rank says for all.
+STOPS = ("walltime", "terminated", "interrupted", "minutes", "bad_steps", "budget", "target", "stop", "requeue")
+FLAGS = tuple(entry.name for entry in fields(Word) if entry.type == "bool")
 
 
 class Agreement:
@@ -45,9 +57,9 @@ class Agreement:
         """Begins the exchange of this step's word and returns what was agreed on the one before."""
         agreed = self.finish()
         empty = (0,) * self._stages
-        values = [word.walltime, word.terminated, word.interrupted, word.minutes, word.bad_steps]
+        flags = [int(getattr(word, name)) for name in FLAGS]
         tensor = torch.tensor(
-            [*map(int, values), *(word.allocated_bytes or empty), *(word.reserved_bytes or empty)], dtype=torch.int64
+            [*flags, *(word.allocated_bytes or empty), *(word.reserved_bytes or empty)], dtype=torch.int64
         )
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
@@ -62,6 +74,6 @@ class Agreement:
         self._pending = None
         work.wait()
         numbers = [int(number) for number in tensor.tolist()]
-        walltime, terminated, interrupted, minutes, bad_steps = (number > 0 for number in numbers[:5])
-        allocated, reserved = numbers[5 : 5 + self._stages], numbers[5 + self._stages :]
-        return Word(walltime, terminated, interrupted, minutes, bad_steps, tuple(allocated), tuple(reserved))
+        flags = {name: number > 0 for name, number in zip(FLAGS, numbers, strict=False)}
+        peaks = numbers[len(FLAGS) :]
+        return Word(**flags, allocated_bytes=tuple(peaks[: self._stages]), reserved_bytes=tuple(peaks[self._stages :]))

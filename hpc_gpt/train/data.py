@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -103,7 +102,7 @@ class DataStream:
 
     def _read(self, sample: Callable[[int], Sample], step: int, index: int) -> MicroBatch:
         numbers = micro_batch_numbers(step, index, self._dp_rank, self._dp, self._batch)
-        return _tensors(np.stack([sample(number) for number in numbers]), self._device)
+        return _tensors([sample(number) for number in numbers], self._device)
 
 
 class StreamedShards:
@@ -190,7 +189,7 @@ class StreamedShards:
         ]
         own = {number for micro_batch in numbers for number in micro_batch}
         rows = evaluation_samples(self._shards, self._resolved, batches * batch.global_batch, own)
-        return [_tensors(np.stack([rows[number] for number in own]), self._device) for own in numbers]
+        return [_tensors([rows[number] for number in own], self._device) for own in numbers]
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
@@ -200,12 +199,17 @@ def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "read-ahead")
 
 
-def _tensors(rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
-    """(tokens, targets) of samples [micro_batch, seq + 1]; in pinned memory where they are to go to a GPU."""
-    samples = torch.from_numpy(rows)
-    # Copies, not views: both leave the step in one piece, and a pinned tensor is contiguous.
-    tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
-    return (tokens.pin_memory(), targets.pin_memory()) if device.type == "cuda" else (tokens, targets)
+def _tensors(samples: Sequence[NDArray[Any]], device: torch.device) -> MicroBatch:
+    """(tokens, targets) of samples of [seq + 1] integers; in pinned memory where they are to go to a GPU.
+
+    Each token is read once for each of the two, and written where it stays: in one piece, as a pinned tensor is.
+    """
+    pin = device.type == "cuda"
+    shape = len(samples), len(samples[0]) - 1
+    tokens, targets = (torch.empty(shape, dtype=torch.int64, pin_memory=pin) for _ in range(2))
+    for sample, own, following in zip(samples, tokens.numpy(), targets.numpy(), strict=True):
+        own[:], following[:] = sample[:-1], sample[1:]
+    return tokens, targets
 
 
 def _to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:

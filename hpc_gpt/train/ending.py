@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_gpt.engines import can_resume
 from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.train.room import release
 from hpc_gpt.train.signals import Signals
 
 
@@ -20,14 +22,21 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """0 for every orderly end; a training that ran off is none."""
-        return 1 if self.ended == "nan" else 0
+        """0 for every orderly end; a training that ran off, or whose disk refused to save it, is none."""
+        return 1 if self.ended in ("nan", "disk_full", "error") else 0
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether the attempt may tidy up: nobody waits for its job, is about to kill it, or pays for it in vain."""
+        return not self.requeue and self.ended not in ("cancelled", "budget")
 
 
 # What the signals and the clock ask for; a SIGTERM is a preemption or a cancel.
 INTERRUPTED = End("stopped", "Ctrl-C")
 PREEMPTED = End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
 CANCELLED = End("cancelled", "SIGTERM")
+STOPPED = End("stopped", "hpc-gpt stop")
+REQUEUED = End("requeued", "hpc-gpt requeue", requeue=True)
 WALLTIME = End("walltime", "SIGUSR2: the time limit is near", requeue=True)
 
 
@@ -36,11 +45,29 @@ def minutes_over(minutes: float | None) -> End:
     return End("done", f"train.minutes = {minutes:g} are over")
 
 
+def budget_over(max_gpu_hours: float | None) -> End:
+    """The end of an attempt whose run would otherwise take more than its job.max_gpu_hours."""
+    return End("budget", f"job.max_gpu_hours = {max_gpu_hours:g} are used up" if max_gpu_hours else "no time left")
+
+
+def budget_end(environment: Mapping[str, str], lead_s: int | None) -> float | None:
+    """Epoch seconds at which an attempt must begin to save, so that it is gone when the run's budget is spent.
+
+    HPC_GPT_STOP_AT, which the job's script exports, is when that is; saving takes no more than the lead of the signal.
+    None where there is no budget.
+    """
+    try:
+        return float(environment["HPC_GPT_STOP_AT"]) - (lead_s or 0)
+    except (KeyError, ValueError):
+        return None
+
+
 def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     """Rank 0's last word: ended.json, the mark that sends the job back to the queue, and a line in the log."""
     resolved = run.resolved()
-    wanted = end.requeue and resolved.cluster.requeue and can_resume(resolved.engine)
+    wanted = end.requeue and resolved.cluster.chain != "none" and can_resume(resolved.engine)
     requeue = wanted and not is_cancelled(run, attempt)
+    release(attempt)
     if requeue:
         attempt.requeue.touch()
     attempt.write_ended(end.ended, end.cause, step, requeue)

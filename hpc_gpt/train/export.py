@@ -23,7 +23,8 @@ from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.requirements import check_package
 from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.train.checkpoints.checkpoint import Alone, Checkpoints
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
+from hpc_gpt.train.checkpoints.peers import Alone
 from hpc_gpt.train.engines.protocol import MODULES
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
 

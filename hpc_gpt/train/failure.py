@@ -24,6 +24,8 @@ _LOST_PEER = re.compile(
 # A rank that never met the others lost none.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
 _PATIENCE_S = 10.0
+# Room in an attempt's folder that is held back for its last word; `room` says more.
+RESERVE = ".reserve"
 
 
 def classify(error: BaseException) -> tuple[str, int]:
@@ -94,6 +96,7 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
             # Half a checkpoint is of no use, and its room lets the attempt say how it ended.
             for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
                 shutil.rmtree(aside, ignore_errors=True)
+            (attempt.folder / RESERVE).unlink(missing_ok=True)
         try:
             attempt.write_ended(ended, cause, step)
         except RunFolderError:

@@ -13,7 +13,8 @@ import time
 
 from hpc_gpt.megatron_line import IterationLine, read_iteration
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, append_line
+from hpc_gpt.run_folder import Attempt
+from hpc_gpt.small_files import append_line
 from hpc_gpt.train.failure import classify, is_lost_peer
 
 _KEPT_LINES = 200
@@ -86,6 +87,12 @@ class ForeignLog:
             "save_s": None,
             "time": round(time.time(), 3),
         }
+
+    def stacks(self) -> str:
+        """What the program's own faulthandler wrote last; empty where it did not."""
+        kept = list(self._kept)
+        begins = [number for number, line in enumerate(kept) if line.startswith("Fatal Python error")]
+        return "\n".join(kept[begins[-1] :]) + "\n" if begins else ""
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         """(class of the end, the cause in words, whether it was another rank that failed) of an exit code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,26 @@ from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
-from hpc_gpt.train.ending import CANCELLED, INTERRUPTED, PREEMPTED, WALLTIME, End, minutes_over
+from hpc_gpt.train.device_probe import DeviceProbe
+from hpc_gpt.train.ending import (
+    CANCELLED,
+    INTERRUPTED,
+    PREEMPTED,
+    REQUEUED,
+    STOPPED,
+    WALLTIME,
+    End,
+    budget_end,
+    budget_over,
+    minutes_over,
+)
 from hpc_gpt.train.engines.protocol import Engine
+from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, Heartbeat
+from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.saver import Saver
 from hpc_gpt.train.signals import Signals
 
 # Steps of an attempt that compile, allocate and choose kernels.
@@ -44,23 +60,31 @@ class Loop:
         signals: Signals,
         is_preemption: Callable[[], bool],
         watch: GpuWatch,
+        inbox: Inbox | None = None,
+        heart: Heartbeat | None = None,
     ) -> None:
         self.step = progress.step
         self._train = resolved.train
+        self._job = resolved.job
+        self._budget_end = budget_end(os.environ, resolved.job.signal_lead_s)
         self._batch = resolved.batch
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
         self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._speaks)
         self._stream.restore(progress.positions)
-        self._checkpoints = checkpoints
         self._metrics = Metrics(metrics, resolved, engine.device)
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
         self._stages = resolved.layout.pp
         self._signals = signals
         self._is_preemption = is_preemption
         self._watch = watch
-        self._saved_step = progress.step
+        self._inbox = inbox or Inbox(None)
+        self._heart = heart or Heartbeat(0, 0)
+        self._probe = DeviceProbe(engine.device)
+        self._saver = Saver(
+            checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
+        )
         self._peaks: tuple[int, int] = 0, 0
         # Counts over all attempts, evaluations and saves included.
         self._began = time.monotonic() - progress.train_s
@@ -68,25 +92,33 @@ class Loop:
     def run(self) -> End:
         train, metrics = self._train, self._metrics
         warm = self.step + _WARM_UP
+        if self._ranks.is_first:
+            metrics.recall(self.step)
         metrics.begin_clock()
         while self.step < train.steps:
+            self._heart.enter(TRAINING)
             result = self._engine.train_step(self._stream.step(self.step))
             step = self.step = self.step + 1
+            self._heart.stepped(step)
             metrics.add(step, result)
             agreed = self._agreement.exchange(self._word(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
+            if self._saver.is_saving and not agreed.writing:
+                # It is completed, and old ones are removed: the file system's time, not a step's.
+                self._heart.enter(SAVING)
+            self._saver.hear(agreed.writing)
             if step == warm:
                 self._watch.begin()
             last = step == train.steps
             if train.eval_every and (step % train.eval_every == 0 or last):
                 self._evaluate()
-            if agreed.asks_to_stop() and not (last and not agreed.bad_steps):
+            if self._saver.gave_up or (agreed.asks_to_stop() and not (last and not agreed.bad_steps)):
                 return self._stop(agreed)
             if last:
                 break
-            saves = train.save_every and step % train.save_every == 0
+            saves = agreed.save or (train.save_every and step % train.save_every == 0)
             if saves:
-                self._save()
+                self._save(asked=agreed.save)
             if step % train.log_every == 0:
                 self._log()
             elif saves:
@@ -108,12 +140,19 @@ class Loop:
             memory.append(tuple(own))
         bad = self._train.max_bad_steps
         signals, minutes = self._signals, self._train.minutes
+        asked = self._inbox.look() if self._ranks.is_first else frozenset()
         return Word(
             walltime=signals.walltime,
             terminated=signals.terminated,
             interrupted=signals.interrupted,
             minutes=self._ranks.is_first and minutes is not None and self._train_s() >= 60 * minutes,
             bad_steps=self._ranks.is_first and 0 < bad <= self._metrics.bad_in_row,
+            budget=self._ranks.is_first and self._budget_end is not None and time.time() >= self._budget_end,
+            target=self._ranks.is_first and self._metrics.target.words is not None,
+            stop="stop" in asked,
+            requeue="requeue" in asked,
+            save="save" in asked,
+            writing=self._saver.busy,
             allocated_bytes=memory[0],
             reserved_bytes=memory[1],
         )
@@ -124,16 +163,25 @@ class Loop:
             return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
         if agreed.interrupted:
             return INTERRUPTED
+        if agreed.stop:
+            return STOPPED
         if agreed.terminated:
             if self._ranks.share(self._ranks.is_first and self._is_preemption()):
                 return PREEMPTED
             return CANCELLED
+        if agreed.target:
+            return End("done", self._metrics.target.words)
+        if agreed.budget:
+            return budget_over(self._job.max_gpu_hours)
+        if agreed.requeue:
+            return REQUEUED
         if agreed.walltime:
             return WALLTIME
         return minutes_over(self._train.minutes)
 
     def _evaluate(self) -> None:
         train = self._train
+        self._heart.enter(EVALUATING, as_steps=train.eval_batches)
         loss = self._engine.evaluate(
             self._stream.evaluation(train.eval_batches), train.eval_batches * self._batch.micro_batches
         )
@@ -142,6 +190,8 @@ class Loop:
 
     def _log(self) -> None:
         """Rank 0 fetches, writes and prints the figures since the last time; the others keep none."""
+        self._probe.measure()
+        self._heart.probe_s = self._probe.probe_s
         if self._ranks.is_first:
             self._metrics.fetch()
             print(self._metrics.log_line(), flush=True)
@@ -149,39 +199,42 @@ class Loop:
         else:
             self._metrics.forget()
 
-    def _save(self) -> bool:
-        """Saves, unless the weights are not finite; says whether they are saved."""
-        step = self.step
-        if self._ranks.is_first:
-            self._metrics.fetch()
-            self._metrics.write(hold_last=True)
-        poisoned, train_s = self._ranks.share((self._metrics.poisoned, self._train_s()))
-        if poisoned:
-            self._say(f"not saved after step {step}: loss or gradient are not finite")
-            return False
-        if step > self._saved_step:
-            progress = Progress(step, train_s, self._identity, self._position())
-            save_s = self._checkpoints.save(self._engine, progress)
-            self._saved_step = step
-            self._metrics.add_save(save_s)
-            self._say(f"saved after step {step} in {save_s:.2f} s")
-        self._metrics.begin_clock()
-        return True
+    def _save(self, asked: bool = False, wait: bool = False) -> bool:
+        """Begins a save, or does all of it; False where the weights are not finite."""
+        self._heart.enter(SAVING)
+
+        def progress(train_s: float) -> Progress:
+            return Progress(self.step, train_s, self._identity, self._position())
+
+        return self._saver.save(self.step, self._train_s(), progress, asked, wait)
+
+    def _save_last(self) -> bool:
+        """The save of an attempt's end, or what stands for it; False where the weights are not finite."""
+        if self._train.save_last:
+            return self._save(wait=True)
+        self._heart.enter(SAVING)
+        return self._saver.leave_out(self.step)
 
     def _stop(self, agreed: Word | None) -> End:
         """The last save, fetch and line of an attempt; the end as it turned out. None: all steps are done."""
         self._agreement.finish()
+        saver = self._saver
         # Saved before anybody is asked: Slurm may take 15 s of the few that it leaves after a SIGTERM.
-        saved = not (agreed and agreed.bad_steps) and self._save()
-        end = self._end(agreed) if agreed else End("done")
+        sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last())
+        self._heart.enter(LEAVING)
+        end = saver.gave_up or (self._end(agreed) if agreed else End("done"))
         if self._ranks.is_first:
             self._metrics.fetch()
             if self._metrics.has_lines():
                 print(self._metrics.log_line(), flush=True)
             self._metrics.write()
-        if not saved and end.ended == "done":
+        if saver.gave_up or saver.saved_step == self.step:
+            return end
+        if not sound and end.ended == "done":
             return End("nan", "the last loss or gradient is not finite")
-        return end
+        if not self._train.save_last:
+            return saver.left_out(end)
+        return saver.unsaved(end) if sound else end
 
     @property
     def skipped_shards(self) -> dict[int, int]:

@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.run_folder import Attempt, write_once
+from hpc_gpt.run_folder import Attempt
+from hpc_gpt.small_files import write_once
 from hpc_gpt.train.engines.compilation import compile_seconds
+from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.room import when_there_is_room
 
 _EVERY_S = 1.0
 
@@ -92,21 +95,33 @@ def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
 
 
 def write_measured(
-    attempt: Attempt, ranks: Ranks, watch: GpuWatch, device: torch.device, skipped_shards: dict[int, int]
+    attempt: Attempt,
+    ranks: Ranks,
+    watch: GpuWatch,
+    device: torch.device,
+    skipped_shards: dict[int, int],
+    rate: MatmulRate,
 ) -> None:
-    """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank."""
+    """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank.
+
+    Of the devices' own rates the slowest rank's is written: the others wait for it in every step.
+    """
     retries: int | None = None
     if device.type == "cuda":
         retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
-    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards))
+    gathered = ranks.gather((watch.end(), compile_seconds(), retries, skipped_shards, rate.before, rate.after))
     if not ranks.is_first:
         return
-    samples, compiled, retried, skipped = zip(*gathered, strict=True)
+    samples, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
     measured: dict[str, Any] = {
         **summarise(samples),
         # Ranks compile side by side: the slowest is what the run has waited for.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
         "skipped_shards": sum(count for own in skipped for count in own.values()),
+        "matmul_tflops_before": min(before) if None not in before else None,
+        "matmul_tflops_after": min(after) if None not in after else None,
+        "matmul": rate.product,
     }
-    write_once(attempt.folder / "measured.json", json.dumps(measured) + "\n")
+    path = attempt.folder / "measured.json"
+    when_there_is_room(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)

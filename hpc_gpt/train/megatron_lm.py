@@ -25,19 +25,26 @@ from hpc_gpt.megatron_checkout import PROGRAM, check_options, check_program, che
 from hpc_gpt.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.provenance import git_state, list_gpus
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder, read_json, write_once
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tokens.run_data import data_path, ensure_data
 from hpc_gpt.train.ending import (
     CANCELLED,
     INTERRUPTED,
     PREEMPTED,
+    REQUEUED,
+    STOPPED,
     WALLTIME,
     End,
+    budget_end,
+    budget_over,
     is_preemption,
     minutes_over,
     write_end,
 )
 from hpc_gpt.train.foreign_log import ForeignLog
+from hpc_gpt.train.foreign_watch import ForeignWatch
+from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.run_completion import complete_run
 from hpc_gpt.train.signals import Signals
 
@@ -80,6 +87,7 @@ class MegatronRank:
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: _Stop | None = None
         self._looked = 0.0
+        self._inbox = Inbox(attempt)
 
     @property
     def step(self) -> int:
@@ -110,7 +118,9 @@ class MegatronRank:
             stderr=subprocess.STDOUT,
         )
         log.follow(self._process)
-        code = self._wait(log)
+        watch = ForeignWatch(self._attempt, resolved, self._process, log)
+        watch.start(self._place.rank, self._place.size, resumed)
+        code = self._wait(log, watch)
         if code and not (self._stop is not None and _may_be_told(code, log)):
             return self._report_failure(code, log)
         end = self._end(code)
@@ -124,14 +134,17 @@ class MegatronRank:
             self._process.kill()
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
-    def _wait(self, log: ForeignLog) -> int:
+    def _wait(self, log: ForeignLog, watch: ForeignWatch) -> int:
         """The program's exit code, once it has one; asks it to stop when this rank, or another, has been asked."""
         assert self._process is not None
         while (code := self._process.poll()) is None:
             if self._stop is None and (stop := self._asked()):
                 self._stop = stop
                 self._process.send_signal(signal.SIGTERM if stop.save else signal.SIGKILL)
+                watch.leaving()
+            watch.look()
             time.sleep(_TURN_S)
+        watch.leaving()
         log.finish()
         # Another rank's Megatron may have had its signal, and all have left, before this process heard of it.
         early = _may_be_told(code, log) if code else self.step < self._resolved.train.steps
@@ -159,14 +172,22 @@ class MegatronRank:
 
     def _reason(self) -> str | None:
         signals, minutes = self._signals, self._resolved.train.minutes
+        asked = self._inbox.look() if self._place.rank == 0 else frozenset()
         if signals.interrupted:
             return "interrupted"
+        if "stop" in asked:
+            return "stop"
         if signals.terminated:
             return "terminated"
         if signals.walltime:
             return "walltime"
+        if "requeue" in asked:
+            return "requeue"
         if self._place.rank == 0 and minutes is not None and self._train_s() >= 60 * minutes:
             return "minutes"
+        end_s = budget_end(os.environ, self._resolved.job.signal_lead_s) if self._place.rank == 0 else None
+        if end_s is not None and time.time() >= end_s:
+            return "budget"
         return None
 
     def _train_s(self) -> float:
@@ -183,10 +204,13 @@ class MegatronRank:
         if self._stop is None:
             step, steps = self.step, self._resolved.train.steps
             return End("done") if step >= steps else End("error", f"{PROGRAM} ended at iteration {step} of {steps}")
-        end = {"interrupted": INTERRUPTED, "walltime": WALLTIME}.get(self._stop.reason)
+        ends = {"interrupted": INTERRUPTED, "stop": STOPPED, "walltime": WALLTIME, "requeue": REQUEUED}
+        end = ends.get(self._stop.reason)
         if self._stop.reason == "terminated":
             asks = self._place.rank == 0 and is_preemption(self._run, self._attempt, self._signals)
             end = PREEMPTED if asks else CANCELLED
+        if self._stop.reason == "budget":
+            end = budget_over(self._resolved.job.max_gpu_hours)
         end = end or minutes_over(self._resolved.train.minutes)
         if not self._stop.save or code:
             how = "before its first iteration" if not self._stop.save else f"with exit code {code}"
@@ -223,6 +247,8 @@ class MegatronRank:
         place = self._place
         known = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
         environment = {**os.environ, **{name: str(number) for name, number in known.items()}}
+        # Where it hangs it is ended by SIGABRT, and says where its threads stood.
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
         # Megatron asks for it where communication is to overlap: kernels in the order they were launched.
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

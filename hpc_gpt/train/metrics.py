@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.errors import RunFolderError
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.checkpoints.save import Refusal
 from hpc_gpt.train.engines.protocol import StepResult
+from hpc_gpt.train.kept_lines import KeptLines
+from hpc_gpt.train.target_loss import TargetLoss
 
 _GIB = 2.0**30
 Moment = float | torch.cuda.Event
@@ -75,6 +77,7 @@ class Metrics:
     def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
         self.bad_in_row = 0
         self.poisoned = False
+        self.target = TargetLoss(resolved.train)
         self.memory: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._path = path
         self._steps = resolved.train.steps
@@ -83,7 +86,16 @@ class Metrics:
         self._kept: list[_Step] = []
         self._coming: _Copy | None = None
         self._lines: list[dict[str, Any]] = []
+        self._last: dict[str, Any] = {}
+        self._save_s: float | None = None
+        self._file = KeptLines(path)
+        # Why lines that should be in the file are not.
+        self.refusal = Refusal()
         self._began: Moment | None = None
+
+    def recall(self, step: int) -> None:
+        """Takes up what the attempts before this one say of the steps up to `step`, which it goes on from."""
+        self.target.recall(self._path, step)
 
     def begin_clock(self) -> None:
         """The next step begins now: at the start, and after an evaluation or a save."""
@@ -101,9 +113,11 @@ class Metrics:
         self._kept[-1].loss_eval = loss
 
     def add_save(self, save_s: float) -> None:
-        """The save after the last step; its line was held back for it."""
+        """The seconds of a save that is over, for the last line; where that is written already, for the next."""
         if self._lines:
             self._lines[-1]["save_s"] = round(save_s, 4)
+        else:
+            self._save_s = round(save_s, 4)
 
     def fetch(self) -> None:
         """Brings the figures kept since the last time from the device, all in one copy; waits for it.
@@ -133,24 +147,25 @@ class Metrics:
             return
         for kept, (loss, grad_norm, skipped, loss_eval) in zip(self._coming.steps, self._coming.numbers(), strict=True):
             self._judge(loss, grad_norm, bool(skipped))
+            self.target.add(kept.step, loss, None if kept.loss_eval is None else loss_eval)
             step_s = _seconds(kept.began, kept.ended)
-            self._lines.append(
-                {
-                    "step": kept.step,
-                    "loss": loss,
-                    "loss_eval": None if kept.loss_eval is None else loss_eval,
-                    "grad_norm": grad_norm,
-                    "lr": kept.result.lr,
-                    "step_s": round(step_s, 6),
-                    "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
-                    "tokens": self._tokens,
-                    "skipped": bool(skipped),
-                    "memory_allocated_gib": self._gib(self.memory[0]),
-                    "memory_reserved_gib": self._gib(self.memory[1]),
-                    "save_s": None,
-                    "time": round(kept.time, 3),
-                }
-            )
+            self._last = {
+                "step": kept.step,
+                "loss": loss,
+                "loss_eval": None if kept.loss_eval is None else loss_eval,
+                "grad_norm": grad_norm,
+                "lr": kept.result.lr,
+                "step_s": round(step_s, 6),
+                "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
+                "tokens": self._tokens,
+                "skipped": bool(skipped),
+                "memory_allocated_gib": self._gib(self.memory[0]),
+                "memory_reserved_gib": self._gib(self.memory[1]),
+                "save_s": self._save_s,
+                "time": round(kept.time, 3),
+            }
+            self._save_s = None
+            self._lines.append(self._last)
         self._coming = None
 
     def forget(self) -> None:
@@ -163,24 +178,21 @@ class Metrics:
     def write(self, hold_last: bool = False) -> None:
         """Appends the fetched lines to metrics.jsonl in one write; holds the last one back for a save's time.
 
-        Raises RunFolderError where the disk refuses.
+        On a full disk they wait for the next time, and `refusal` says so. Raises RunFolderError where the disk refuses
+        for another reason.
         """
         ready = self._lines[:-1] if hold_last else self._lines
         self._lines = self._lines[len(ready) :]
-        if not ready:
-            return
-        text = "".join(json.dumps(line) + "\n" for line in ready)
-        try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as fault:
-            raise RunFolderError(
-                f"cannot write {self._path}: {fault.strerror}", "is the disk full or read-only?"
-            ) from fault
+        before, self.refusal = self.refusal, self._file.append([json.dumps(line) + "\n" for line in ready])
+        if self.refusal and not before:
+            print(f"{self._path.name} waits for room on the disk: {self.refusal.words}", flush=True)
+        elif before and not self.refusal:
+            lost = f", but for the {self._file.lost} oldest lines" if self._file.lost else ""
+            print(f"{self._path.name} is written again{lost}", flush=True)
 
     def log_line(self) -> str:
         """One line on the last fetched step, to be found with grep."""
-        line = self._lines[-1]
+        line = self._last
         words = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
         if line["loss_eval"] is not None:
             words.append(f"loss_eval {line['loss_eval']:.4f}")

@@ -6,10 +6,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, write_once
+from hpc_gpt.run_folder import Attempt
+from hpc_gpt.small_files import write_once
 
 T = TypeVar("T")
 _MEETING_S = 900
@@ -79,8 +80,14 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
 class Ranks:
     """The ranks of a run, met: the process group of the device, and a gloo group beside it for words between hosts."""
 
-    def __init__(self, identity: RankIdentity, device: torch.device, attempt: Attempt) -> None:
-        """Meets the other ranks; blocks until all are there, 15 minutes at most."""
+    def __init__(
+        self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float | None = None
+    ) -> None:
+        """Meets the other ranks; blocks until all are there, 15 minutes at most.
+
+        `patience_s` is how long words between hosts may wait for the slowest, as for one that saves; torch's own half
+        hour where it is None.
+        """
         self.rank = identity.rank
         self.size = identity.size
         self.is_first = identity.rank == 0
@@ -90,7 +97,9 @@ class Ranks:
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "nccl", store=self._store, rank=self.rank, world_size=self.size
         )
-        self.control = dist.new_group(backend="gloo")
+        self.control = dist.new_group(
+            backend="gloo", timeout=None if patience_s is None else timedelta(seconds=patience_s)
+        )
         # Opened now: where rank 0 has died, a new connection would be tried for half a minute.
         self._failures = _client()
         self._leaving = False
@@ -107,6 +116,18 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on rank 0; nothing on the others. For what grows with the ranks."""
+        values: list[Any] = [None] * self.size if self.is_first else []
+        dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
+        return values
+
+    def deal(self, values: Sequence[T]) -> T:
+        """This rank's of rank 0's values, of which it has one for each rank."""
+        own: list[T | None] = [None]
+        dist.scatter_object_list(own, list(values) if self.is_first else None, src=0, group=self.control)
+        return cast(T, own[0])
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)

@@ -8,7 +8,8 @@ from hpc_gpt.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.experiment_text import experiment_text
 from hpc_gpt.provenance import collect
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder, write_once
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.small_files import write_once
 
 
 def complete_run(run: RunFolder, resolved: Resolved) -> None:

@@ -5,25 +5,39 @@ from __future__ import annotations
 import json
 import os
 import platform
+import threading
 
 import torch
 
 from hpc_gpt.errors import CheckpointError, DataError, LayoutError
 from hpc_gpt.lineage import find_ancestors
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder, write_once
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import write_once
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shards import ShardSet
-from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
+from hpc_gpt.train.checkpoints.retention import Retention
 from hpc_gpt.train.ending import is_preemption, write_end
 from hpc_gpt.train.engines.attention import attention_used
 from hpc_gpt.train.engines.protocol import Engine, build_engine
+from hpc_gpt.train.flight_recorder import read_records, write_record
+from hpc_gpt.train.heartbeat import STARTING, Heartbeat
+from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.measurements import GpuWatch, write_measured
-from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device
+from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
+from hpc_gpt.train.room import reserve, when_there_is_room
 from hpc_gpt.train.run_completion import complete_run
 from hpc_gpt.train.signals import Signals
+from hpc_gpt.train.watchdog import Watchdog
+
+# For the last words of a rank that leaves a hang.
+_LEAVE_S = 8.0
+# For the removal of checkpoints that need not stay, at an end that leaves time for it.
+_TIDY_S = 600.0
 
 
 class Trainer:
@@ -50,20 +64,36 @@ class Trainer:
                 f"{self._identity.size} ranks were started, but layout {resolved.layout} has {resolved.layout.gpus}",
                 "start one task for each GPU of the layout",
             )
+        self._heart = heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
+        self._watch_over(heart)
         device = choose_device(self._identity, resolved)
         _share_cores(device, resolved)
-        self.ranks = ranks = Ranks(self._identity, device, self._attempt)
+        self.ranks = ranks = Ranks(self._identity, device, self._attempt, heart.patience_s)
+        heart.enter(STARTING)
         if ranks.is_first:
-            complete_run(self._run, resolved)
+            reserve(self._attempt)
+            when_there_is_room(lambda: complete_run(self._run, resolved), "what a plain sbatch leaves out")
         samples = self._open_data(resolved, ranks)
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
             # 7 minutes of silence on two loaded cores look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
+        heart.enter(STARTING)
         engine = build_engine(resolved, device)
-        checkpoints = Checkpoints(self._run.checkpoints, ranks)
-        progress = self._resume(engine, ranks)
+        heart.enter(STARTING)
+        checkpoints = Checkpoints(
+            self._run.checkpoints,
+            ranks,
+            background_of(resolved),
+            Retention(resolved.train.keep_last, resolved.train.keep_every),
+        )
+        progress = self._resume(engine, ranks, checkpoints)
+        if ranks.is_first:
+            # An attempt that had to leave in a hurry has left that to this one.
+            checkpoints.retain()
         if ranks.is_first:
             self._say_start(resolved, device, progress, samples)
+        rate = MatmulRate(resolved, device)
+        rate.measure_before()
         watch = GpuWatch(device)
         self._loop = Loop(
             resolved,
@@ -76,18 +106,31 @@ class Trainer:
             self._signals,
             lambda: is_preemption(self._run, self._attempt, self._signals),
             watch,
+            Inbox(self._attempt),
+            heart,
         )
         end = self._loop.run()
-        if ranks.is_first:
+        # Who waits for the end reads the rest at once, unless time is short.
+        hurry = end.ended != "done"
+        if hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
-        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards)
+        watch.end()
+        rate.measure_after()
+        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards, rate)
+        if not hurry and ranks.is_first:
+            write_end(self._run, self._attempt, end, self.step)
+        if ranks.is_first and end.leaves_time and not self._signals.terminated:
+            checkpoints.retain()
+            # The others wait for this rank to leave.
+            checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
         return end.exit_code
 
-    def _resume(self, engine: Engine, ranks: Ranks) -> Progress:
+    def _resume(self, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Goes on from this run's newest sound checkpoint, else from that of the nearest run it goes on from."""
         runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
-            progress = Checkpoints(run.checkpoints, ranks).resume(engine)
+            is_own = run.path == self._run.path
+            progress = (own if is_own else Checkpoints(run.checkpoints, ranks)).resume(engine, own=is_own)
             if progress.step:
                 return progress
         if len(runs) > 1:
@@ -96,6 +139,29 @@ class Trainer:
                 "submit a new run, rather than train anew in this one",
             )
         return Progress()
+
+    def _watch_over(self, heart: Heartbeat) -> None:
+        identity = self._identity
+        Watchdog(
+            self._attempt,
+            identity.rank,
+            identity.size,
+            heart,
+            self._leave_hanging,
+            lambda: write_record(self._attempt, identity.rank),
+            lambda: read_records(self._attempt),
+        ).start()
+
+    def _leave_hanging(self, words: str) -> None:
+        """Ends this rank from the watchdog's thread: nothing here may wait for what hangs."""
+        # A main thread that stands in print holds what a flush needs.
+        threading.Timer(_LEAVE_S, os._exit, (1,)).start()
+        print(words, flush=True)
+        if self.ranks is not None:
+            told = threading.Thread(target=self.ranks.announce_failure, args=(1,), daemon=True)
+            told.start()
+            told.join(_LEAVE_S / 2)
+        leave(1)
 
     def quit(self) -> None:
         """Says that the attempt ends here and now, unsaved."""
@@ -129,7 +195,8 @@ class Trainer:
             "data": samples.identity,
             "attention_used": attention,
         }
-        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        note = self._attempt.folder / "trainer.json"
+        when_there_is_room(lambda: write_once(note, json.dumps(start) + "\n"), note.name)
         print(
             f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, {resolved.model.params:,} parameters, "
             f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens, "

@@ -31,7 +31,7 @@ def offered(*words: str) -> list[str]:
 
 
 def test_verbs_and_options():
-    assert offered("re") == ["render", "report"]
+    assert offered("re") == ["render", "rehearse", "requeue", "report"]
     assert "--pipeline-model-parallel-size" in offered("submit", "--pi")
 
 
@@ -49,7 +49,7 @@ def test_experiments_of_this_place(tmp_path, monkeypatch):
 
 
 def test_what_report_takes(made_run):
-    assert offered("report", "memory") == ["memory", "memory-ladder"]
+    assert offered("report", "memory") == ["memory", "memory-ladder", "memory-techniques"]
     assert offered("report", made_run.run_id[:6]) == [made_run.run_id[:6], made_run.run_id]
     assert "demo" not in offered("report", "")
 

@@ -56,11 +56,11 @@ MARKS = "\n".join((*TREE, "between", *VERBS))
 
 
 def test_only_the_parts_between_the_marks_are_written():
-    page = document(f"above\n{MARKS}\nbelow\n".replace(TREE[1], f"old\n{TREE[1]}"))
+    page = document(f"above\n{MARKS}\nbelow\n".replace(TREE[1], f"stale line\n{TREE[1]}"))
     assert page.startswith(f"above\n{TREE[0]}\n")
     assert f"{TREE[1]}\nbetween\n{VERBS[0]}" in page
     assert page.endswith(f"\n{VERBS[1]}\nbelow\n")
-    assert "old\n" not in page
+    assert "stale line\n" not in page
     assert document(page) == page
 
 

@@ -78,7 +78,8 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
         (("render", "TABLE", "-o", "x"), "--sweep makes a script for each row", "--sweep"),
         (("render", "demo", "--sweep", "-o", "x"), "demo is no sweep", "--sweep out"),
         (("render", "TABLE", "--sweep", "--row", "two", "-o", "x"), "--row asks for one row", "one of the two"),
-        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel is for the arrays", "add --sweep"),
+        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel is for --sweep", "add --sweep"),
+        (("submit", "TABLE", "--skip-unfit"), "--skip-unfit is for --sweep", "add --sweep"),
         (("submit", "TABLE", "--sweep", "--resume", "x"), "--resume", ""),
     ],
 )
@@ -100,6 +101,19 @@ def test_the_faults_of_every_row_come_at_once_and_nothing_is_written(table):
     assert message.startswith("rows 'bad', 'two', 'good': ")
     assert len(message.splitlines()) == 1
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+def test_rows_that_are_refused_are_left_out_where_that_is_asked_for(table, tmp_path):
+    table.write_text(TABLE + '"odd" = { layout.gpus = 3, layout.tp = 2 }\n')
+    message, hint = error_of(hpc_gpt("submit", table, "--sweep", "--cluster", "local"))
+    assert message.startswith("row 'odd': ")
+    assert "--skip-unfit submits the other 3" in hint
+    options = ("--sweep", "--skip-unfit", "--cluster", "local", "--dry-run")
+    done = hpc_gpt("submit", table, *options, environment=without_slurm(tmp_path))
+    assert (done.code, [line.split(": ")[1] for line in done.stdout.splitlines()]) == (0, ["bad", "two", "good"])
+    assert "\nnot odd: layout" in f"\n{done.stderr}"
+    message, _ = error_of(hpc_gpt("submit", table, "--sweep", "--skip-unfit", "--cluster", "local", "--tp", "3"))
+    assert all(repr(row) in message for row in ("bad", "two", "good"))
 
 
 def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):

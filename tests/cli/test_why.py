@@ -18,7 +18,7 @@ from tests.readers.causes.test_causes import OOM, TIME_LIMIT, WORLD, step, timeo
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",
-    "retry", "means", "to_do", "exclude", "attempts", "unread",
+    "retry", "means", "to_do", "exclude", "chain", "attempts", "unread",
 }  # fmt: skip
 
 

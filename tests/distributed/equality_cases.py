@@ -133,7 +133,9 @@ MUTATIONS = {
     Case(_DP2, Engine(name="deepspeed-zero", zero_stage=0)): ["the data-parallel mean"],
     Case(_DP2, Engine(name="deepspeed-zero", zero_stage=2)): ["the right gradient scale"],
     Case(_DP2, Engine(name="deepspeed-zero", zero_stage=3)): ["the padding's mask"],
-    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1)): ["the tensor-parallel marks"],
+    # The norm is DeepSpeed's own where the optimizer is not fused.
+    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1), optimizer_mode="foreach"): ["the tensor-parallel marks"],
+    Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1)): ["the owner of what is whole"],
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True)): ["the norms' gradient sum"],
     Case(_TP2, Engine(name="fsdp")): ["qkv's backward sum", "the norm's sum"],
     Case(_DP2, Engine(name="fsdp")): ["the mean of the sum", "the norm's sum", "the accumulation's divisor"],

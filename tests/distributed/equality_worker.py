@@ -29,6 +29,7 @@ from hpc_gpt.train.engines.protocol import MODULES, build_engine
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.mutation import mutate
+from tests.distributed.save_now import save_now
 
 _ALL_FAIL_S = 20.0  # ranks that fail of one cause do so at about the same time
 
@@ -95,7 +96,7 @@ def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Te
     if first:
         folder.mkdir()
     dist.barrier()
-    engine.save(folder)
+    save_now(engine, folder)
     dist.barrier()
     if not first:
         return {}

@@ -21,6 +21,7 @@ from hpc_gpt.layout import Layout
 from hpc_gpt.train.engines.hf_deepspeed import read_weights
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, micro_batches
+from tests.distributed.save_now import save_now
 from tests.distributed.zero_runs import STEPS, settings, train
 
 DP2 = Layout(1, 1, 2)
@@ -46,7 +47,7 @@ def run(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
     kept = new_folder(folder / name)
-    engine.save(kept)
+    save_now(engine, kept)
     dist.barrier()
     figures = {"steps": steps, "loss_eval": loss_eval, "parameters": engine.parameter_count(), "step": engine.step}
     return figures, dict(read_weights(kept, resolved))
@@ -58,7 +59,7 @@ def resume(folder: Path) -> dict[str, Any]:
     first = build_engine(resolved, torch.device("cpu"))
     train(first, resolved, range(3))
     kept = new_folder(folder / "resume")
-    first.save(kept)
+    save_now(first, kept)
     dist.barrier()
     unbroken = train(first, resolved, range(3, STEPS))
     second = build_engine(replace(resolved, train=replace(resolved.train, seed=2)), torch.device("cpu"))

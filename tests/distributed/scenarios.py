@@ -32,6 +32,7 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches, zero
+from tests.distributed.save_now import save_now
 
 Scenario = Callable[[Path], Any]
 
@@ -89,7 +90,7 @@ def resume(case: Case, folder: Path) -> dict[str, Any]:
     first = _build(resolved)
     _train(first, resolved, range(3))
     torch.manual_seed(17)
-    first.save(kept)
+    save_now(first, kept)
     drawn = torch.rand(3).tolist()
     unbroken = _train(first, resolved, range(3, 6))
     second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
@@ -183,7 +184,7 @@ def other_checkpoints(case: Case, folder: Path) -> dict[str, Any]:
         kept.mkdir()
     dist.barrier()
     engine = _build(resolved)
-    engine.save(kept)
+    save_now(engine, kept)
     dist.barrier()
     others = {
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),

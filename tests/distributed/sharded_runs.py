@@ -33,6 +33,7 @@ from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCA
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
+from tests.distributed.save_now import save_now
 
 STEPS = 6
 CLIP = 0.25  # below every step's norm
@@ -179,7 +180,7 @@ def train_all(resolved: Resolved, kept: Path) -> dict[str, Any]:
     figures = train(engine, resolved, range(STEPS))
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION)
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
-    engine.save(_make(kept))
+    save_now(engine, _make(kept))
     return {"figures": figures, "loss_eval": loss_eval, "step": engine.step, "parameters": engine.parameter_count()}
 
 
@@ -188,7 +189,7 @@ def resume(resolved: Resolved, kept: Path) -> dict[str, Any]:
     first = _build(resolved)
     train(first, resolved, range(3))
     torch.manual_seed(17)
-    first.save(_make(kept))
+    save_now(first, _make(kept))
     drawn = torch.rand(3).tolist()
     unbroken = train(first, resolved, range(3, STEPS))
     second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
@@ -273,7 +274,7 @@ def refuse(folder: Path) -> dict[str, str]:
     said = {}
     resolved = FSDP(DP1)
     engine = _build(resolved)
-    engine.save(_make(folder))
+    save_now(engine, _make(folder))
     others = {
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
         "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from hpc_gpt.train.checkpoints import sharded
 from hpc_gpt.train.engines.fsdp import read_weights
 from tests.distributed.sharded_runs import MOVED, TRAININGS, reference
 from tests.distributed.sharded_tests import (
@@ -77,13 +77,13 @@ def test_one_placement_mixed_up_is_another_model(found: Found, folder: Path) -> 
 def test_a_checkpoints_metadata_are_read_once_for_all_weights(
     found: Found, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, times = FileSystemReader.read_metadata, []
+    read, times = sharded.load_metadata, []
 
-    def counted(reader: FileSystemReader, *args: Any, **kwargs: Any) -> Any:
-        times.append(reader)
-        return read(reader, *args, **kwargs)
+    def counted(path: Path) -> Any:
+        times.append(path)
+        return read(path)
 
-    monkeypatch.setattr(FileSystemReader, "read_metadata", counted)
+    monkeypatch.setattr(sharded, "load_metadata", counted)
     weights = dict(read_weights(folder / "checkpoints" / "trained 4 fsdp tp", TRAININGS[4]["fsdp tp"]))
     assert weights.keys() == reference().weights.keys()
     assert len(times) == 1

@@ -32,6 +32,7 @@ from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
+from tests.distributed.save_now import save_now
 from tests.distributed.scenarios import fp16_on_cpu
 
 STEPS = 6
@@ -135,7 +136,7 @@ def resume(resolved: Resolved, folder: Path) -> dict[str, Any]:
     first = _build(resolved)
     train(first, resolved, range(SAVED))
     torch.manual_seed(17)
-    first.save(kept)
+    save_now(first, kept)
     drawn = torch.rand(3).tolist()
     unbroken = train(first, resolved, range(SAVED, STEPS))
     second = _build(replace(resolved, train=replace(resolved.train, seed=2)))
@@ -163,7 +164,7 @@ def leave(resolved: Resolved, shared: Path) -> None:
     kept = _new_folder(shared / name_of(resolved))
     engine = _build(resolved)
     train(engine, resolved, range(SAVED))
-    engine.save(kept)
+    save_now(engine, kept)
     dist.barrier()
     then = train(engine, resolved, range(SAVED, STEPS))
     if dist.get_rank() == 0:
@@ -195,7 +196,7 @@ def in_fp16(folder: Path) -> dict[str, Any]:
             figures += train(engine, resolved, range(step, step + 1))
             if hook is not None:
                 hook.remove()
-        engine.save(kept)
+        save_now(engine, kept)
         dist.barrier()
         then = train(engine, resolved, range(SAVED, STEPS))
         taken = deepspeed_zero.build(other, torch.device("cpu"))

@@ -19,7 +19,7 @@ from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sw
 
 
 def test_there_is_a_folder_for_each_seed_table():
-    assert set(list_experiments()) == {"demo", *COUNTS}
+    assert set(list_experiments()) == {"bench", "demo", "memory-techniques", *COUNTS}
     assert {name: len(sweep(name).rows) for name in COUNTS} == COUNTS
 
 
@@ -116,6 +116,21 @@ def test_the_memory_ladder_trains_on_the_seeds_10240_samples_in_every_rung():
     for row in sweep("memory-ladder").rows:
         run = settle("memory-ladder", row.name)
         assert run.train.steps * run.batch.global_batch == 10_240
+
+
+def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
+    """One GPU, seed-free, the shape and the batch of the base; but for the row of all of them one switch each."""
+    rows = sweep("memory-techniques").rows
+    base = settle("memory-techniques", "base")
+    assert (base.model.padded_vocab, base.model.seq, base.batch.global_batch * base.model.seq) == (50304, 1024, 16384)
+    assert [row.name for row in rows if row.seed or row.impossible] == []
+    for row in rows:
+        run = settle("memory-techniques", row.name)
+        assert (run.gpus, run.model, run.batch, run.train.dtype) == (1, base.model, base.batch, base.train.dtype)
+        own = {key: getattr(run.engine, key) for key in row.overrides.get("engine", {})}
+        assert own == row.overrides.get("engine", {}), row.name
+        if run.engine.name == base.engine.name and row.name not in ("base", "all-of-these"):
+            assert sum(len(table) for table in row.overrides.values()) == 1, row.name
 
 
 def test_seed_003s_parameters_are_of_another_block_than_ours():

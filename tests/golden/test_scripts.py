@@ -60,12 +60,23 @@ SCRIPTS = {
         environment={"NCCL_SOCKET_IFNAME": "ib0", "HF_HOME": "/scratch/hf"},
         node_suffix="-ib0",
         gpu_type="v100",
-        requeue=False,
+        chain="none",
     ),
     "megatron-lm-slurm": lambda: _render(
         "jean-zay-v100-32g", overrides=MEGATRON_LM, megatron_lm="/opt/it's/Megatron-LM", venv="/opt/venv"
     ),
     "megatron-lm-local": lambda: _render("local", overrides=MEGATRON_LM),
+    "singleton": lambda: _render(chain="singleton"),
+    "preflight-slurm": lambda: _render(
+        "h100-80g-8",
+        overrides={"layout.gpus": 16},
+        preflight=True,
+        spare_nodes=1,
+        node_suffix="-ib0",
+        srun=("--mpi=$(reboot)",),
+    ),
+    "preflight-apptainer": lambda: _render("h100-80g-8", container=APPTAINER, preflight=True),
+    "preflight-pyxis": lambda: _render("h100-80g-8", container=PYXIS, preflight=True),
     "hostile": _hostile,
     "array": lambda: array_script("the 'table'", [_render(overrides={"name": name}) for name in ("a", "b")]),
     **{

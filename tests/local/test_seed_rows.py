@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.report.seeds.lines import only_sweep, sweep_lines
-from hpc_gpt.run_folder import read_json_lines
+from hpc_gpt.small_files import read_json_lines
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import newest
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 from hpc_gpt.local.controller import RunController
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt, read_json
+from hpc_gpt.run_folder import Attempt
+from hpc_gpt.small_files import read_json
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until

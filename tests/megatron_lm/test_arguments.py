@@ -178,6 +178,10 @@ def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     for data in (Data(source="tokens", path="a.tokens"), Data(source="stream", path="a.jsonl")):
         with pytest.raises(ConfigError, match="Megatron-LM reads its own token files alone"):
             settle(data=data)
+    for key, value in (("save_last", False), ("matmul_rate", True)):
+        with pytest.raises(ConfigError, match=rf"train\.{key} is {str(value).lower()}, but Megatron-LM") as refused:
+            settle(train={key: value})
+        assert refused.value.hint == "leave it out"
     with pytest.raises(ConfigError, match=r"warmup_steps is 10 of 10 steps") as refused:
         settle(train={"steps": 10, "warmup_steps": 10})
     assert "9 or less" in refused.value.hint

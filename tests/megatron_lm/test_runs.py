@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.process import start_time
 from hpc_gpt.readers.own_runs.run import read_run
-from hpc_gpt.run_folder import RunFolder, read_json, read_json_lines
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import Done, error_of, hpc_gpt
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout
@@ -169,6 +171,63 @@ def test_how_it_failed_is_read_from_its_last_words(submit, words, state):
     status = ended(run)
     assert (status.state, status.cause) == (state, f"rank 1: RuntimeError: {words}")
     assert "Connection closed by peer" in run.attempts()[0].log.read_text(), "rank 0 failed too, and kept quiet"
+
+
+def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
+    long = ("--set", "train.hang_floor_s=3", "--set", "train.steps=100000")
+    assert submit(*long, STAND_IN_HANG="30", STAND_IN_STEP_S="0.2").code == 0
+    run = newest()
+    status = ended(run, 120)
+    assert status.state == "hang"
+    assert status.cause.startswith("no rank made a step for "), status.cause
+    assert "ranks 0, 1 wait in its program after step 28" in status.cause
+    [attempt] = run.attempts()
+    for rank, function in ((0, "in hear"), (1, "in main")):
+        path = attempt.stacks / f"{rank}.txt"
+        wait_until(path.exists)
+        stacks = path.read_text()
+        assert stacks.startswith("Fatal Python error: Aborted")
+        assert function in stacks
+
+
+def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
+    assert submit("--set", "train.hang_floor_s=3", "--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    [attempt] = run.attempts()
+    wrapper = read_json(attempt.ranks / "0.json")["pid"]
+    program = next(
+        pid for pid in children_of(wrapper) if b"pretrain_gpt.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(program, signal.SIGSTOP)
+    status = ended(run, 120)
+    assert status.state == "hang"
+    assert "rank 0 on" in status.cause
+    assert "at a process that is stopped" in status.cause
+    assert attempt.ended()["rank"] == 0
+    wait_until(lambda: start_time(program) is None)
+
+
+def children_of(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def test_stop_and_requeue_are_forwarded_and_a_save_is_refused(submit):
+    assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    assert "train.save_every" in hpc_gpt("save", run.run_id).stderr
+    assert 'chain = "none"' in hpc_gpt("requeue", run.run_id).stderr
+    done = hpc_gpt("stop", run.run_id, "--wait")
+    assert done.code == 0, done.stderr
+    assert "ended as stopped after step" in done.stdout
+    assert run.attempts()[0].ended()["cause"] == "hpc-gpt stop"
+    saved = int((run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").read_text())
+    assert saved >= run.attempts()[0].ended()["step"] - 1
 
 
 def test_an_argument_that_the_program_refuses_after_all(submit, checkout):

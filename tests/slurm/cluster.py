@@ -190,6 +190,8 @@ class Cluster:
             f"ClusterName={self.spec.name}",
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={self._ports['slurmctld']}",
+            # A job's rendezvous port follows from its id: two clusters at once on this machine must not meet there.
+            f"FirstJobId={1 + 37 * os.getpid() % 20000}",
             "SlurmUser=root",
             "AuthType=auth/munge",
             # cred_expire is also how long a requeued job must wait: 120 s by default.

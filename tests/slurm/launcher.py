@@ -78,6 +78,7 @@ class Launcher:
         own = {name: text for name, text in cluster.environment.items() if not name.startswith("HPC_GPT_")}
         self.environment = own | {
             "HPC_GPT_CONFIG": str(folder / "config"),
+            "HPC_GPT_STATE": str(folder / "state"),
             "HPC_GPT_LOGS": str(self.logs),
             "HPC_GPT_DATA": str(folder / "data"),
             "HPC_GPT_CLUSTER": "site",
@@ -205,7 +206,7 @@ class Job:
     def metrics(self, attempt: int) -> dict[int, float]:
         """Step -> loss of one attempt."""
         path = self.run.attempt(attempt).metrics
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text(errors="replace").split("\n") if path.exists() else []
         return {line["step"]: line["loss"] for line in map(json.loads, filter(_is_whole, lines))}
 
     def ranks(self) -> list[int]:

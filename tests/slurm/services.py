@@ -29,6 +29,8 @@ class Services:
         self.munge_socket = folder / "munge.socket"
         self.dbd_port: int | None = None
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._slurmdbd: subprocess.Popen[bytes] | None = None
+        self._dbd_environment: dict[str, str] = {}
         self._start_munge()
 
     def _start_munge(self) -> None:
@@ -45,7 +47,7 @@ class Services:
     def start_accounting(self) -> int:
         """Starts MariaDB and slurmdbd unless they run; gives slurmdbd's port."""
         if self.dbd_port is None:
-            self.dbd_port = self._start_slurmdbd(self._start_mariadb())
+            self.dbd_port = self._first_slurmdbd(self._start_mariadb())
         return self.dbd_port
 
     def _start_mariadb(self) -> Path:
@@ -76,7 +78,8 @@ class Services:
         wait_until("mariadbd", database_socket.exists, log, daemon)
         return database_socket
 
-    def _start_slurmdbd(self, database_socket: Path) -> int:
+    def _first_slurmdbd(self, database_socket: Path) -> int:
+        """Writes slurmdbd.conf and starts slurmdbd; gives its port."""
         log, conf = self.folder / "slurmdbd.log", self.folder / "slurmdbd.conf"
         with free_ports(1) as ports:
             conf.write_text(
@@ -87,15 +90,27 @@ class Services:
             )
             conf.chmod(0o600)
             # slurmdbd has no setting for the database's socket; the client library has this variable.
-            environment = {
+            self._dbd_environment = {
                 **daemon_environment(),
                 "MYSQL_UNIX_PORT": str(database_socket),
                 "SLURM_CONF": str(self.folder / "slurm.conf"),
             }
-            daemon = start_daemon(["slurmdbd", "-D"], log, environment)
-            self._daemons.append(daemon)
-            wait_until("slurmdbd", lambda: _listens(ports[0]), log, daemon)
+            self.start_slurmdbd(ports[0])
             return ports[0]
+
+    def start_slurmdbd(self, port: int | None = None) -> None:
+        """Starts slurmdbd, again after `stop_slurmdbd`; on the port of its configuration."""
+        listening, log = port or self.dbd_port, self.folder / "slurmdbd.log"
+        assert listening is not None
+        daemon = self._slurmdbd = start_daemon(["slurmdbd", "-D"], log, self._dbd_environment)
+        self._daemons.append(daemon)
+        wait_until("slurmdbd", lambda: _listens(listening), log, daemon)
+
+    def stop_slurmdbd(self) -> None:
+        """slurmdbd goes away; the database stays."""
+        assert self._slurmdbd is not None
+        self._daemons.remove(self._slurmdbd)
+        stop_daemon(self._slurmdbd)
 
     def stop(self) -> None:
         """Ends what was started, the last first."""

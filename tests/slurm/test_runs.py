@@ -183,17 +183,21 @@ def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
     assert launcher.state(job) == "cancelled"
 
 
-def test_one_dead_rank_ends_them_all_and_wait_exits_3(launcher: Launcher) -> None:
-    waiting, job = launcher.submit_and_wait("--set", f"train.steps={10**6}")
-    job.wait_step(2)
-    victim = job.ranks()[1]
-    rank = re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{victim}/environ").read_bytes())
-    assert rank
-    send(victim, signal.SIGKILL)
+def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher: Launcher) -> None:
+    endless = ("--set", f"train.steps={10**6}", "--set", "train.save_every=0", "--set", "job.retry_pause_s=1")
+    waiting, job = launcher.submit_and_wait(*endless)
+    for attempt in (1, 2):
+        job.wait_step(2, attempt)
+        victim = job.ranks()[1]
+        rank = re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{victim}/environ").read_bytes())
+        assert rank
+        send(victim, signal.SIGKILL)
+        job.wait("the verdict", job.run.attempt(attempt).verdict)
     words, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 3, words
     assert job.ranks() == []
-    assert ended(job) == ["error"]
+    assert ended(job) == ["error", "error"]
+    assert launcher.state(job) == "no_progress"
     assert "Error:" in words
     assert "hint:" in words
     assert job.slurm_state == "FAILED", "the script ends with the rank's own code"

@@ -40,6 +40,15 @@ if [ "$2" = hpc_gpt.train ]; then
 fi
 exec "{python}" "$@"
 """
+# A rank's Python that hangs in the first attempt, and hears no signal.
+HANGING_PYTHON = """#!/bin/bash
+if [ "$2" = hpc_gpt.train ] && [ "$HPC_GPT_ATTEMPT" = 1 ]; then
+  trap '' TERM USR2
+  touch "{folder}/hangs.$RANK"
+  while :; do sleep 1; done
+fi
+exec "{python}" "$@"
+"""
 
 
 def command(path: Path, text: str) -> None:
@@ -89,6 +98,24 @@ def test_a_sigterm_while_ranks_start_does_not_end_the_job(launcher: Launcher, tm
     (tmp_path / "go").touch()
     job.wait_end()
     assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["done"], job.log()
+
+
+def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(launcher: Launcher, tmp_path: Path) -> None:
+    """Slurm kills them KillWait seconds later, and the script with them: it has put the job back by then."""
+    command(tmp_path / "python", HANGING_PYTHON.format(folder=tmp_path, python=sys.executable))
+    cluster = profile(launcher, "hanging", f'python = "{tmp_path}/python"\n')
+    environment = {"HPC_GPT_PYTHON": f"{tmp_path}/python"}
+    job = launcher.submit("--cluster", cluster, "--set", "train.steps=2", **environment)
+    job.wait("its ranks", lambda: len(list(tmp_path.glob("hangs.*"))) == 4)
+    launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
+    job.wait("the time limit", lambda: "DUE TO TIME LIMIT" in job.log())
+    job.wait("its way back", lambda: job.restarts == 1)
+    launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "TimeLimit=10", check=True)
+    job.wait_end()
+    assert "the run goes on without them" in job.run.attempt(1).log.read_text()
+    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["walltime", "done"], job.log()
+    assert job.run.attempt(1).verdict()["go_on"] is True
+    assert job.restarts == 1
 
 
 def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Launcher) -> None:

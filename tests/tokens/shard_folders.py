@@ -15,7 +15,7 @@ from hpc_gpt.experiment import Data, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.resolve import Resolved, resolve
 
 SEQ = 4
-LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=64, gpu_flag="none", requeue=False)
+LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=64, gpu_flag="none", chain="none")
 KINDS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".txt.zst")
 
 

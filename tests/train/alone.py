@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from hpc_gpt.train.agreement import Word
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.train.ranks import Ranks
 
@@ -20,6 +21,9 @@ class _Alone:
         return value
 
     def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def collect(self, value: Any) -> list[Any]:
         return [value]
 
     def barrier(self) -> None:
@@ -46,8 +50,8 @@ class CountingEngine:
     def evaluate(self, micro_batches: MicroBatches, count: int) -> torch.Tensor:
         return torch.tensor(1.0)
 
-    def save(self, folder: Path) -> None:
-        (folder / "step").write_text(f"{self.step:08d}")
+    def save(self, files: RankFiles) -> None:
+        files.put_text("step", f"{self.step:08d}")
 
     def load(self, folder: Path) -> None:
         self.step = int((folder / "step").read_text())

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.ds_config import deepspeed_config
-from hpc_gpt.experiment import Data, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.resolve import Resolved, resolve
 from hpc_gpt.run_folder import Attempt, RunFolder, create_run
 
@@ -25,19 +25,20 @@ def run_rank(environment: dict[str, str], log: str) -> None:
     run(environment, log)
 
 
-LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", requeue=False)
+LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", chain="none")
 PATIENCE_S = 90
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["tests.train.preload"])
 
 
-def settings(tokens: Path, layout: Mapping[str, int], **train: Any) -> Resolved:
+def settings(tokens: Path, layout: Mapping[str, int], engine: Engine | None = None, **train: Any) -> Resolved:
     """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes."""
     train = {"dtype": "fp32", "lr": 1e-3, "log_every": 1, "seed": 5, **train}
     experiment = Experiment(
         name="tiny",
         model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
         data=Data(source="tokens", path=str(tokens)),
+        engine=engine or Engine(),
         layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}),
         train=Train(**train),
     )
@@ -70,9 +71,19 @@ class Launch:
             process.start()
             self.ranks.append(process)
 
-    def await_words(self, words: str) -> None:
-        """Waits until the log says `words`."""
-        self._await(lambda: words in self.log, repr(words))
+    def await_words(self, words: str, after: str = "") -> None:
+        """Waits until the log says `words`, behind `after`."""
+        self._await(lambda: words in self.log.partition(after)[2] if after else words in self.log, repr(words))
+
+    def await_steps_unseen(self) -> None:
+        """Waits until rank 0 has worked on for some steps that a full disk keeps from being seen."""
+        process = Path(f"/proc/{self.ranks[0].pid}/io")
+
+        def calls() -> int:
+            return int(process.read_text().split("syscw: ")[1].split()[0])
+
+        before = calls()
+        self._await(lambda: calls() > before + 500, "further steps")
 
     def await_hold(self) -> None:
         """Waits until rank 0 has stopped itself, HOLD_AT_LINE being in its environment."""

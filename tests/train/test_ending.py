@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.run_folder import write_once
+from hpc_gpt.small_files import write_once
 from hpc_gpt.train.ending import CANCELLED, PREEMPTED, WALLTIME, End, is_preemption, write_end
 from tests.made_runs import add_attempt, make_run
 

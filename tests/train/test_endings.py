@@ -9,10 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from hpc_gpt.run_folder import RunFolder
 from tests.train.launch import Launch, lines, new_run, settings, train
@@ -142,44 +139,3 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     assert done.returncode == 2
     assert "3 ranks were started, but layout tp1-pp1-dp2 has 2" in done.stdout
     assert attempt.ended()["ended"] == "user_error"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB of its own."""
-    if os.geteuid():
-        pytest.skip("a full and a read-only disk need root, to mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_a_full_disk_and_then_a_read_only_one(small_disk: Path, tokens: Path) -> None:
-    """Some checkpoints fit; the next does not, and those before it stay good."""
-    run = new_run(small_disk, settings(tokens, PP2, steps=LONG, save_every=1))
-    launch = Launch(run, 2)
-    assert launch.wait() == [1, 1], launch.log
-    assert launch.ended[0] == "disk_full", launch.log
-    cause = str(launch.attempt.ended()["cause"])
-    assert "cannot write" in cause
-    assert str(run.path) in cause
-    assert "No space left on device" in cause
-    good = [name for name in checkpoints(run) if name.startswith("step-")]
-    assert good
-
-    # With room again the run goes on from the last good one. Then the disk turns read-only.
-    for name in good[:-1]:
-        shutil.rmtree(run.checkpoints / name)
-    attempt = run.new_attempt()
-    second = Launch(run, 2, attempt, log=tokens.parent / "second-log")
-    second.await_words(f"resumed after step {int(good[-1].removeprefix('step-'))} of {LONG}")
-    second.signal(signal.SIGINT)
-    assert second.wait() == [0, 0], second.log
-    third = run.new_attempt()
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    last = Launch(run, 2, third, log=tokens.parent / "third-log")
-    assert last.wait() == [2, 2], last.log
-    assert f"Error: cannot write {third.folder}" in last.log
-    assert "Traceback" not in last.log

@@ -14,6 +14,7 @@ import torch
 
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.train.ending import WALLTIME, End
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
@@ -63,7 +64,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 5000.0
         self.monotonic = self.perf_counter = self.time = lambda: self.now
-        for module in ("loop", "metrics", "checkpoints.checkpoint"):
+        for module in ("loop", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
             monkeypatch.setattr(f"hpc_gpt.train.{module}.time", self)
 
     def drive(self, begun: Begun) -> None:
@@ -147,7 +148,7 @@ def test_no_steps_time_holds_an_evaluation_or_a_save(tmp_path: Path, monkeypatch
     assert [step for step, loss in zip(begun.lines(), begun.lines("loss_eval"), strict=True) if loss] == [4, 8, 9]
     assert begun.lines("save_s") == [None, 1000.0, None, None, 1000.0, None, None, 1000.0]
     # The time of the attempts before, eight steps, three evaluations, two saves; the last is not over when it is said.
-    assert begun.loop._checkpoints.resume(begun.engine).train_s == 30.0 + 8 * 2 + 3 * 100 + 2 * 1000
+    assert Checkpoints(begun.checkpoints, ALONE).resume(begun.engine).train_s == 30.0 + 8 * 2 + 3 * 100 + 2 * 1000
 
 
 def test_minutes_count_over_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +200,47 @@ def test_steps_skipped_to_the_very_end_are_no_done_run(tmp_path: Path) -> None:
     end = begun.loop.run()
     # Three are seen after the third step, said at the fourth, and agreed upon at the last.
     assert (begun.loop.step, end.ended, begun.saved()) == (5, "nan", [])
+
+
+def test_without_its_last_save_a_run_is_done_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = Begun(tmp_path, steps=6, save_every=3, save_last=False)
+    end = begun.loop.run()
+    assert (end.ended, end.cause, end.exit_code) == ("done", None, 0)
+    assert begun.saved() == ["step-00000003"]
+    assert begun.lines() == [1, 2, 3, 4, 5, 6]
+    assert "not saved after step 6: train.save_last is false" in capsys.readouterr().out
+
+
+def test_no_end_saves_where_the_last_save_is_left_out(tmp_path: Path) -> None:
+    words = "not saved: train.save_last is false"
+    for wish, ended in (("walltime", "walltime"), ("interrupted", "stopped"), ("terminated", "cancelled")):
+        begun = Begun(tmp_path / wish, steps=9, save_last=False)
+        begun.metrics.parent.mkdir()
+        setattr(begun.signals, wish, True)
+        end = begun.loop.run()
+        assert (end.ended, str(end.cause).rpartition("; ")[2], begun.saved()) == (ended, words, [])
+    assert WALLTIME.cause == "SIGUSR2: the time limit is near"
+
+
+def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, steps=9, save_every=1, save_last=False)
+    save: Any = begun.loop._save
+
+    def save_and_warn(asked: bool = False) -> bool:
+        begun.signals.walltime = begun.loop.step >= 2
+        return save(asked)
+
+    begun.loop._save = save_and_warn  # type: ignore[method-assign]
+    end = begun.loop.run()
+    # Seen at the third step's edge, agreed upon at the fourth's, whose own save it comes before.
+    assert (begun.loop.step, begun.saved()[-1]) == (4, "step-00000003")
+    assert end.cause == f"{WALLTIME.cause}; not saved: train.save_last is false"
+
+
+def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_path: Path) -> None:
+    begun = Begun(tmp_path, steps=5, save_last=False)
+    begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
+    assert begun.loop.run() == End("nan", "the last loss or gradient is not finite")
 
 
 def test_a_run_that_is_through_saves_nothing_again(tmp_path: Path) -> None:

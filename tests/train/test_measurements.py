@@ -6,11 +6,14 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
 from hpc_gpt.run_folder import Attempt
+from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise, write_measured
 from hpc_gpt.train.ranks import Ranks
+from tests.train.launch import settings
 
 
 def test_readings_of_all_gpus_are_pooled() -> None:
@@ -62,15 +65,17 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
 
 def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     said: list[Any] = [
-        (GpuSamples([100.0]), 3.5, 2, {0: 1}),
-        (GpuSamples([50.0]), None, 5, {}),
-        (GpuSamples(), 7.25, 0, {1: 4}),
+        (GpuSamples([100.0]), 3.5, 2, {0: 1}, 750.0, 740.0),
+        (GpuSamples([50.0]), None, 5, {}, 760.0, 700.0),
+        (GpuSamples(), 7.25, 0, {1: 4}, 770.0, 720.0),
     ]
     attempt = cast(Attempt, SimpleNamespace(folder=tmp_path))
+    cpu = torch.device("cpu")
+    rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True)
 
     def write(is_first: bool) -> None:
         ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said, is_first=is_first))
-        write_measured(attempt, ranks, GpuWatch(torch.device("cpu")), torch.device("cpu"), {})
+        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, MatmulRate(rated, cpu))
 
     write(is_first=False)
     assert not list(tmp_path.iterdir())
@@ -79,7 +84,16 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     # The slowest compiler is what the run has waited for; retries and shards add up.
     assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
     assert found["gpu_util_mean"] == 75.0
+    assert (found["matmul_tflops_before"], found["matmul_tflops_after"]) == (750.0, 700.0)
+    assert found["matmul"] == "1024^3 in fp32"
     (tmp_path / "measured.json").unlink()
-    said[1] = (GpuSamples(), None, None, {})
+    said[1] = (GpuSamples(), None, None, {}, None, None)
     write(is_first=True)
-    assert json.loads((tmp_path / "measured.json").read_text())["allocator_retries"] is None
+    found = json.loads((tmp_path / "measured.json").read_text())
+    assert (found["allocator_retries"], found["matmul_tflops_before"], found["matmul_tflops_after"]) == (None,) * 3
+
+
+@pytest.mark.parametrize(("dtype", "product"), [("fp16", "1024^3 in fp32"), ("bf16", "1024^3 in bf16")])
+def test_a_cpu_is_rated_in_fp32_where_it_has_but_a_loop_for_fp16(tmp_path, dtype, product) -> None:
+    rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True, dtype=dtype)
+    assert MatmulRate(rated, torch.device("cpu")).product == product

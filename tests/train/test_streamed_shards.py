@@ -22,7 +22,8 @@ from hpc_gpt.resolve import Resolved
 from hpc_gpt.run_folder import RunFolder
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.shards import ShardSet
-from hpc_gpt.train.checkpoints.data_position import read_positions, write_positions
+from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.data import Stream, StreamedShards, open_stream
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train
@@ -103,10 +104,10 @@ def test_evaluation_has_the_same_samples_in_any_layout(tmp_path: Path, start: Op
 
 
 def test_positions_are_kept_by_rank(tmp_path: Path) -> None:
-    write_positions(tmp_path, {})
-    assert read_positions(tmp_path) == {}
-    write_positions(tmp_path, {3: {"turn": 1}})
-    write_positions(tmp_path, {0: {"turn": 2}})
+    for positions in ({}, {3: {"turn": 1}}, {0: {"turn": 2}}):
+        files = RankFiles()
+        put_positions(files, positions)
+        assert len(files.write(tmp_path)[0]) == len(positions)
     assert read_positions(tmp_path) == {0: {"turn": 2}, 3: {"turn": 1}}
 
 

@@ -33,8 +33,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_of(folder: Path, tokens: Path, requeue: bool = True) -> RunFolder:
     """A run of one rank, whose profile has a queue to go back to or not."""
-    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, steps=9)
-    return new_run(folder, replace(resolved, cluster=replace(LOCAL, requeue=requeue)))
+    resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, steps=9, hang_multiple=0.0)
+    return new_run(folder, replace(resolved, cluster=replace(LOCAL, chain="requeue" if requeue else "none")))
 
 
 def end_of(run: RunFolder, attempt: Attempt, number: signal.Signals) -> tuple[str, bool]:

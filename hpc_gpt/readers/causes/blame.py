@@ -10,6 +10,10 @@ from hpc_gpt.readers.part import Failure, Part
 
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
+# Our own watchdog's word: the rank that does not beat, or is behind.
+_STANDS = re.compile(
+    r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
+)
 _OF = re.compile(r"OpType=([A-Z_a-z]{1,40})")
 _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
 _LEFT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
@@ -50,10 +54,12 @@ def world_size(parts: Sequence[Part]) -> int | None:
 def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
     """(the rank that kept the others waiting, why it is that one) of a collective that timed out; (None, "").
 
-    In this order: the rank that a barrier names; the one that reports an earlier collective than all others; the
-    ranks that report nothing while all others do, the first of them.
+    In this order: the rank that our own watchdog names, or a barrier; the one that reports an earlier collective than
+    all others; the ranks that report nothing while all others do, the first of them.
     """
     for failure in timeouts:
+        if named := _STANDS.search(failure.words):
+            return int(named[1]), f"the ranks' beats name rank {named[1]}"
         if named := _MISSING.search(failure.words):
             return int(named[1]), f"rank {named[1]} did not come to the barrier"
     reports: dict[int, Failure] = {}

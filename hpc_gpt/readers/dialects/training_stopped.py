@@ -55,6 +55,13 @@ DIALECT = Dialect(
             r"\)!)",
             ended="hang",
         ),
+        Pattern(  # our own watchdog's, which the rank and the node are laid to
+            "failure",
+            "hang: no rank made a step",
+            r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
+            r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})",
+            ended="hang",
+        ),
         Pattern("failure", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})", ended="hang"),
         # PBS and LSF
         Pattern("failure", "PBS", r"(?P<words>=>> PBS: job killed: walltime .{0,100})", ended="walltime"),
@@ -80,6 +87,7 @@ Loss has become NaN. Exiting.
 ValueError: The loss returned in `training_step` is nan.
 Timeout (0:30:00)!
 [watchdog] Hang detected: no step for 1800 s
+hang: no rank made a step for 312 s; ranks 4-7 on n2 are silent, last seen after step 17; ranks 0-3 wait in all_reduce after step 17 (loop.py:96 in run)
 =>> PBS: job killed: walltime 3661 exceeded limit 3600
 =>> PBS: job killed: mem 68157440kb exceeded limit 67108864kb
 =>> PBS: job killed: node 3 (r6i4n5) requested job terminate, 'EOF' (code 1099)

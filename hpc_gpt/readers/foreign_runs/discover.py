@@ -1,4 +1,4 @@
-"""What lies under the paths a user names: our own run folders, logs, Slurm scripts; what is none, counted with why.
+"""What lies under the paths a user names: our own runs and benches, logs, Slurm scripts; what is none, and why.
 
 A folder is walked without following a link in a circle, and only plain files are opened. What a file is, `read_log`
 says by its first bytes; here it is judged by its name, and only where no program writes a log under such a name
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, is_bench
 from hpc_gpt.run_folder import RunFolder
 
 STDIN = "-"
@@ -32,9 +33,13 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 
 @dataclass
 class Discovered:
-    """What was found, in the order of the walk. `skipped`: why -> the first paths of that kind; `counts`: how many."""
+    """What was found, in the order of the walk. `skipped`: why -> the first paths of that kind; `counts`: how many.
+
+    `benches` are files of a bench's rows: the runs and logs of their rounds, which lie beside them, are not found.
+    """
 
     own: list[RunFolder] = field(default_factory=list)
+    benches: list[Path] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
     scripts: list[Path] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
@@ -115,6 +120,9 @@ def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
         if any(entry.name == "resolved.json" and entry.is_file() for entry in entries):
             found.own.append(RunFolder(folder.resolve()))
             continue
+        if is_bench(folder / BENCH_FILE):
+            found.benches.append((folder / BENCH_FILE).resolve())
+            continue
         folders = list(_take_entries(folder, entries, found, seen))
         waiting += reversed(folders)
 
@@ -154,6 +162,10 @@ def _take_file(path: Path, size: int, found: Discovered, named: bool = False) ->
         return found.skip("hidden file", path)
     if not named and (no_log := _NO_LOG.search(path.name)):
         return found.skip(f"no log by its name (*{no_log[0].lower()})", path)
+    if is_bench(path):
+        if path.resolve() not in found.benches:
+            found.benches.append(path.resolve())
+        return None
     try:
         if _is_script(path, size):
             found.scripts.append(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.readers.fields import TEXT_FIELDS
 from hpc_gpt.readers.foreign_runs.stated import ASKED, SAID, SCRIPT, Stated
-from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.secrets import hide_secrets
 
 # Larger than any size or count of a training.
 _LARGEST = 10**18

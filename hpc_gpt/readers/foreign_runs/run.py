@@ -27,8 +27,8 @@ from hpc_gpt.readers.foreign_runs.true_params import settle_params
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.readers.secrets import without_secrets
 from hpc_gpt.record import Record
+from hpc_gpt.secrets import without_secrets
 
 # Fields that no key of a record holds, and where settings keep them.
 _SETTINGS = (
@@ -72,6 +72,7 @@ def read_foreign(
     _tell(draft, parts, dialect, left_out or {})
     record = add_figures(_record(draft, name, dialect, arguments, parts))
     record = _with_printed(record, steps, times, parts)
+    record = _with_tokens_per_s(record, step_tokens(draft))
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, foreign_curve(steps, times, parts, step_tokens(draft)), failures, files, causes=causes)
@@ -209,3 +210,11 @@ def _with_printed(record: Record, steps: RunSteps, times: ForeignTimes, parts: S
                 record = replace(record, tokens_per_s=float(np.median(rates)) * each)
                 break
     return replace(record, sources=sources)
+
+
+def _with_tokens_per_s(record: Record, tokens: int | None) -> Record:
+    """With what a step's tokens give, of a log that names neither batch and seq nor the rate, as nanoGPT's."""
+    if record.tokens_per_s is not None or not record.step_s or not tokens:
+        return record
+    sources = {**record.sources, "tokens_per_s": f"{tokens} tokens a step / step_s"}
+    return replace(record, tokens_per_s=tokens / record.step_s, sources=sources)

@@ -15,7 +15,7 @@ from hpc_gpt.readers.log_files.sound import sound_gib, sound_step, whole_rank
 from hpc_gpt.readers.log_files.step_rows import MOST_ROWS, StepRows
 from hpc_gpt.readers.part import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.pattern import Pattern
-from hpc_gpt.readers.secrets import hide_secrets, is_secret
+from hpc_gpt.secrets import hide_secrets, is_secret
 
 _MOST_VALUES = 8  # distinct values kept of one fact
 MOST_PARTS = 2000

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_gpt.readers.fields import STEP_FIELDS, scaled
 from hpc_gpt.readers.log_files.spans import field_spans
 from hpc_gpt.readers.pattern import Pattern
-from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.secrets import hide_secrets
 
 LONGEST_TEXT = 1000  # characters of a value
 

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from hpc_gpt.process import is_alive
 from hpc_gpt.readers.own_runs.metrics import Metrics, read_metrics
-from hpc_gpt.readers.secrets import hide_secrets
-from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_submission, read_json
+from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.small_files import read_json
+from hpc_gpt.standing import deciding, standing_of, time_of
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0
@@ -79,7 +81,8 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
     tables = []
     for index, read in enumerate(attempts):
         following = attempts[index + 1] if index + 1 < len(attempts) else None
-        ended = str(read.ended["ended"]) if read.ended.get("ended") else None
+        standing = standing_of(read.attempt)
+        ended = standing.attempt_ended if standing else None
         if ended is None and following is None:
             ended = state
         if following is not None and ended in (None, "cancelled"):
@@ -94,7 +97,7 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
                 "started": iso(read.start_s),
                 "ended_at": iso(epoch(read.ended.get("time"))),
                 "ended": ended,
-                "cause": _text(read.ended.get("cause")),
+                "cause": _text(standing.attempt_cause if standing else None),
                 "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
                 "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
                 "node_list": _text(read.started.get("node_list")),
@@ -104,9 +107,25 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
 
 
 def waiting_job(run: RunFolder, attempts: list[AttemptRead]) -> str | None:
-    """The job that was submitted last, as long as it has made no attempt."""
-    job_id = _text(newest_submission(run).get("job_id"))
-    return None if job_id in [_text(read.started.get("job_id")) for read in attempts] else job_id
+    """The job that was submitted last, the first of those of a chain, as long as none of them has made an attempt; none
+    of a chain that has ended before."""
+    chain = newest_chain(run)
+    jobs = [_text(line.get("job_id")) for line in chain]
+    started = {_text(read.started.get("job_id")) for read in attempts}
+    if not chain or not started.isdisjoint(jobs):
+        return None
+    newest, job_id = chain[0], jobs[0]
+    last = last_deciding(attempts)
+    standing = standing_of(last.attempt) if last else None
+    if last and standing and not standing.goes_on and time_of(newest) < time_of(last.attempt.verdict()):
+        return None
+    return job_id
+
+
+def last_deciding(attempts: list[AttemptRead]) -> AttemptRead | None:
+    """The attempt that tells how the run stands: the last that has not stepped aside for another."""
+    number = len(deciding([read.attempt for read in attempts]))
+    return attempts[number - 1] if number else None
 
 
 def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tuple[str, str]:
@@ -114,12 +133,13 @@ def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tu
 
     Metrics come every `log_every` steps, so a healthy run is silent for as long.
     """
-    submissions = run.submissions()
-    newest = submissions[-1] if submissions else {}
+    chain = newest_chain(run)
+    newest = chain[-1] if chain else {}
     if newest.get("refused") and not any(read.started.get("job_id") for read in attempts):
         return "refused", "submissions.jsonl"
     waiting = waiting_job(run, attempts)
-    job_id = waiting or _text(attempts[-1].started.get("job_id") if attempts else None)
+    last = last_deciding(attempts)
+    job_id = waiting or _text(last.started.get("job_id") if last else None)
     cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
     if waiting:
         if cancelled:
@@ -132,16 +152,16 @@ def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tu
         if newest.get("host") == platform.node() and not is_alive(queue.get("pid"), queue.get("pid_start")):
             return "cancelled", "submissions.jsonl: what ran the sweep ended before its turn"
         return "pending", "submissions.jsonl: a sweep's, waits for its turn"
-    if not attempts:
+    if last is None:
         return "unknown", "no attempt yet"
-    last = attempts[-1]
     where = f"attempts/{last.attempt.number}"
-    if last.ended.get("ended"):
-        if last.ended.get("requeue"):
+    if (standing := standing_of(last.attempt)) is not None:
+        told = f"{where}/{'next' if last.attempt.verdict() else 'ended'}.json"
+        if standing.goes_on:
             if cancelled:
                 return "cancelled", f"cancelled.{job_id}"
-            return "pending", f"{where}/ended.json: {last.ended['ended']}, back to the queue"
-        return str(last.ended["ended"]), f"{where}/ended.json"
+            return "pending", f"{told}: {standing.attempt_ended}, goes on"
+        return standing.ended, told
     if cancelled:
         return "cancelled", f"cancelled.{job_id}"
     if newest.get("scheduler") == "local" and newest.get("host") == platform.node() and newest.get("pid"):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.record import Record
-from hpc_gpt.run_folder import PREDICTED, RunFolder, read_json
+from hpc_gpt.run_folder import PREDICTED, RunFolder
+from hpc_gpt.small_files import read_json
 
 
 def with_prediction(record: Record, run: RunFolder) -> Record:

@@ -20,6 +20,7 @@ from hpc_gpt.readers.own_runs.attempts import (
     attempt_tables,
     epoch,
     iso,
+    last_deciding,
     read_attempt,
     run_state,
     steps_that_count,
@@ -29,16 +30,20 @@ from hpc_gpt.readers.own_runs.curve import own_curve
 from hpc_gpt.readers.own_runs.metrics import Metrics
 from hpc_gpt.readers.own_runs.predicted import with_prediction
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.readers.secrets import hide_secrets, without_secrets
 from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.record import Record
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder, job_ids, read_json
+from hpc_gpt.run_folder import RunFolder, job_ids
+from hpc_gpt.secrets import hide_secrets, without_secrets
+from hpc_gpt.small_files import read_json
+from hpc_gpt.standing import standing_of, words_between
 
 DIALECT = "hpc-gpt"
 
 # Settings that change neither the weights nor the speed: two runs that differ only here have one config_hash.
-_NOT_IN_HASH = {"log_every", "save_every", "minutes", "max_bad_steps"}
+_NOT_IN_HASH = {"log_every", "save_every", "save_last", "minutes", "max_bad_steps", "save_in_background", "keep_last",
+                "keep_every", "max_failed_saves", "until_loss", "matmul_rate", "hang_multiple",
+                "hang_floor_s"}  # fmt: skip
 
 
 def read_run(run: RunFolder) -> Record:
@@ -91,8 +96,33 @@ def config_hash(resolved: Resolved) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def figures_asked(resolved: Resolved) -> dict[str, Any]:
+    """What a record has of the engine, the layout, the batch and the model that a run asks for, whatever becomes of
+    it."""
+    model, layout, batch = resolved.model, resolved.layout, resolved.batch
+    return {
+        "engine": resolved.engine.name,
+        "gpus": resolved.gpus,
+        "nodes": resolved.nodes,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "dp": layout.dp,
+        "micro_batch": batch.micro_batch,
+        "micro_batches": batch.micro_batches,
+        "global_batch": batch.global_batch,
+        "seq": model.seq,
+        "hidden": model.hidden,
+        "layers": model.layers,
+        "heads": model.heads,
+        "vocab": model.vocab,
+        "params": model.params,
+        "recompute": resolved.engine.recompute,
+        "dtype": resolved.train.dtype,
+    }
+
+
 def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
-    model, layout, batch, train = resolved.model, resolved.layout, resolved.batch, resolved.train
+    model, train = resolved.model, resolved.train
     settings = {name: asdict(getattr(resolved, name)) for name in ("engine", "train", "data")}
     settings["model"] = {"tied": model.tied, "vocab_multiple": model.vocab_multiple, "preset": resolved.preset}
     if parent := read_json(run.path / RESUMED_FROM):
@@ -103,25 +133,9 @@ def _from_settings(run: RunFolder, resolved: Resolved) -> Record:
         run=run.run_id,
         name=resolved.name,
         dialect=DIALECT,
-        engine=resolved.engine.name,
-        gpus=resolved.gpus,
-        nodes=resolved.nodes,
         device=resolved.cluster.device,
-        tp=layout.tp,
-        pp=layout.pp,
-        dp=layout.dp,
         zero_stage=zero_stage(resolved) if has_zero(resolved.engine.name) else None,
-        micro_batch=batch.micro_batch,
-        micro_batches=batch.micro_batches,
-        global_batch=batch.global_batch,
-        seq=model.seq,
-        hidden=model.hidden,
-        layers=model.layers,
-        heads=model.heads,
-        vocab=model.vocab,
-        params=model.params,
-        recompute=resolved.engine.recompute,
-        dtype=train.dtype,
+        **figures_asked(resolved),
         settings=without_secrets(settings),
         config_hash=config_hash(resolved),
     )
@@ -153,8 +167,9 @@ def _with_device(record: Record, attempts: list[AttemptRead]) -> Record:
     return record
 
 
-# Keys of an attempt's measured.json that a record takes over.
-_MEASURED = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w", "compile_s", "allocator_retries")
+# Keys of an attempt's measured.json that a record takes over; the rates among them.
+_RATES = ("matmul_tflops_before", "matmul_tflops_after")
+_MEASURED = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w", "compile_s", "allocator_retries", *_RATES)
 
 
 def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
@@ -168,7 +183,10 @@ def _with_measurements(record: Record, attempts: list[AttemptRead]) -> Record:
         ):
             given = {key: tables[key] for key in keys if tables.get(key) is not None}
             found |= given
-            sources |= dict.fromkeys(given, f"attempts/{read.attempt.number}/{name}.json")
+            where = f"attempts/{read.attempt.number}/{name}.json"
+            sources |= dict.fromkeys(given, where)
+            product = f"{where}: {tables.get('matmul')}, the slowest rank's"
+            sources |= dict.fromkeys(given.keys() & _RATES, product)
     # The count goes through all attempts, as the streams' positions do.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     skipped = next((count for count in counts if isinstance(count, int)), 0)
@@ -247,13 +265,16 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
     waiting = waiting_job(run, attempts)
     sources = {**record.sources, "ended": where, "cause": where, "attempts": "attempts/*/"}
     ids = job_ids(run)
-    last = attempts[-1] if attempts else None
+    last = last_deciding(attempts)
+    standing = standing_of(last.attempt) if last else None
     started = str(last.started["job_id"]) if last and last.started.get("job_id") else None
     submissions = run.submissions()
-    cause = last.ended.get("cause") if last and not waiting else None
+    cause = standing.cause if standing and not waiting else None
+    if state == "pending" and last and (words := words_between(last.attempt)):
+        cause = words
     if state == "error" and last and not last.ended:
         cause = "its process is gone and left no word"
-    if state == "refused":
+    if state == "refused" and not standing:
         cause = submissions[-1].get("refused")
     over = last is not None and state not in ("running", "pending", "unknown")
     first = next((read for read in attempts if read.start_s), None)

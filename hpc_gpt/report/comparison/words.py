@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.readers.secrets import hide_secrets
 from hpc_gpt.record import SCHEMA, finite
 from hpc_gpt.report.choice import show_value
 from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
@@ -15,6 +14,7 @@ from hpc_gpt.report.comparison.compare import Comparison, Speed
 from hpc_gpt.report.comparison.difference import LEVEL, Interval
 from hpc_gpt.report.comparison.settings import Apart
 from hpc_gpt.report.grid import plain
+from hpc_gpt.secrets import hide_secrets
 
 # Differing settings that are shown; --json has them all.
 SHOWN = 24

@@ -30,7 +30,7 @@ from hpc_gpt.report.page.run_charts import overlaid
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg
 from hpc_gpt.report.page.table import figure_words, run_label, table_of
-from hpc_gpt.run_folder import replace_whole
+from hpc_gpt.small_files import replace_whole
 
 # Of more runs than these the page tells less of each, so that it stays a few megabytes.
 DETAILED_RUNS = 100

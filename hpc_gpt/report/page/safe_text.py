@@ -9,7 +9,7 @@ import math
 import re
 from typing import Any
 
-from hpc_gpt.readers.secrets import hide_secrets
+from hpc_gpt.secrets import hide_secrets
 
 LONGEST = 600
 # Control characters, lone surrogates, and the characters that turn the direction of the text around them.

@@ -13,7 +13,7 @@ from hpc_gpt.report.page.svg import Svg, element, ornament
 from hpc_gpt.report.plans.charts import hatches, memory_section, time_section
 from hpc_gpt.report.plans.table import figures_words, heading, left_out_words
 from hpc_gpt.report.plans.words import does_not_fit, loses, seconds, settings_words
-from hpc_gpt.run_folder import replace_whole
+from hpc_gpt.small_files import replace_whole
 
 LINES = 40
 CHARTED = 6

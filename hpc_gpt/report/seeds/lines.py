@@ -88,10 +88,10 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     for row in rows:
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
         named, runs = _with_size(row, preset), of_rows.get(row.name, [])
-        if all(_is_smoke(record) for record in runs):
+        if all(is_smoke(record) for record in runs):
             lines.append(SeedLine(named, asked.to_tables()))
         for record in runs:
-            beside = Row(row.name, seed={"notes": SMOKE}) if _is_smoke(record) else named
+            beside = Row(row.name, seed={"notes": SMOKE}) if is_smoke(record) else named
             lines.append(SeedLine(beside, record.to_tables(), record))
     return SweepLines(name, lines, [record for _, record in own])
 
@@ -102,7 +102,7 @@ def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
     return SweepLines(name, lines, records)
 
 
-def _is_smoke(record: Record) -> bool:
+def is_smoke(record: Record) -> bool:
     """Whether the run was shrunken by --smoke: its figures are no measure of the row."""
     return (record.name or "").endswith("-smoke")
 

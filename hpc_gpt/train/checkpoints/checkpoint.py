@@ -1,36 +1,42 @@
 """Checkpoints: written aside, completed by a marker, and only then the newest. A resume takes the newest sound one.
 
-    checkpoints/.writing-step-00000020/   while it is written; of no use to anybody
-    checkpoints/step-00000020/            complete: what the engine wrote, and complete.json, written last
-    checkpoints/.damaged-step-00000020-1/ one that was passed over and had to make room
-
-complete.json names every file with its size and CRC-32. All ranks share in computing and checking them, so that each
-file is read once, at the speed of all hosts together; and each is brought to the disk by fsync while it is read.
+All ranks share in checking one, so that each file is read once, at the speed of all hosts together. The folders and
+their names are in `folders`, the course of a save in `save`.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import shutil
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from hpc_gpt.errors import CheckpointError, RunFolderError
-from hpc_gpt.run_folder import read_json
-from hpc_gpt.train.checkpoints.data_position import read_positions, write_positions
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions
+from hpc_gpt.train.checkpoints.folders import (
+    COMPLETE,
+    SCHEMA,
+    WRITING,
+    Fault,
+    check_file,
+    folder_name,
+    list_complete,
+    read_marker,
+    set_aside,
+)
+from hpc_gpt.train.checkpoints.host_copies import HostCopies, lacks_memory
+from hpc_gpt.train.checkpoints.peers import Peers
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.removal import Removal
+from hpc_gpt.train.checkpoints.retention import Retention
+from hpc_gpt.train.checkpoints.save import Outcome, Refusal, Save, disk_refusal, find_room
 from hpc_gpt.train.engines.protocol import Engine
-from hpc_gpt.train.failure import is_lost_peer, probe_disk
 
-COMPLETE = "complete.json"
-SCHEMA = 1
-_PIECE_BYTES = 1 << 22
-T = TypeVar("T")
+# Of a checkpoint beside its tensors: headers, markers, a folder's entries.
+_SPARE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -46,229 +52,233 @@ class Progress:
     positions: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class Peers(Protocol):
-    """The ranks that share the work; `train.ranks.Ranks` are some."""
+@dataclass(frozen=True)
+class Background:
+    """Whether saves are written while training goes on. `refusal` says why not, where it was not asked for."""
 
-    rank: int
-    size: int
-    is_first: bool
-
-    def share(self, value: T) -> T: ...
-
-    def gather(self, value: T) -> list[T]: ...
-
-    def barrier(self) -> None: ...
+    wanted: bool = False
+    refusal: str = ""
+    ranks_per_node: int = 1
 
 
-class Alone:
-    """The peers of a process that is the only one, as of a command that reads a run's checkpoints."""
-
-    rank, size, is_first = 0, 1, True
-
-    def share(self, value: T) -> T:
-        return value
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def barrier(self) -> None:
-        return None
+def background_of(resolved: Resolved) -> Background:
+    """What the settings ask for, and whether the engine can: what lies on NVMe is DeepSpeed's to copy, at once."""
+    wanted = resolved.train.save_in_background
+    refusal = ""
+    if wanted and resolved.engine.offload_path is not None:
+        wanted, refusal = False, "what is offloaded to NVMe has no copy in the host's memory"
+    return Background(wanted, refusal, resolved.ranks_per_node)
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`; every method is collective."""
+    """The checkpoints of one run, in `folder`; every method but `busy` and `retain` is collective."""
 
-    def __init__(self, folder: Path, ranks: Peers) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Peers,
+        background: Background | None = None,
+        retention: Retention | None = None,
+    ) -> None:
         self.folder = folder
         self._ranks = ranks
+        self._background = background or Background()
+        self._retention = retention or Retention()
+        self._removal = Removal(folder)
+        self._newest = ""
+        self._copies = HostCopies()
+        self._save: Save | None = None
+        self._held_up = False
 
-    def save(self, engine: Engine, progress: Progress) -> float:
-        """Saves; returns the seconds it took. A checkpoint that this step has already was passed over, and steps aside.
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is writing; what `hear` wants to know of all."""
+        return self._save is not None and self._save.busy
 
-        Raises RunFolderError with the path where the disk refuses. The checkpoints before stay as they are.
+    @property
+    def in_background(self) -> bool:
+        """Whether saves are to be written while training goes on."""
+        return self._background.wanted
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is on its way, the same on all ranks."""
+        return self._save is not None
+
+    def save(self, engine: Engine, progress: Progress) -> Outcome:
+        """Saves, and waits for it. The checkpoints before stay as they are.
+
+        A checkpoint that this step has already was passed over, and steps aside.
         """
-        started = time.perf_counter()
-        aside, final = self.folder / f".writing-{_name(progress.step)}", self.folder / _name(progress.step)
-        self._all(lambda: self._prepare(aside))
-        try:
-            engine.save(aside)
-            write_positions(aside, progress.positions)
-        except Exception as fault:
-            if is_lost_peer(fault):
-                raise
-            _explain(fault, self.folder, aside)
-            raise
-        self._ranks.barrier()
-        files = self._ranks.share(_list_files(aside) if self._ranks.is_first else [])
-        sums = self._checksums(aside, files)
-        self._all(lambda: _complete(aside, final, progress, sums))
-        return time.perf_counter() - started
+        return self.begin(engine, progress, wait=True) or self.finish()
 
-    def resume(self, engine: Engine) -> Progress:
+    def begin(
+        self, engine: Engine, progress: Progress, wait: bool = False, refused: Refusal | None = None
+    ) -> Outcome | None:
+        """Begins a save of the state as it is; an outcome only where it is over already.
+
+        Unless it is to `wait`, and where there is memory, the state is copied, and training may go on. What the disk
+        has `refused` already leaves the save out. One that is waited for may be an attempt's last, with seconds left:
+        it takes no other away, which is `retain`'s.
+        """
+        assert self._save is None, "one at a time; `finish` the one before"
+        began = time.perf_counter()
+        files = RankFiles(self._ranks)
+        engine.save(files)
+        put_positions(files, progress.positions)
+        needed = sum(self._ranks.gather(files.bytes)) + _SPARE_BYTES
+        own = self._prepare(progress.step, needed, refused) if self._ranks.is_first else Refusal()
+        refusal = self._ranks.share(own)
+        if refusal:
+            return Outcome(progress.step, refusal, stall_s=time.perf_counter() - began)
+        marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
+        retention = Retention() if wait else self._retention
+        save = Save(self.folder, self._ranks, files, marker, retention, self._removal)
+        if wait or not self._background.wanted:
+            save.begin(began, threaded=False, held_up="" if wait else self._background.refusal)
+            self._save = save
+            return self.finish()
+        if held_up := self._copy(files):
+            # The others would wait for that rank in the next step's collectives, whose patience is shorter than a save.
+            save.begin(began, threaded=False, held_up=held_up)
+            self._save = save
+            return self.finish()
+        save.begin(began, threaded=True, held_up="")
+        self._save = save
+        return None
+
+    def hear(self, busy: bool) -> Outcome | None:
+        """At a step's edge: `busy` says whether any rank was at the one before. An outcome where a save is over."""
+        if self._save is None:
+            return None
+        outcome = self._save.hear(busy)
+        if outcome is not None:
+            self._end(outcome)
+        return outcome
+
+    def finish(self) -> Outcome:
+        """Waits for the save that is on its way."""
+        assert self._save is not None
+        outcome = self._save.finish()
+        self._end(outcome)
+        return outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        self._save = None
+        if not outcome.refusal:
+            self._newest = folder_name(outcome.step)
+
+    def retain(self) -> None:
+        """Takes away what need not stay beside the newest that was saved or resumed from here. Rank 0's; what goes is
+        removed on a thread."""
+        try:
+            if removed := self._newest and self._retention.apply(self.folder, self._newest):
+                self._say(self._retention.words(removed))
+        except OSError as fault:
+            self._say(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}")
+        self._removal.begin()
+
+    def await_removal(self, patience_s: float | None = None) -> None:
+        """Until what goes is gone; `patience_s` at most. Rank 0's."""
+        self._removal.wait(patience_s)
+
+    def resume(self, engine: Engine, own: bool = False) -> Progress:
         """Loads the newest sound checkpoint and says how far it is; `Progress()` where there is none.
 
-        One that is half written or damaged is passed over with a word. Raises CheckpointError for a checkpoint of
-        another model, layout or arithmetic, rather than training anew beside it.
+        One that is half written or damaged is passed over with a word, and a damaged one set aside where the
+        checkpoints are the run's `own`. Raises CheckpointError for a checkpoint of another model, layout or
+        arithmetic, rather than training anew beside it.
         """
-        for path, marker in self.sound():
+        for path, marker in self.sound(own=own):
             engine.load(path)
             step = int(marker["step"])
             if engine.step != step:
                 raise CheckpointError(
                     f"{path} says step {step}, but holds step {engine.step}", "remove it, and the one before is used"
                 )
+            self._newest = path.name if own else ""
             return Progress(step, float(marker["train_s"]), str(marker["data"]), read_positions(path))
         return Progress()
 
-    def sound(self, step: int | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
         """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone; passes the others
-        over with a word."""
+        over with a word, and sets the damaged ones aside where the checkpoints are the run's `own`."""
         for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
-            if step is not None and path.name != _name(step):
+            if step is not None and path.name != folder_name(step):
                 continue
-            marker = read_json(path / COMPLETE)
+            # Rank 0's view is everybody's: another host may be told of a file a moment later.
+            marker = self._ranks.share(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
-                self._say(f"passing over checkpoint {path}: {fault}")
+                words = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
+                self._say(f"passing over checkpoint {path}: {fault.words}{words}")
+                self._ranks.barrier()
             else:
                 yield path, marker
 
     def _candidates(self) -> list[Path]:
         """Complete-looking checkpoints, newest first; says which are half written."""
-        for path in sorted(self.folder.glob(".writing-*")):
+        for path in sorted(self.folder.glob(f"{WRITING}*")):
             self._say(f"passing over {path}: it was never completed")
-        return sorted((path for path in self.folder.glob("step-*") if path.is_dir()), reverse=True)
+        return list_complete(self.folder)
 
-    def _fault(self, path: Path, marker: dict[str, Any]) -> str:
-        """What is wrong with a checkpoint, by its own list of files; empty if nothing. All ranks look, each at some."""
-        files = marker.get("files")
-        if not isinstance(files, dict) or marker.get("schema") != SCHEMA:
-            found = f"{COMPLETE} is missing or damaged"
-        else:
-            found = ""
-            for name in self._own_share(sorted(files)):
-                try:
-                    size, crc = _read_through(path / name)
-                except OSError as fault:
-                    found = f"{name}: {fault.strerror}"
-                    break
-                expected = files[name]
-                if size != expected["bytes"]:
-                    found = f"{name} has {size} bytes, not {expected['bytes']}"
-                elif crc != expected["crc32"]:
-                    found = f"{name} has CRC-32 {crc:08x}, not {expected['crc32']:08x}"
-                if found:
-                    break
-        return next((words for words in self._ranks.gather(found) if words), "")
+    def _fault(self, path: Path, marker: dict[str, Any]) -> Fault | None:
+        """What is wrong with a checkpoint, by its own list of files. All ranks look, each at some."""
+        found = Fault("" if marker else f"{COMPLETE} is missing or damaged")
+        files = marker.get("files", {})
+        for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
+            if found.words:
+                break
+            found = check_file(path, name, files[name])
+        return next((fault for fault in self._ranks.gather(found) if fault.words), None)
 
-    def _prepare(self, aside: Path) -> None:
-        """Rank 0's: makes the folder to write in."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.glob(".writing-*"):
-            shutil.rmtree(old)
-        aside.mkdir()
+    def _set_aside(self, path: Path) -> str:
+        try:
+            return f"; set aside as {set_aside(path).name}"
+        except OSError as fault:
+            return f"; it stays where it is: {fault.strerror}"
 
-    def _checksums(self, aside: Path, files: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Size and CRC-32 of every file, each read and brought to the disk by one rank."""
-        own: dict[str, dict[str, int]] = {}
+    def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
+        """Rank 0's: makes the folder to write in, where there is room."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._removal.discard_leftovers()
+            refusal = find_room(self.folder, needed_bytes)
+            if refusal:
+                # Of what is being removed the room comes back.
+                self._removal.wait()
+                refusal = find_room(self.folder, needed_bytes)
+            if refusal := refusal or refused or Refusal():
+                return refusal
+            (self.folder / f"{WRITING}{folder_name(step)}").mkdir()
+        except OSError as fault:
+            return disk_refusal(fault, self.folder)
+        return Refusal()
+
+    def _copy(self, files: RankFiles) -> str:
+        """Copies every rank's state; why one of them cannot, else."""
+        needed = self._copies.missing_bytes(files.tensors)
+        # All have looked before the first one takes any: what a neighbour has taken would count twice.
+        if words := self._first_words(lacks_memory(needed, self._background.ranks_per_node)):
+            return words
         words = ""
         try:
-            for name in self._own_share(files):
-                size, crc = _read_through(aside / name)
-                own[name] = {"bytes": size, "crc32": crc}
-        except OSError as fault:
-            words = f"{fault.strerror}: {fault.filename or aside}"
-        gathered = self._ranks.gather((own, words))
-        for _, fault_words in gathered:
-            if fault_words:
-                raise RunFolderError(f"cannot write checkpoint {aside}: {fault_words}", _ROOM)
-        return {name: sums for part, _ in gathered for name, sums in sorted(part.items())}
+            files.copy(self._copies)
+        except MemoryError as fault:
+            said = (str(fault).splitlines() or [type(fault).__name__])[0]
+            words = f"{needed / 2**30:.2f} GiB of host memory could not be had: {said}"
+        return self._first_words(words)
 
-    def _own_share(self, files: Iterable[str]) -> list[str]:
-        return list(files)[self._ranks.rank :: self._ranks.size]
+    def _first_words(self, own: str) -> str:
+        """The first rank's that has any, with its name."""
+        all_words = self._ranks.gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
+        return next((words for words in all_words if words), "")
 
-    def _all(self, action: Callable[[], None]) -> None:
-        """Rank 0 does `action`; where it raises OSError there, RunFolderError on all ranks."""
-        number, words = 0, ""
-        if self._ranks.is_first:
-            try:
-                action()
-            except OSError as fault:
-                number, words = fault.errno or 0, f"{fault.strerror}: {fault.filename or self.folder}"
-        number, words = self._ranks.share((number, words))
-        if words:
-            raise RunFolderError(f"cannot write checkpoints: {words}", _ROOM) from OSError(number, words)
+    def say_held_up(self, outcome: Outcome) -> None:
+        """Says once why training stands still while it saves, if that was not asked for."""
+        if outcome.held_up and not self._held_up:
+            self._held_up = True
+            self._say(f"saves hold the training up: {outcome.held_up}")
 
     def _say(self, words: str) -> None:
         if self._ranks.is_first:
             print(words, flush=True)
-
-
-_ROOM = "is the disk full, the quota spent, or the folder read-only?"
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _list_files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def _read_through(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file; what of it is still in memory is brought to the disk."""
-    size = crc = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            size += len(piece)
-            crc = zlib.crc32(piece, crc)
-        try:
-            os.fsync(file.fileno())
-        except OSError as fault:
-            # A read-only file system has nothing to bring anywhere.
-            if fault.errno not in (errno.EROFS, errno.EINVAL):
-                raise
-    return size, crc
-
-
-def _complete(aside: Path, final: Path, progress: Progress, files: dict[str, dict[str, int]]) -> None:
-    """Rank 0's: the marker, then the name. Each reaches the disk before the next is begun."""
-    marker = {
-        "schema": SCHEMA,
-        "step": progress.step,
-        "train_s": progress.train_s,
-        "data": progress.data,
-        "time": time.time(),
-        "files": files,
-    }
-    with open(aside / COMPLETE, "w", encoding="utf-8") as file:
-        file.write(json.dumps(marker, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    for folder in {aside, *((aside / name).parent for name in files)}:
-        _sync_folder(folder)
-    if final.exists():
-        # It was passed over as damaged. Nothing in a run is deleted but by retention, so it steps aside.
-        taken = len(list(final.parent.glob(f".damaged-{final.name}-*")))
-        final.rename(final.with_name(f".damaged-{final.name}-{taken + 1}"))
-    aside.rename(final)
-    _sync_folder(final.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _explain(fault: Exception, folder: Path, aside: Path) -> None:
-    """Raises RunFolderError where it is the disk that refuses, which torch's writer does not say."""
-    refusal: OSError | None = fault if isinstance(fault, OSError) else None
-    if refusal is None:
-        try:
-            probe_disk(folder)
-        except OSError as found:
-            refusal = found
-    if refusal is not None:
-        raise RunFolderError(f"cannot write checkpoint {aside}: {refusal.strerror}", _ROOM) from refusal

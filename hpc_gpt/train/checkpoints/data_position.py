@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 
-def write_positions(folder: Path, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """Writes one file for each data-parallel rank in `positions`; its first rank on every other axis does so."""
+def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
+    """One file for each data-parallel rank in `positions`; its first rank on every other axis does so."""
     for dp_rank, position in positions.items():
-        (folder / f"data-{dp_rank:05d}.json").write_text(json.dumps(position) + "\n", encoding="utf-8")
+        files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
 
 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 NAME = "model.json"
 # Of keys that checkpoints did not have from the first day: what those before were.
@@ -31,10 +32,9 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def write_identity(folder: Path, resolved: Resolved, step: int) -> None:
-    """Writes model.json into the checkpoint; one rank does."""
-    text = json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n"
-    (folder / NAME).write_text(text, encoding="utf-8")
+def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
+    """Has model.json written into the checkpoint; one rank does."""
+    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
 
 
 def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -58,7 +58,7 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """What `write_identity` wrote, `step` with it; CheckpointError where it cannot be read."""
+    """What `put_identity` left, `step` with it; CheckpointError where it cannot be read."""
     try:
         saved: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:

@@ -19,6 +19,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.safe_load import load_safely
 
 _WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
 
@@ -36,14 +38,14 @@ class ReplicatedCheckpoint:
         """Those whose moments this rank holds, in the optimizer's order."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
-    def save(self, folder: Path, rank: int, step: int, scale: dict[str, Any]) -> None:
-        """Writes what `rank` has to write."""
+    def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
+        """Names what `rank` has to write."""
         if rank == 0:
-            torch.save({full_name(one): one.detach() for one in self._parameters}, folder / _WEIGHTS)
-            torch.save({"step": step, "scale": scale}, folder / _PROGRESS)
+            files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
+            files.put(_PROGRESS, {"step": step, "scale": scale})
         if rank == 0 or self._sharded:
             states = {full_name(one): self._optimizer.state[one] for one in self._owned if one in self._optimizer.state}
-            torch.save(states, _optimizer_file(folder, rank))
+            files.put(_optimizer_file(rank), states)
 
     @torch.no_grad()
     def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
@@ -59,7 +61,7 @@ class ReplicatedCheckpoint:
         own = [full_name(one) for one in self._owned]
         missing, states = set(own), {}
         # A rank's own share is where it left it, on the same number of ranks.
-        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path != _optimizer_file(folder, rank))
+        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
         for path in files:
             if not missing:
                 break
@@ -77,12 +79,12 @@ def read_replicated(folder: Path) -> Iterator[tuple[str, Tensor]]:
     yield from _read(folder / _WEIGHTS).items()
 
 
-def _optimizer_file(folder: Path, rank: int) -> Path:
-    return folder / f"optimizer-{rank:05d}.pt"
+def _optimizer_file(rank: int) -> str:
+    return f"optimizer-{rank:05d}.pt"
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} holds no {path.name}", "remove it, and the one before is used")
-    kept: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    kept: dict[str, Any] = load_safely(path)
     return kept

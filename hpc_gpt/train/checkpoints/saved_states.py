@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split
+from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.checkpoints.state_pieces import SCHEMA, Piece
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 
@@ -25,7 +26,7 @@ WEIGHTS = "weights"
 
 
 class SavedStates:
-    """A checkpoint folder that `write_pieces` left its lists in; CheckpointError where they or numbers are missing."""
+    """A checkpoint folder that `put_pieces` left its lists in; CheckpointError where they or numbers are missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,7 +138,7 @@ class SavedStates:
         if name not in self._opened:
             import_deepspeed(torch.device("cpu"))  # whose classes are in the files
             try:
-                self._opened[name] = torch.load(self.folder / name, map_location="cpu", mmap=True, weights_only=False)
+                self._opened[name] = load_safely(self.folder / name, mmap=True)
             except (OSError, RuntimeError) as fault:
                 raise CheckpointError(
                     f"{self.folder / name} cannot be read: {fault}", "remove the checkpoint, and the one before is used"

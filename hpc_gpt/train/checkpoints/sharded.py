@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.safe_load import load_metadata
+from hpc_gpt.train.checkpoints.sharded_files import put_sharded
 
 _FOLDER, _PROGRESS = "dcp", "progress.json"
 
@@ -44,19 +47,21 @@ class ShardedCheckpoint:
         self._optimizer = optimizer
         self._mesh = parameters[0].device_mesh
 
-    def save(self, folder: Path, step: int, scale: dict[str, Any]) -> None:
-        """Writes this rank's pieces, and rank 0 the progress; all ranks together."""
-        state = {f"weights/{name}": self._whole(name, shard.detach()) for name, shard in self._shards.items()}
+    def save(self, files: RankFiles, step: int, scale: dict[str, Any]) -> None:
+        """Names this rank's pieces, and rank 0 the progress; all ranks together."""
+        pieces: dict[str, tuple[str, Tensor]] = {
+            f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()
+        }
         for name, shard in self._shards.items():
             for moment, value in self._optimizer.state.get(shard, {}).items():
-                state[f"optimizer/{name}/{moment}"] = self._whole(name, value) if value.ndim else value
-        # What is written is brought to the disk with the rest of the checkpoint.
-        state_dict_saver.save(state, storage_writer=FileSystemWriter(folder / _FOLDER, sync_files=False))
+                pieces[f"optimizer/{name}/{moment}"] = name, value
+        whole = {key: self._whole(name, value) if value.ndim else value for key, (name, value) in pieces.items()}
+        put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
         if self._mesh.get_rank() == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
             fused = {name: [split.dim, split.parts] for name, split in splits.items() if split and split.parts > 1}
             progress = {"step": step, "scale": scale, "tp": self._mesh["tp"].size(), "fused": fused}
-            (folder / _PROGRESS).write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
+            files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
     @torch.no_grad()
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
@@ -127,7 +132,9 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._read is None:
-            self._read = super().read_metadata(*args, **kwargs)
+            metadata: Metadata = load_metadata(Path(self.path) / ".metadata")
+            metadata.storage_meta = StorageMeta(load_id=self.load_id)
+            self._read = metadata
         return self._read
 
 

@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import full_name, split_of, tile_of
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 SCHEMA = 1
 
@@ -115,8 +115,8 @@ def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]
         offset += size
 
 
-def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
-    """Leaves this rank's list in a checkpoint that DeepSpeed has just written; `at` is the rank's (tp, pp, dp).
+def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
+    """Leaves this rank's list in a checkpoint of DeepSpeed's; `at` is the rank's (tp, pp, dp).
 
     Without ZeRO the ranks of one data-parallel group hold the same, and the first leaves the list.
     """
@@ -133,7 +133,7 @@ def write_pieces(folder: Path, engine: Any, module: nn.Module, tag: str, rank: i
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
     }
-    (folder / f"states-{rank:05d}.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
+    files.put_text(f"states-{rank:05d}.json", json.dumps(listed) + "\n")
 
 
 def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:

@@ -23,8 +23,9 @@ from hpc_gpt import lineage
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import check_identity, write_identity
-from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
+from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
@@ -141,13 +142,13 @@ class Ddp:
             loss /= self._resolved.layout.dp
         return loss
 
-    def save(self, folder: Path) -> None:
+    def save(self, files: RankFiles) -> None:
         """Weights by rank 0, the optimizer by rank 0 or by each its share, every rank's generator state."""
         rank = dist.get_rank()
-        self._checkpoint.save(folder, rank, self._step, self._scaler.read())
-        save_random_state(folder, rank, self.device)
+        self._checkpoint.save(files, rank, self._step, self._scaler.read())
+        put_random_state(files, rank, self.device)
         if rank == 0:
-            write_identity(folder, self._resolved, self._step)
+            put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, on any number of ranks; CheckpointError if it is of another model."""

@@ -9,26 +9,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.ds_config import clips_itself, deepspeed_config
+from hpc_gpt.ds_config import clips_itself, deepspeed_config, is_alone
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import write_identity
+from hpc_gpt.train.checkpoints.identity import put_identity
 from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
-from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.saved_states import read_weights
-from hpc_gpt.train.checkpoints.state_pieces import write_pieces
+from hpc_gpt.train.checkpoints.state_pieces import put_pieces
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
-from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, quiet
 from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
 from hpc_gpt.train.engines.groups import own_group
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.engines.zero_alone import keep_to_itself
+from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen
 
 __all__ = ["build", "read_weights"]
-_TAG = "deepspeed"
 
 
 def build(resolved: Resolved, device: torch.device) -> Deepspeed3D:
@@ -55,6 +57,7 @@ class Deepspeed3D:
         from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
         from hpc_gpt.model.pipeline import StagedGpt
+        from hpc_gpt.train.engines.deepspeed_files import plug_in
 
         with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
@@ -71,7 +74,7 @@ class Deepspeed3D:
             parameters = list(self.module.parameters())
             self._optimizer = build_optimizer(resolved.train, parameters)
             self._replica_group: dist.ProcessGroup = self.module.mpu().get_model_parallel_group()
-            self._norm: GradientNorm | None = None
+            self._norm: GradientNorm | UnseenStep | None = None
             if clips_itself(resolved):
                 self._norm = GradientNorm(
                     self._optimizer, parameters, self.tp_rank, self._replica_group, resolved.train.clip
@@ -80,7 +83,16 @@ class Deepspeed3D:
                 model=self.module, optimizer=self._optimizer, config=deepspeed_config(resolved)
             )
             _forget_logits(self._engine)
-        if layout.dp == 1 and resolved.train.dtype != "fp16" and (self._norm or resolved.train.dtype == "bf16"):
+            plug_in(self._engine)
+            if is_alone(resolved):
+                keep_to_itself(self._engine.optimizer)
+            if self._norm is None and can_step_unseen(resolved, self._optimizer):
+                self._norm = UnseenStep(self._engine.optimizer, self._optimizer, resolved.train.clip, self.tp_rank)
+        if (
+            layout.dp == 1
+            and resolved.train.dtype != "fp16"
+            and (clips_itself(resolved) or resolved.train.dtype == "bf16")
+        ):
             # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizer needs the call.)
             self._engine.pipeline_enable_backward_allreduce = False
 
@@ -113,27 +125,28 @@ class Deepspeed3D:
         result: Tensor = loss.detach().reshape(())
         return result
 
-    def save(self, folder: Path) -> None:
-        """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
-        with quiet():
-            self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+    def save(self, files: RankFiles) -> None:
+        """DeepSpeed's own checkpoint, whose model it is, and every rank's generator state."""
+        from hpc_gpt.train.engines.deepspeed_files import save_deepspeed
+
+        save_deepspeed(self._engine, files)
         at = self.tp_rank, self.pp_rank, self.dp_rank
-        write_pieces(folder, self._engine, self.module, _TAG, dist.get_rank(), at)
-        save_random_state(folder, dist.get_rank(), self.device)
+        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
+        put_random_state(files, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
-            write_identity(folder, self._resolved, self.step)
+            put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
         model or arithmetic."""
         others = find_differences(folder, self._resolved)
-        if not (folder / _TAG).is_dir():
+        if not (folder / TAG).is_dir():
             raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
         if others:
             load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
         else:
             with quiet():
-                self._engine.load_checkpoint(str(folder), tag=_TAG)
+                self._engine.load_checkpoint(str(folder), tag=TAG)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+# Its part of a checkpoint is the folder of this name.
+TAG = "deepspeed"
+
 
 def import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed, told which device it serves, quiet, and kept from compiling anything."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.ds_config import clips_itself, deepspeed_config, is_alone, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError, ConfigError
 from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
@@ -22,20 +22,22 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.requirements import check_offload_path
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import write_identity
+from hpc_gpt.train.checkpoints.identity import put_identity
 from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
-from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.saved_states import read_weights
-from hpc_gpt.train.checkpoints.state_pieces import write_pieces
+from hpc_gpt.train.checkpoints.state_pieces import put_pieces
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
-from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, quiet
 from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.train.engines.zero_alone import keep_to_itself
+from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen
 
 __all__ = ["build", "read_weights"]
-_TAG = "deepspeed"
 
 
 def build(resolved: Resolved, device: torch.device) -> DeepspeedZero:
@@ -98,6 +100,8 @@ class DeepspeedZero:
         if engine.offload_path is not None:
             check_offload_path(engine.offload_path)
         deepspeed = import_deepspeed(device)
+        from hpc_gpt.train.engines.deepspeed_files import plug_in
+
         with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
             self._groups = Groups(layout, rank)
@@ -110,12 +114,12 @@ class DeepspeedZero:
                 self.module = self._build_model(tp)
             if not partitioned:
                 self.module.to(device)
-            if partitioned and engine.compile != "none":
-                _gather_for_compiled(deepspeed, self.module, engine.tiles)
+            if partitioned and (engine.compile != "none" or is_alone(resolved)):
+                _gather_by_block(deepspeed, self.module, engine.tiles)
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
             parameters = list(self.module.parameters())
             self._optimizer = _build_optimizer(resolved, parameters)
-            self._norm: GradientNorm | None = None
+            self._norm: GradientNorm | UnseenStep | None = None
             if clips_itself(resolved):
                 self._norm = GradientNorm(
                     self._optimizer,
@@ -127,7 +131,12 @@ class DeepspeedZero:
             self._engine, *_ = deepspeed.initialize(
                 model=self.module, optimizer=self._optimizer, config=config, mpu=self._groups
             )
-        if layout.dp == 1 and (self._norm is not None or shards_in_bf16_optimizer(resolved)):
+            plug_in(self._engine)
+            if is_alone(resolved):
+                keep_to_itself(self._engine.optimizer)
+            if self._norm is None and can_step_unseen(resolved, self._optimizer):
+                self._norm = UnseenStep(self._engine.optimizer, self._optimizer, resolved.train.clip, self.tp_rank)
+        if layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizers need the call.)
             self._engine.enable_backward_allreduce = False
 
@@ -183,15 +192,16 @@ class DeepspeedZero:
             own /= self._resolved.layout.dp
         return own
 
-    def save(self, folder: Path) -> None:
-        """Writes DeepSpeed's own checkpoint, whose model it is, and every rank's generator state into `folder`."""
-        with quiet():
-            self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+    def save(self, files: RankFiles) -> None:
+        """DeepSpeed's own checkpoint, whose model it is, and every rank's generator state."""
+        from hpc_gpt.train.engines.deepspeed_files import save_deepspeed
+
+        save_deepspeed(self._engine, files)
         at = self.tp_rank, self.pp_rank, self.dp_rank
-        write_pieces(folder, self._engine, self.module, _TAG, dist.get_rank(), at)
-        save_random_state(folder, dist.get_rank(), self.device)
+        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
+        put_random_state(files, dist.get_rank(), self.device)
         if dist.get_rank() == 0:
-            write_identity(folder, self._resolved, self.step)
+            put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
@@ -204,13 +214,13 @@ class DeepspeedZero:
                 "it keeps there",
                 "train it in one go, or offload to the host's memory from the start",
             )
-        if not (folder / _TAG).is_dir():
+        if not (folder / TAG).is_dir():
             raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
         if others:
             load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
         else:
             with quiet():
-                self._engine.load_checkpoint(str(folder), tag=_TAG)
+                self._engine.load_checkpoint(str(folder), tag=TAG)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
@@ -249,8 +259,9 @@ def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups
         hook.remove()
 
 
-def _gather_for_compiled(deepspeed: Any, model: Any, tiles: int) -> None:
-    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
+def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
+    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up,
+    and where nothing is to be gathered they are all that it costs.
 
     The head's weight is used by no layer's call of its own, which DeepSpeed finds out for itself in eager mode alone.
     """

@@ -25,8 +25,9 @@ from torch.distributed.tensor import DTensor
 from hpc_gpt import lineage
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
 from hpc_gpt.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import check_identity, write_identity
-from hpc_gpt.train.checkpoints.random_state import load_random_state, save_random_state
+from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
+from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_sharded
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
@@ -131,13 +132,13 @@ class Fsdp:
             loss /= self._resolved.layout.dp
         return loss
 
-    def save(self, folder: Path) -> None:
-        """Writes every rank's shards as one DCP checkpoint, and every rank's generator state."""
+    def save(self, files: RankFiles) -> None:
+        """Every rank's shards as one DCP checkpoint, and every rank's generator state."""
         rank = dist.get_rank()
-        self._checkpoint.save(folder, self._step, self._scaler.read())
-        save_random_state(folder, rank, self.device)
+        self._checkpoint.save(files, self._step, self._scaler.read())
+        put_random_state(files, rank, self.device)
         if rank == 0:
-            write_identity(folder, self._resolved, self._step)
+            put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, on any layout; CheckpointError if it is of another model."""

@@ -13,19 +13,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import split_of
+from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
 
 
-def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
-    """Those that this rank counts, so that the ranks of one model replica count each number of it once.
+def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
+    """Whether this rank counts it, so that the ranks of one model replica count each number of it once.
 
     A split parameter counts on every tensor-parallel rank, a whole one on the first; the later stage's copy of a
     tied parameter (DeepSpeed marks it) does not count.
     """
-    return [
-        parameter
-        for parameter in parameters
-        if (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
-    ]
+    return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
+
+
+def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
+    """Those that this rank counts."""
+    return [parameter for parameter in parameters if counts(parameter, tp_rank)]
 
 
 def whole_norm(counted: list[Tensor], group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
@@ -64,18 +66,16 @@ class GradientNorm:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         counted = [parameter.grad for parameter in self.owned if parameter.grad is not None]
-        self.norm = whole_norm(counted, self.group, self.parameters[0].device)
+        device = self.parameters[0].device
+        self.norm = whole_norm(counted, self.group, device)
         self.skipped = ~self.norm.isfinite()
-        if optimizer.defaults.get("fused"):
-            # torch's fused kernels read this on the device and leave weights and moments alone where it is not zero.
-            optimizer.found_inf = self.skipped.float()  # type: ignore[attr-defined]
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        divisor = clip_divisor(self.norm, self.clip)
+        if is_fused(optimizer):
+            instruct(optimizer, self.skipped, divisor, device)
         elif self.skipped:
             for parameter in self.parameters:
                 parameter.grad = None  # which an optimizer passes over
-            return
-        if self.clip > 0:
-            factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, factor)
+        elif divisor is not None:
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            torch._foreach_div_(gradients, divisor)

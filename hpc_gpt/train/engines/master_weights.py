@@ -3,6 +3,10 @@
 Bytes a parameter, for AdamW: weight 2, master 4, gradient 4, moments 8. A half gradient lives from the end of its
 own layer's backward pass to its addition to the master's, which happens at once. Passes over memory in a step, beside
 the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
+
+Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
+16 + 12 and 4 more, as the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. A micro-batch
+more adds 2 + 4 + 4. An update in one pass over half gradients would take 2 for the norm and 14 + 14: 30.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.resolve import Resolved
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]
 
@@ -53,10 +54,10 @@ class Engine(Protocol):
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
 
-    def save(self, folder: Path) -> None:
-        """Writes model, optimizer, step and generator states into an existing folder.
+    def save(self, files: RankFiles) -> None:
+        """Names what this rank writes of model, optimizer, step and generator states; touches no disk.
 
-        It holds a rank's share once that rank has returned; who reads the others' waits for them.
+        The tensors named are the training's own: they are copied or written before the next step.
         """
 
     def load(self, folder: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
 from hpc_gpt.train.engines.gradient_norm import whole_norm
 from hpc_gpt.train.engines.loss_scaler import LossScaler
 
@@ -46,14 +47,15 @@ class Update:
         factor = self._scaler.factor
         norm = self._norm() if factor is None else self._norm() / factor
         skipped = ~norm.isfinite()
-        divisor = factor
-        if self._clip > 0:
-            excess = ((norm + 1e-6) / self._clip).clamp(min=1.0)
-            divisor = excess if factor is None else excess * factor
+        divisor = clip_divisor(norm, self._clip)
+        if factor is not None:
+            divisor = factor if divisor is None else divisor * factor
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self._kernel.defaults.get("fused"):
-            self._step_fused(skipped, divisor)
+        if is_fused(self._kernel):
+            where = next((one.device for group in self._kernel.param_groups for one in group["params"]), self._device)
+            instruct(self._kernel, skipped, divisor, where)
+            self.optimizer.step()
         elif not skipped:
             if divisor is not None:
                 gradients = [one.grad for group in self._kernel.param_groups for one in group["params"]]
@@ -61,13 +63,6 @@ class Update:
             self.optimizer.step()
         self._scaler.follow(skipped)
         return norm, skipped
-
-    def _step_fused(self, skipped: Tensor, divisor: Tensor | None) -> None:
-        kernel = self._kernel
-        where = next((one.device for group in kernel.param_groups for one in group["params"]), self._device)
-        kernel.found_inf = skipped.float().to(where)  # type: ignore[attr-defined]
-        kernel.grad_scale = None if divisor is None else divisor.to(where)  # type: ignore[attr-defined]
-        self.optimizer.step()
 
     def _norm(self) -> Tensor:
         return whole_norm([one.grad for one in self._counted if one.grad is not None], self._group, self._device)

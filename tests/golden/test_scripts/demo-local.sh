@@ -12,7 +12,9 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 python=python3
 export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
-export PYTHONUNBUFFERED=1
+# Code comes from where Python is told to look, never from the folder that a job happens to be in. Python leaves none
+# beside it: what lies in a cache would run in place of what was submitted.
+export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 cores=$(($(nproc) / 4))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
 # DeepSpeed keeps Triton's tuning in the home folder; on a network file system that can hang it at its end.
@@ -115,7 +117,16 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "eval_every": 50,
   "eval_batches": 4,
   "save_every": 100,
-  "max_bad_steps": 20
+  "save_last": true,
+  "save_in_background": true,
+  "keep_last": 0,
+  "keep_every": 0,
+  "max_failed_saves": 3,
+  "max_bad_steps": 20,
+  "until_loss": null,
+  "matmul_rate": false,
+  "hang_multiple": 20.0,
+  "hang_floor_s": 300.0
  },
  "job": {
   "name": "demo",
@@ -133,6 +144,10 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "dependency": null,
   "exclusive": false,
   "signal_lead_s": 30,
+  "max_gpu_hours": null,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
   "sbatch": [],
   "srun": []
  },
@@ -153,8 +168,12 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "time": null,
   "mem": null,
   "exclusive": false,
-  "requeue": false,
+  "chain": "none",
   "signal_lead_s": 30,
+  "retry_pause_s": 30,
+  "preflight": false,
+  "spare_nodes": 0,
+  "bad_node_hours": 24.0,
   "modules": [],
   "venv": null,
   "python": null,
@@ -172,10 +191,51 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
 }
 HPC_GPT_RESOLVED
   command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
+# --- code ----------------------------------------------------------------------------------------------------------
+# What runs is the code as it was submitted: code.tar.gz of the run folder, which the first attempt unpacks. An edit
+# behind the submission changes nothing.
+code="$HPC_GPT_RUN/code"
+case "$HPC_GPT_RUN" in
+*:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
+esac
+if [ ! -e "$code.tar.gz" ]; then # nobody has submitted: the code here and now is the run's from now on
   "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
-    die "$HPC_GPT_PYTHON cannot import hpc_gpt" "activate the environment hpc-gpt is in, or set HPC_GPT_PYTHON"
+    die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
+      "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
+  "$HPC_GPT_PYTHON" -m hpc_gpt.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
+fi
+code_is_submitted() { # the archive is that of provenance.json, where there is one
+  local sum
+  sum=$(gzip -dc <"$code.tar.gz" | sha256sum) || return
+  ! grep -qs '"code_sha256"' "$HPC_GPT_RUN/provenance.json" ||
+    grep -qs "\"code_sha256\": \"${sum%% *}\"" "$HPC_GPT_RUN/provenance.json"
+}
+code_is_whole() { # the files of code/ are those of the archive, and there is no other
+  local sums count
+  sums=$(tar -xOzf "$code.tar.gz" SHA256SUMS) &&
+    (cd -- "$code" && sha256sum --status -c - <<<"$sums") 2>/dev/null &&
+    count=$(find "$code" ! -type d ! -name '.nfs*' | wc -l) &&
+    [ "$count" -eq $(($(wc -l <<<"$sums") + 1)) ]
+}
+unpack_code() { # whole or not at all, and never over another: there may be two starts at once
+  local aside="$HPC_GPT_RUN/.code.$HOSTNAME.$$" rc=1
+  if mkdir -- "$aside" && tar -xzmf "$code.tar.gz" --no-same-owner --no-same-permissions -C "$aside"; then
+    mv -nT -- "$aside" "$code" 2>/dev/null
+    code_is_whole || { mv -T -- "$code" "$code.changed-$(date +%s)" && mv -nT -- "$aside" "$code"; }
+    code_is_whole && rc=0
+  fi
+  rm -rf -- "$aside"
+  return "$rc"
+}
+if [ -e "$code.tar.gz" ]; then
+  code_is_submitted || die "$code.tar.gz is not what was submitted" 'submit the experiment again; hpc-gpt verify says what differs'
+  code_is_whole || unpack_code || die "cannot unpack $code" "is the disk full or read-only?"
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+fi
   exec "$HPC_GPT_PYTHON" -m hpc_gpt.local.by_hand "$HPC_GPT_RUN"
 fi
+# The code as it was submitted, whatever PYTHONPATH the profile sets.
+export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
 
 # --- launch: this process is one rank -------------------------------------------------------------------------------
 # exec leaves no shell in between: a signal reaches python itself, and USR2 is ignored until the trainer listens.

@@ -231,6 +231,17 @@ def test_a_barrier_names_the_rank_that_did_not_come() -> None:
     assert (cause.ended, cause.rank) == ("collective_timeout", 1)
 
 
+def test_our_own_watchdog_names_rank_and_node() -> None:
+    silent = "hang: no rank made a step for 312 s; ranks 4-7 on n2 are silent, last seen after step 17; ranks 0-3 wait"
+    cause = cause_of(("log", [step(1), silent, "srun: error: n1: task 0: Exited with exit code 1"]))
+    assert (cause.ended, cause.rank, cause.node, cause.failed_node) == ("hang", 4, "n2", "n2")
+    assert "hang: no rank made a step for 312 s; ranks 4-7 on n2 are silent" in cause.words
+    nobody = cause_of(
+        ("log", ["hang: no rank made a step for 312 s; ranks 0-3 wait in all_reduce (loop.py:96 in run)"])
+    )
+    assert (nobody.ended, nobody.rank, nobody.failed_node) == ("hang", None, None)
+
+
 # --- survived
 
 

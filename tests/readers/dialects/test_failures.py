@@ -32,6 +32,8 @@ def failure_in(line: str) -> Failure | None:
 
 # class, "echo" for a consequence, rank, node | line
 LINES = """\
+hang 3 n7 | hang: no rank made a step for 8 s; rank 3 on n7 is silent, last seen after step 4; ranks 0-2 wait in recv
+hang - - | hang: no rank made a step for 8 s; ranks 0-3 wait in all_reduce after step 6 (loop.py:96 in run)
 error - - | ValueError: bad
 error 3 - | [rank3]: ValueError: bad
 error 3 - | [default3]:ValueError: bad

@@ -66,6 +66,13 @@ def test_tokens_a_second_of_the_whole_job_need_no_count_of_gpus(tmp_path):
     assert (record.gpus, record.tokens_per_s) == (None, 983_040)
 
 
+def test_tokens_a_second_follow_from_the_tokens_of_a_step_where_its_length_is_not_told(tmp_path):
+    lines = [f"iter {step}: loss 4.0000, time 500.00ms" for step in range(20)]
+    record = record_of(tmp_path, "tokens per iteration will be: 491,520", lines)
+    assert (record.seq, record.global_batch, record.tokens_per_s) == (None, None, 983_040)
+    assert record.sources["tokens_per_s"] == "491520 tokens a step / step_s"
+
+
 @pytest.mark.parametrize(("last", "ended"), [(99, "done"), (98, "unknown")])
 def test_steps_counted_from_0_end_one_before_the_number_planned(tmp_path, last, ended):
     line = "completed step: {}, seconds: 5.000, TFLOP/s/device: 134.924, Tokens/s/device: 8672.758, loss: 10.374"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.own_runs import metrics as own_metrics
 from hpc_gpt.readers.own_runs.metrics import KEYS, Metrics, read_metrics
-from hpc_gpt.run_folder import read_json, read_json_lines
+from hpc_gpt.small_files import read_json, read_json_lines
 from tests.made_runs import metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))

@@ -196,6 +196,20 @@ def test_submitted_again_and_not_started_is_pending_whatever_its_last_end(run):
     assert read_run(run).ended == "done"
 
 
+def test_of_a_chain_sent_at_once_the_link_that_began_tells_how_the_run_stands(logs):
+    run = make_run(logs, submit=False)
+    for number in (1, 2, 3):
+        run.add_submission({"scheduler": "slurm", "job_id": str(70 + number), "refused": None, "link": number})
+    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "too many jobs", "link": 4})
+    record = read_run(run)
+    assert (record.ended, record.job_id) == ("pending", "71")
+    add_attempt(run, [metrics_line(1, time=time.time())], ended=None, job_id="71", started=time.time())
+    assert read_run(run).ended == "running"
+    add_attempt(run, [metrics_line(2)], "done", job_id="72")
+    record = read_run(run)
+    assert (record.ended, record.job_id) == ("done", "72")
+
+
 @pytest.mark.parametrize(
     ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "done", "99")]
 )

@@ -12,16 +12,24 @@ import pytest
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.layout import Layout
+from hpc_gpt.resolve import Resolved
 from hpc_gpt.train.checkpoints.data_position import read_positions
-from hpc_gpt.train.checkpoints.identity import NAME, check_identity, read_identity, write_identity
+from hpc_gpt.train.checkpoints.identity import NAME, check_identity, put_identity, read_identity
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from tests.train.launch import settings
 
 RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
 DP_AND_STAGE = frozenset({"layout.dp", "engine.zero_stage"})
 
 
+def write(folder: Path, resolved: Resolved) -> None:
+    files = RankFiles()
+    put_identity(files, resolved, 20)
+    files.write(folder)
+
+
 def test_the_same_run_differs_in_nothing_and_a_convertible_difference_is_told(tmp_path: Path) -> None:
-    write_identity(tmp_path, RESOLVED, 20)
+    write(tmp_path, RESOLVED)
     assert read_identity(tmp_path)["step"] == 20
     assert check_identity(tmp_path, RESOLVED) == frozenset()
     wider = replace(RESOLVED, layout=Layout(2, 1, 4))
@@ -43,14 +51,14 @@ def test_the_same_run_differs_in_nothing_and_a_convertible_difference_is_told(tm
     ],
 )
 def test_every_other_difference_is_refused_beside_a_convertible_one_too(tmp_path, part, changes, words) -> None:
-    write_identity(tmp_path, replace(RESOLVED, engine=replace(RESOLVED.engine, zero_stage=0)), 20)
+    write(tmp_path, replace(RESOLVED, engine=replace(RESOLVED.engine, zero_stage=0)))
     other = replace(RESOLVED, **{part: replace(getattr(RESOLVED, part), **changes)})
     with pytest.raises(CheckpointError, match=words):
         check_identity(tmp_path, other, DP_AND_STAGE)
 
 
 def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_path: Path) -> None:
-    write_identity(tmp_path, RESOLVED, 20)
+    write(tmp_path, RESOLVED)
     saved = json.loads((tmp_path / NAME).read_text())
     for key in ("engine.partition", "engine.tiles"):
         del saved[key]

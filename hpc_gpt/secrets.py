@@ -58,6 +58,8 @@ _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
 # `with password hunter2`: told in prose. Without a digit it may be any word, as in `password incorrect`.
 _SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
 _NOTHING = frozenset(("none", "null", "true", "false"))
+# A value of an environment that is shorter is a switch or a number, and stands in many a word.
+_SHORTEST = 6
 
 
 def is_secret(key: str, value: Any = None) -> bool:
@@ -130,3 +132,16 @@ def hide_secrets(text: str) -> str:
             kept += [text[end : found.end()], REMOVED]
             end = value.end()
     return "".join([*kept, text[end:]])
+
+
+def hide_values(text: str, environment: Mapping[str, str]) -> str:
+    """The text without the values of an environment's secrets, whatever their shape: what a program printed of it.
+
+    >>> hide_values("logged in with opensesame", {"WANDB_API_KEY": "opensesame", "HOME": "/root"})
+    'logged in with [removed]'
+    """
+    values = {line for key, value in environment.items() if is_secret(key, value) for line in value.splitlines()}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, REMOVED)
+    return text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.readers.secrets import hide_secrets, is_secret, without_secrets
+from hpc_gpt.secrets import hide_secrets, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""Nodes that failed or were slow, by cluster: who is left out of the next jobs, why and until when.
+
+Every note is a file of its own in `state_dir()/nodes/<cluster>/`, given its name whole: two jobs that note at once,
+from two hosts that share a home, write two files and lose none. A note expires, and the next writer takes it away, so
+that nothing grows for ever. A list that cannot be read or written is no reason for a job to fail: it is said on stderr,
+and the job goes on as if the list were empty.
+
+A node that failed once is left out by the run it failed for. It is left out by every run once it failed a second time,
+or where a measurement says so (`sure`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from hpc_gpt.paths import state_dir
+from hpc_gpt.secrets import hide_secrets
+
+# A sweep on a broken node notes the same failure once a run.
+_NOTES_A_NODE = 8
+_NOTES = 512
+_LONGEST_WHY = 500
+# A host's name: what is none is not noted, and never handed to Slurm.
+NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class BadNode:
+    """A node, why it is listed last and for which run, and when that began and ends (seconds since 1970).
+
+    `times` is how often it was noted, of what has not expired, `runs` for whom. `everyone` says whether every run
+    leaves it out, or only those.
+    """
+
+    node: str
+    why: str
+    run: str
+    since: float
+    until: float
+    times: int
+    runs: tuple[str, ...] = ()
+    everyone: bool = False
+
+
+@dataclass(frozen=True)
+class _Note:
+    """One line of the list, as its file has it."""
+
+    node: str
+    why: str
+    run: str
+    time: float
+    until: float
+    sure: bool = False
+
+
+def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
+    """Notes that `node` of `cluster` failed `run` (a run id), for so many hours; 0 or less notes nothing,
+    nor does what is no host's name.
+
+    `sure`: measured to be slow or broken, so that every run leaves it out at once.
+    """
+    if not hours > 0 or not math.isfinite(hours) or not NODE.fullmatch(node):
+        return
+    now = time.time()
+    entry = _Note(node, hide_secrets(why)[:_LONGEST_WHY], run, now, now + hours * 3600, sure)
+    folder = _folder(cluster)
+    name = f"{int(now * 1e6):018d}-{secrets.token_hex(4)}.json"
+    aside = folder / f".{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(folder, node, now)
+        aside.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
+        aside.rename(folder / name)
+    except OSError as fault:
+        _warn(f"node {node} is not noted in {folder}: {fault.strerror}")
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def listed(cluster: str, now: float | None = None) -> dict[str, BadNode]:
+    """Every node that is noted and has not expired at `now`, by name, in the order of the names."""
+    found: dict[str, list[_Note]] = {}
+    for _, entry in _notes(_folder(cluster)):
+        if entry.until > (time.time() if now is None else now):
+            found.setdefault(entry.node, []).append(entry)
+    return {node: _bad_node(entries) for node, entries in sorted(found.items())}
+
+
+def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
+    """The nodes that `run` leaves out: those that everyone does, and those that failed this very run."""
+    return [name for name, bad in listed(cluster, now).items() if bad.everyone or run in bad.runs]
+
+
+def forgive(cluster: str, node: str) -> bool:
+    """Takes a node off the list, and says whether it was there. OSError where a note cannot be taken away."""
+    theirs = [path for path, entry in _notes(_folder(cluster)) if entry.node == node]
+    for path in theirs:
+        path.unlink(missing_ok=True)
+    return bool(theirs)
+
+
+def _bad_node(entries: list[_Note]) -> BadNode:
+    last = max(entries, key=lambda entry: entry.time)
+    return BadNode(
+        node=last.node,
+        why=last.why,
+        run=last.run,
+        since=min(entry.time for entry in entries),
+        until=max(entry.until for entry in entries),
+        times=len(entries),
+        runs=tuple(dict.fromkeys(entry.run for entry in entries)),
+        everyone=len(entries) > 1 or last.sure or any(entry.sure for entry in entries),
+    )
+
+
+def _folder(cluster: str) -> Path:
+    """Where a cluster's notes are; its name, whatever it holds, is one folder's."""
+    name = quote(cluster, safe=" @+=,")
+    return state_dir() / "nodes" / (name if not name.startswith(".") else f"%2E{name[1:]}")
+
+
+def _notes(folder: Path) -> Iterator[tuple[Path, _Note]]:
+    """Every note that can be read, oldest first."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        _warn(f"the list of bad nodes in {folder} cannot be read: {fault.strerror}")
+        return
+    for path in paths:
+        entry = _read(path)
+        if entry is not None:
+            yield path, entry
+
+
+def _read(path: Path) -> _Note | None:
+    """A note; None where it is gone by now, damaged, or of another version."""
+    try:
+        if not path.is_file():  # opening a pipe would wait
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        entry = _Note(
+            str(found["node"]),
+            str(found["why"]),
+            str(found["run"]),
+            float(found["time"]),
+            float(found["until"]),
+            bool(found.get("sure")),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    sound = NODE.fullmatch(entry.node) and math.isfinite(entry.time) and math.isfinite(entry.until)
+    return entry if sound else None
+
+
+def _prune(folder: Path, node: str, now: float) -> None:
+    """Makes room for one more note of `node`: what has expired, cannot be read, or is too much goes, oldest first."""
+    kept: list[tuple[Path, _Note]] = []
+    with os.scandir(folder) as entries:
+        paths = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".json"))
+    for path in paths:
+        entry = None if path.name.startswith(".") else _read(path)
+        if entry is not None and entry.until > now:
+            kept.append((path, entry))
+        elif _is_old(path, now):
+            path.unlink(missing_ok=True)
+    theirs = [path for path, entry in kept if entry.node == node]
+    surplus = theirs[: len(theirs) - _NOTES_A_NODE + 1] if len(theirs) >= _NOTES_A_NODE else []
+    rest = [path for path, _ in kept if path not in surplus]
+    surplus += rest[: len(rest) - _NOTES + 1] if len(rest) >= _NOTES else []
+    for path in surplus:
+        path.unlink(missing_ok=True)
+
+
+def _is_old(path: Path, now: float) -> bool:
+    """Whether a file that is no note is none that somebody writes just now."""
+    try:
+        return path.stat().st_mtime < now - 60
+    except OSError:
+        return False
+
+
+def _warn(words: str) -> None:
+    sys.stderr.write(f"warning: {words}\n")

@@ -1,0 +1,1 @@
+"""What a benchmark measures: cells trained on this machine in rounds, beside programs that the user has."""

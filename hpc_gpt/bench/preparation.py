@@ -1,0 +1,245 @@
+"""From what is asked of a bench to its cells: an experiment under every engine and every micro-batch, on this machine.
+
+A cell's settings, each over those before it: the experiment, its row, what a bench needs, the engine, the micro-batch,
+the user's own. Tokens are random always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.here import has_compiler
+from hpc_gpt.cluster import FALLBACK, ClusterProfile, load_profile
+from hpc_gpt.engines import OFFERS, has_zero
+from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.foresight import foresee
+from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.render import render_script
+from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.smoke import compare, shrink
+from hpc_gpt.submission import Prepared, faults_of_rows
+from hpc_gpt.sweep import choose_row
+from hpc_gpt.tables import close_matches
+
+DEFAULT_BENCH = "bench"
+# What a run does beside its steps is no part of its speed.
+_MEASURED: Mapping[str, Any] = {
+    "train.save_every": 0,
+    "train.save_last": False,
+    "train.until_loss": None,
+    "train.matmul_rate": True,
+    "job.max_gpu_hours": None,
+    "job.time": None,  # of a queue's, which is not asked
+}
+_BENCH: Mapping[str, Any] = {
+    **_MEASURED,
+    "data.path": None,
+    "train.eval_every": 0,
+    "train.minutes": None,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a bench. `overrides` are the user's own, by dotted key; `steps` None: as the experiment says,
+    of a smoke run five. `is_ladder`: rungs are about data, logging and evaluation, too, so these stay as they are."""
+
+    experiment: str
+    profile: ClusterProfile
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    row: str | None = None
+    engines: Sequence[str] = ()
+    micro_batches: Sequence[int] = ()
+    steps: int | None = None
+    smoke: bool = False
+    has_gpu: bool = False
+    is_ladder: bool = False
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells, each with a name of its own; what to tell the user of all of them; and what the bench goes by."""
+
+    name: str
+    cells: Sequence[Cell]
+    notes: tuple[str, ...] = ()
+
+
+def prepare_cells(asked: Asked) -> Cells:
+    """A cell for each engine and each micro-batch, or one. Raises ConfigError and LayoutError, with the faults of all
+    cells at once."""
+    file = read_experiment(asked.experiment)
+    row = choose_row(file.rows, asked.row, file.path).name if file.rows is not None else asked.row
+    cells: list[Cell] = []
+    faults: dict[str, UserError] = {}
+    for engine in asked.engines or (None,):
+        for micro_batch in asked.micro_batches or (None,):
+            over = {**_of_engine(engine), **_of_micro_batch(micro_batch)}
+            try:
+                cells.append(prepare_cell(asked, file, row, over, engine))
+            except UserError as fault:
+                faults[" ".join(part for part in (engine, micro_batch and f"mbs {micro_batch}") if part)] = fault
+    if faults:
+        raise next(iter(faults.values())) if len(faults) == 1 else faults_of_rows(faults)
+    prepared = [cell.prepared for cell in cells if cell.prepared]
+    notes = dict.fromkeys(note for each in prepared for note in each.notes)
+    if source := _other_source(file, row):
+        notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
+    if not (asked.has_gpu or asked.smoke):
+        notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
+    name = _name(asked, file, load_experiment(file, asked.overrides, row)) + (f"-{row}" if row is not None else "")
+    return Cells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
+
+
+def prepare_cell(
+    asked: Asked,
+    file: ExperimentFile,
+    row: str | None,
+    over: Mapping[str, Any],
+    engine: str | None = None,
+    name: str | None = None,
+) -> Cell:
+    """One cell: the experiment's row with `over` laid on it by dotted key, below the user's own settings.
+
+    It goes by `name`, else by its engine, as the user wrote that, and its micro-batch where that was asked for.
+    """
+    notes: list[str] = []
+    experiment = _load(asked, file, row, over)
+    experiment = _possible(experiment, asked, notes)
+    if name is None:
+        micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
+        name = f"{engine or experiment.engine.name}{micro_batch}"
+    cell = Cell(name)
+    if row is None:
+        experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{cell.slug}")
+    if asked.smoke:
+        resolved = _shrunken(experiment, asked, "layout.micro_batch" in over, notes)
+    else:
+        resolved = resolve(experiment, asked.profile)
+    if file.rows is not None:
+        resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
+    foresight = foresee(resolved, asked.profile, refuse=False)
+    return replace(cell, prepared=Prepared(resolved, render_script(resolved), file.text, tuple(notes), foresight))
+
+
+def parse_engines(words: str | None) -> list[str]:
+    """`ddp,deepspeed-zero:3` as its parts, each an engine, or an engine and its ZeRO stage; ConfigError."""
+    engines = [part.strip() for part in words.split(",")] if words is not None else []
+    known = get_args(EngineName)
+    for engine in engines:
+        name, colon, stage = engine.partition(":")
+        if name not in known:
+            raise ConfigError(f"no engine {name!r}", close_matches(name, known) or f"engines: {', '.join(known)}")
+        if colon and not (has_zero(name) and stage in map(str, OFFERS[name].zero_stages)):
+            stages = ", ".join(f"{name}:{each}" for each in OFFERS[name].zero_stages)
+            hint = f"use one of {stages}" if has_zero(name) else f"use {name}; deepspeed-zero has stages 0 to 3"
+            raise ConfigError(f"engine {engine!r}: {stage!r} is no ZeRO stage of {name}", hint)
+    _check_single("--engines", engines)
+    return engines
+
+
+def parse_micro_batches(words: str | None) -> list[int]:
+    """`1,2,4` as numbers; ConfigError."""
+    parts = [part.strip() for part in words.split(",")] if words is not None else []
+    for part in parts:
+        if not part.isascii() or not part.isdecimal() or not 0 < int(part[:10]) < 10**9:
+            raise ConfigError(
+                f"--mbs {words!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
+                "give one, or several with commas between them, as --mbs 1,2,4",
+            )
+    _check_single("--mbs", parts)
+    return [int(part) for part in parts]
+
+
+def _check_single(option: str, parts: Sequence[str]) -> None:
+    twice = [part for part in dict.fromkeys(parts) if parts.count(part) > 1]
+    if twice:
+        raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
+
+
+def _of_engine(engine: str | None) -> dict[str, Any]:
+    if engine is None:
+        return {}
+    name, _, stage = engine.partition(":")
+    return {"engine.name": name, "engine.zero_stage": int(stage) if stage else None}
+
+
+def _of_micro_batch(micro_batch: int | None) -> dict[str, Any]:
+    return {} if micro_batch is None else {"layout.micro_batch": micro_batch}
+
+
+def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
+    own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
+    needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
+    overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
+    experiment = load_experiment(file, overrides, row)
+    sizes = experiment.layout
+    if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
+        # Two of the three are the experiment's; a micro-batch of its own leaves the passes of a step as they are.
+        follows = "layout.micro_batches" if "layout.global_batch" in own else "layout.global_batch"
+        experiment = load_experiment(file, {**overrides, follows: None}, row)
+    # Nothing is fetched from the device between the first step and the last.
+    return experiment if "train.log_every" in own or asked.is_ladder else _logging_last(experiment)
+
+
+def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
+    """What a bench needs of a rung: random tokens instead of a file that is the user's own, no end by the clock where
+    steps are asked for."""
+    needed = dict(_MEASURED)
+    if load_experiment(file, None, row).data.source in ("tokens", "megatron"):
+        needed |= {"data.source": "random", "data.path": None}
+    return needed if asked.steps is None else {**needed, "train.minutes": None}
+
+
+def _logging_last(experiment: Experiment) -> Experiment:
+    return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
+
+
+def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experiment:
+    """Without what the engine or this machine does not have and the experiment need not: compilation, where the user
+    does not ask for it, and of a program that is not ours the bench's own settings."""
+    engine, train = experiment.engine, experiment.train
+    if engine.name == MEGATRON_LM:
+        train = replace(train, save_last=True, matmul_rate=False)
+        notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
+    if engine.compile != "none" and "engine.compile" not in asked.overrides:
+        if "compile" not in OFFERS[engine.name].switches:
+            engine = replace(engine, compile="none")
+            notes.append(f"engine.compile is none: engine {engine.name} does not have it")
+        elif engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler():
+            engine = replace(engine, compile="none")
+            notes.append("engine.compile is none: this machine has neither a GPU nor a C++ compiler (g++)")
+    return replace(experiment, engine=engine, train=train)
+
+
+def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
+    """The small run: of the real one's steps and micro-batch what the user asked for."""
+    real = resolve(experiment, load_profile(FALLBACK))
+    small = shrink(experiment, real, asked.has_gpu)
+    layout, train = small.experiment.layout, small.experiment.train
+    if holds_micro_batch:
+        layout = replace(layout, micro_batch=experiment.layout.micro_batch)
+    if asked.steps is not None:
+        train = replace(train, steps=asked.steps)
+    job = replace(small.experiment.job, time=experiment.job.time)
+    shrunken = replace(small.experiment, layout=layout, train=replace(train, log_every=train.steps), job=job)
+    resolved = resolve(shrunken, asked.profile)
+    sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
+    notes += [f"smoke: {sizes}, {resolved.train.steps} steps: its figures show that it runs, no speed", *small.notes]
+    return resolved
+
+
+def _other_source(file: ExperimentFile, row: str | None) -> str | None:
+    """Where the experiment's own tokens would come from, where it says."""
+    source = load_experiment(file, None, row).data.source
+    return None if source == "random" or "data" not in file.tables else source
+
+
+def _name(asked: Asked, file: ExperimentFile, experiment: Experiment) -> str:
+    """What a bench goes by: its experiment, or where none was named, the model."""
+    preset = experiment.model.preset
+    return preset if asked.experiment == DEFAULT_BENCH and preset else str(file.tables["name"])

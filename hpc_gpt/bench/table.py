@@ -1,0 +1,184 @@
+"""The rows of a bench as text: a table, or where there is one row, or little room, each from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.bench.rounds import ratios_to_first
+from hpc_gpt.bench.row import Row, peak_gib
+from hpc_gpt.readers.own_runs.run import DIALECT
+from hpc_gpt.record import Record
+from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_whole
+from hpc_gpt.report.grid import Grid, plain
+from hpc_gpt.waiting import GOOD_ENDS
+
+# As seed 000 marks a row that does not fit.
+OOM = "OOM"
+SLOWED = "slowed down by allocator retries"
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`label` and `formula` are of a row from top to bottom, where there is room to say what a figure is."""
+
+    heading: str
+    label: str
+    show: Callable[[Record], str]
+    formula: str = ""
+    unit: str = ""
+
+
+def _digits(key: str) -> Callable[[Record], str]:
+    return lambda record: show_digits(getattr(record, key))
+
+
+def _percent(key: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        share = getattr(record, key)
+        return NOTHING if share is None else f"{share:.1%}"
+
+    return show
+
+
+def _gib(key: str) -> Callable[[Record], str]:
+    return lambda record: show_digits(peak_gib(getattr(record, key)))
+
+
+def _allocated(record: Record) -> str:
+    return OOM if record.ended in ("gpu_memory", "host_memory") else _gib("memory_allocated_gib")(record)
+
+
+def _utilisation(record: Record) -> str:
+    """As seed 000 prints it: `71.9 +/- 22.0`."""
+    if record.gpu_util_mean is None:
+        return NOTHING
+    return f"{record.gpu_util_mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
+
+
+def _matmul(record: Record) -> str:
+    before, after = record.matmul_tflops_before, record.matmul_tflops_after
+    return NOTHING if before is None and after is None else f"{show_digits(before)} -> {show_digits(after)}"
+
+
+def _plain(key: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        value = getattr(record, key)
+        return NOTHING if value is None else str(value)
+
+    return show
+
+
+def _tflops(key: str, formula: str) -> _Column:
+    return _Column(f"TFLOPs {key.partition('_')[2]}", key, _digits(key), formula, "TFLOP/s per rank")
+
+
+_COLUMNS = (
+    _Column("Tokens/s", "tokens/s", lambda record: show_whole(record.tokens_per_s)),
+    _Column("Step s", "step time", lambda record: show_seconds(record.step_s), unit="s"),
+    _tflops("tflops_seed", "6 P s B, 8 with full recomputation, seed 001"),
+    _tflops("tflops_hardware", "Narayanan et al. 2021, eq. 3"),
+    _tflops("tflops_model", "6 P + 12 L h s a token, PaLM"),
+    _Column("MFU", "mfu", _percent("mfu"), "tflops_model over the device's dense peak"),
+    _Column("Allocated GiB", "memory allocated", _allocated, "peak", "GiB"),
+    _Column("Reserved GiB", "memory reserved", _gib("memory_reserved_gib"), "peak", "GiB"),
+    _Column("Plan GiB", "memory predicted", _gib("predicted_memory_gib"), "allocated at the peak, by plan", "GiB"),
+    _Column("GPU %", "GPU utilisation", _utilisation, unit="%"),
+    _Column("Compile s", "compile", _digits("compile_s"), "of the first round", "s"),
+    _Column("Attention", "attention", _plain("attention_used")),
+    _Column("Retries", "allocator retries", _plain("allocator_retries")),
+    _Column("Matmul TFLOP/s", "matmul rate", _matmul, "the device's own, before and after", "TFLOP/s"),
+    _Column("MHz", "SM clock", _digits("sm_clock_mhz"), unit="MHz"),
+    _Column("W", "power", _digits("power_w"), unit="W"),
+    _Column("Config", "config hash", _plain("config_hash")),
+)
+
+
+def as_text(rows: Sequence[Row], width: int | None = None) -> str:
+    """All rows with all figures that any of them has; None: any width. Then what they share: versions and device."""
+    if not rows:
+        return ""
+    text = _one(rows[0]) if len(rows) == 1 else _several(rows, width)
+    return text + "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
+
+
+def _one(row: Row) -> str:
+    lines = [
+        (column.label, shown + (f" {column.unit}" if column.unit and shown != OOM else ""), column.formula)
+        for column in _COLUMNS
+        if (shown := column.show(row.record)) != NOTHING
+    ]
+    if row.record.tokens_per_s_spread is not None:
+        lines.insert(1, ("spread", f"{row.record.tokens_per_s_spread:.1%}", f"of {row.record.rounds} rounds"))
+    lines.insert(0, ("ended", _ended(row.record), ""))
+    margin = max(len(label) for label, _, _ in lines)
+    body = "".join(
+        f"  {label:<{margin}}  {plain(shown)}{f'  ({formula})' if formula else ''}\n" for label, shown, formula in lines
+    )
+    return f"{plain(row.cell)}\n{body}"
+
+
+def _several(rows: Sequence[Row], width: int | None) -> str:
+    ratios = ratios_to_first([row.record.tokens_per_s for row in rows])
+    columns = [column for column in _COLUMNS if any(column.show(row.record) != NOTHING for row in rows)]
+    has_spread = any(row.record.tokens_per_s_spread is not None for row in rows)
+    headings = ["Cell", "Ratio", *(["Spread"] if has_spread else []), *(column.heading for column in columns), "Notes"]
+    lines = []
+    for row, ratio in zip(rows, ratios, strict=True):
+        lines.append(
+            [
+                row.cell,
+                NOTHING if ratio is None else f"{ratio:.3f}",
+                *([_percent("tokens_per_s_spread")(row.record)] if has_spread else []),
+                *(column.show(row.record) for column in columns),
+                _notes(row.record),
+            ]
+        )
+    left = {"Cell", "Attention", "Config", "Notes"}
+    grid = Grid(headings, [heading not in left for heading in headings], lines)
+    if width is None or grid.width <= width:
+        return grid.aligned()
+    return "".join(grid.block(cells) for cells in grid.lines)
+
+
+def _notes(record: Record) -> str:
+    """How it ended, where not well; and retries, which make a row slower than it need be, as seed 000 says of its
+    batch 8."""
+    words = [] if record.ended in (*GOOD_ENDS, None) else [str(record.ended)]
+    if not words and not record.tokens_per_s:
+        words.append("no tokens/s found")
+    if record.allocator_retries:
+        words.append(SLOWED)
+    return ", ".join(words) or NOTHING
+
+
+def _ended(record: Record) -> str:
+    return str(record.ended) + (f": {record.cause}" if record.cause else "")
+
+
+def shared_lines(records: Sequence[Record]) -> list[str]:
+    """What is printed once: the shape that was trained, the device, the versions."""
+    lines = []
+    for name, show in (("trained", _shape), ("device", _device), ("versions", _versions)):
+        said = list(dict.fromkeys(words for record in records if (words := show(record))))
+        if len(said) == 1:
+            lines.append(f"{name}: {said[0]}")
+    return lines
+
+
+def _shape(record: Record) -> str:
+    if not record.params or not record.seq:
+        return ""
+    batch = f", global batch {record.global_batch}" if record.global_batch else ""
+    ranks = f"{record.gpus} rank{'s' if record.gpus != 1 else ''}"
+    return f"{record.params:,} parameters, sequence {record.seq}{batch}, {record.dtype}, {ranks}"
+
+
+def _device(record: Record) -> str:
+    if record.dialect != DIALECT:  # of a peer's log what is not said is not known
+        return record.device or ""
+    return "CPU" if record.device is None and record.memory_allocated_gib is None else str(record.device)
+
+
+def _versions(record: Record) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record.versions.items())

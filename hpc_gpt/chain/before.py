@@ -1,0 +1,206 @@
+"""`python -m hpc_gpt.chain.before RUN ATTEMPT`: job.sh asks whether this attempt of the run may start.
+
+On stdin stands what Slurm says of the jobs of earlier attempts that left no word, a line each: `squeue JOB STATE` or
+`sacct JOB STATE`, of sacct's the oldest start first. Settles those attempts that are over, and prints one line:
+
+    hpc-gpt-next go STOP_AT     starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
+    hpc-gpt-next wait           another job of the run is just leaving: ask again
+    hpc-gpt-next stop CODE JOBS it does not; the script ends with that exit code, and the links that wait are cancelled
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpc_gpt import bad_nodes
+from hpc_gpt.chain.after import MARK, asked_to_end, forget_stop, other_jobs
+from hpc_gpt.chain.decide import gpus_of, nodes_left_out, past_of, rules_of, write_verdict
+from hpc_gpt.chain.history import Past, gpu_hours, is_open, read_history
+from hpc_gpt.chain.judge import Verdict, judge
+from hpc_gpt.chain.settle import Settled, batch_host, settle
+from hpc_gpt.errors import UserError
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import Attempt, RunFolder
+
+# States of a job whose ranks may be there; of the second kind they are leaving.
+_RUNS = ("RUNNING", "SUSPENDED", "SIGNALING", "STOPPED", "RESIZING", "CONFIGURING")
+_LEAVES = ("COMPLETING", "STAGE_OUT")
+# How accounting's word for a start that is over reads as a class.
+_ENDED = {
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "walltime",
+    "DEADLINE": "walltime",
+    "OUT_OF_MEMORY": "host_memory",
+    "CANCELLED": "cancelled",
+    "REQUEUED": "requeued",
+    "FAILED": "error",
+}
+_WORDS = {
+    "node_failure": "a node of the job died",
+    "preempted": "preempted before it had saved",
+    "walltime": "the time limit ended it before it had saved",
+    "host_memory": "Slurm says OUT_OF_MEMORY",
+    "cancelled": "Slurm says CANCELLED",
+    "requeued": "requeued by Slurm or by hand",
+    "error": "Slurm says FAILED, and it left no word",
+    "unknown": "it left no word, and Slurm has none of it",
+}
+_NODE_FAILED = b"Node failure on"
+# Another start that has made its folder and not yet said whose it is.
+_JUST_MADE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Word:
+    """What Slurm says: `queue` the state of each job that squeue knows, `starts` the states of each job's starts."""
+
+    queue: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_word(lines: Iterable[str]) -> Word:
+    """The lines on stdin; what is no such line is left out.
+
+    >>> read_word(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
+    {'5': ['NODE_FAIL', 'CANCELLED']}
+    """
+    word = Word()
+    for line in lines:
+        match line.split():
+            case ["squeue", job_id, state, *_]:
+                word.queue[job_id] = state
+            case ["sacct", job_id, state, *_]:
+                word.starts.setdefault(job_id, []).append(state.rstrip("+"))
+    return word
+
+
+def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
+    """Settles what came before, and gives the script's line. Raises UserError for a folder that cannot be read."""
+    resolved = run.resolved()
+    own = str(attempt.started().get("job_id") or "")
+    earlier = [each for each in run.attempts() if each.number < attempt.number]
+    for other in [each for each in earlier if is_open(each)]:
+        job_id = str(other.started().get("job_id") or "")
+        state = word.queue.get(job_id, "")
+        if job_id == own:
+            _settle_lost(run, other, resolved, word, now, again=True)
+        elif state in _LEAVES or (state in _RUNS and other.ended()):
+            return f"{MARK} wait"  # its script is about to go
+        elif not job_id and _age_s(other, now) < _JUST_MADE_S:
+            return f"{MARK} wait"
+        elif state in _RUNS:
+            why = f"job {job_id} runs this run already, as attempt {other.number}"
+            return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
+        elif state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
+            _settle_lost(run, other, resolved, word, now, again=False)
+    past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
+    if (ended := _ended_before(run, earlier, past, own, now)) is not None:
+        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in ("done", "stopped", "budget") else 1)
+    if asked := asked_to_end(run, attempt):
+        verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
+        line = _refuse(run, attempt, resolved, verdict, now, 0)
+        forget_stop(run, attempt)
+        return line
+    budget = resolved.job.max_gpu_hours
+    if budget is None:
+        return f"{MARK} go -"
+    spent = gpu_hours(past)
+    gpus = attempt.started().get("gpus") or gpus_of(resolved)
+    left_s = 3600 * (budget - spent) / int(gpus)
+    if left_s <= (resolved.job.signal_lead_s or 0):
+        why = f"{spent:.3g} GPU-hours of {budget:g} are spent, and what is left is less than a save may take"
+        return _refuse(run, attempt, resolved, Verdict(False, "budget", "budget", why), now, 0)
+    return f"{MARK} go {now + left_s:.0f}"
+
+
+def _ended_before(
+    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[Past], own: str, now: float
+) -> Verdict | None:
+    """The end that the run has come to already, where this job is not one that somebody submitted after it."""
+    counted = [each for each in past if each.ended != "refused"]
+    if not counted:
+        return None
+    last = counted[-1]
+    if last.ended == "done":
+        return Verdict(False, "done", "done", f"attempt {last.number} has trained it to its end")
+    attempt = next(each for each in earlier if each.number == last.number)
+    verdict = attempt.verdict()
+    if verdict.get("go_on") is not False:
+        return None
+    asked_at = [float(line.get("time") or now) for line in run.submissions() if str(line.get("job_id")) == own]
+    left_over = last.job_id == own and verdict.get("put_back") is True
+    left_over |= last.job_id != own and bool(asked_at) and max(asked_at) < last.over
+    if not left_over:
+        return None
+    ended, why = str(verdict.get("ended")), str(verdict.get("why"))
+    return Verdict(False, ended, "refused", f"the chain ended with attempt {last.number}: {ended}: {why}")
+
+
+def _settle_lost(run: RunFolder, lost: Attempt, resolved: Resolved, word: Word, now: float, again: bool) -> None:
+    """Says how an attempt ended that was killed with its script. `again`: its job has started once more."""
+    job_id = str(lost.started().get("job_id") or "")
+    states = word.starts.get(job_id, [])
+    # The last start of a job that runs is the one that asks.
+    state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
+    slurm = _ENDED.get(state, "requeued" if again else "unknown")
+    if _says_node_failed(lost):
+        slurm = "node_failure"
+    settled = settle(lost, slurm, _WORDS.get(slurm, state))
+    node = settled.node or (batch_host(lost) if settled.ended == "node_failure" else None)
+    step = lost.last_metrics().get("step")
+    lost.write_ended(settled.ended, settled.cause, step if isinstance(step, int) else 0)
+    if node is not None:
+        why = f"{settled.ended}: {settled.cause or 'no word'}"
+        bad_nodes.note(resolved.cluster.name, node, why, run.run_id, resolved.cluster.bad_node_hours)
+    settled = Settled(settled.ended, settled.cause, node)
+    over = None if lost.ended() else lost.number  # an ended.json that is there and cannot be read says nothing
+    past = past_of(run, lost, settled, resolved, now, over)
+    verdict = judge(past, rules_of(resolved))
+    exclude = nodes_left_out(run, resolved, past, now)
+    write_verdict(run, lost, verdict, past, exclude, now, settled.node, settled.cause, put_back=again)
+
+
+def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
+    attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
+    past = read_history(run, gpus_of(resolved), now)
+    write_verdict(run, attempt, verdict, past, [], now, cause=verdict.why)
+    print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
+    links = [] if verdict.ended == "refused" else other_jobs(run, str(attempt.started().get("job_id") or ""))
+    return f"{MARK} stop {code} {','.join(links) or '-'}"
+
+
+def _says_node_failed(attempt: Attempt) -> bool:
+    try:
+        with attempt.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - (1 << 20)))
+            return _NODE_FAILED in log.read()
+    except OSError:
+        return False
+
+
+def _age_s(attempt: Attempt, now: float) -> float:
+    try:
+        return now - attempt.folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number = arguments[:2]
+    run = RunFolder(Path(folder))
+    try:
+        print(may_start(run, run.attempt(int(number)), read_word(sys.stdin), time.time()), flush=True)
+    except UserError as fault:
+        print(f"not judged before it starts: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""What a run's attempts were, from the files of its folder alone: how each ended, how far it saved, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.bad_nodes import NODE
+from hpc_gpt.lineage import newest_step
+from hpc_gpt.retries import RETRIES
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import read_json
+
+# Where Megatron-LM keeps its own, and the number of the newest.
+_MEGATRON = "megatron/latest_checkpointed_iteration.txt"
+
+
+@dataclass(frozen=True)
+class Past:
+    """One attempt that is over. `saved` is the step of the newest complete checkpoint when it ended, `resumed` that of
+    the one it went on from; 0 without one. `seconds` is how long it had its `gpus`.
+
+    `ended` is a class of record.ENDED; `node` is at fault for it, None where none is.
+    """
+
+    number: int
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+    job_id: str | None = None
+    saved: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+    gpus: int = 0
+    over: float = 0.0
+
+    @property
+    def progressed(self) -> bool:
+        return self.saved > self.resumed
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.seconds / 3600
+
+
+def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[Past]:
+    """Every attempt of a run that is over, first to last. `gpus` is what an attempt has that does not say it.
+
+    An attempt that has left no word counts as over when a later one of its job has begun, or where its number is
+    `over`; it ends as `unknown`.
+    """
+    attempts = run.attempts()
+    starts = [attempt.started() for attempt in attempts]
+    resumed = [_step(attempt.folder, "trainer.json", "resumed_step") for attempt in attempts]
+    past: list[Past] = []
+    saved = 0
+    for index, attempt in enumerate(attempts):
+        end, verdict = attempt.ended(), attempt.verdict()
+        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
+        if not end and not verdict and not later and attempt.number != over:
+            continue
+        found = resumed[index]
+        base = saved if found is None else found
+        saved = _saved_by(run, verdict, resumed[index + 1 :], base)
+        began = _seconds(starts[index].get("started"))
+        left = now if attempt.number == over else _seconds(verdict.get("time")) or _seconds(end.get("time"))
+        left = left or _first_start(later) or now
+        own = starts[index].get("gpus")
+        past.append(
+            Past(
+                number=attempt.number,
+                ended=class_of(end, verdict, bool(later)),
+                cause=_text(verdict.get("cause") or end.get("cause")),
+                node=node if isinstance(node := verdict.get("node"), str) and NODE.fullmatch(node) else None,
+                job_id=_text(starts[index].get("job_id")),
+                saved=saved,
+                resumed=base,
+                seconds=max(0.0, left - began) if began else 0.0,
+                gpus=own if isinstance(own, int) and not isinstance(own, bool) and own > 0 else gpus,
+                over=left,
+            )
+        )
+    return past
+
+
+def class_of(end: dict[str, Any], verdict: dict[str, Any], again: bool) -> str:
+    """How an attempt ended: as the judge settled it, else by the trainer's or the script's word.
+
+    `again`: its job has started once more. A cancel that the job outlived was none: a requeue, by Slurm or by hand,
+    sends the same signal.
+    """
+    said = verdict.get("attempt_ended") or end.get("ended")
+    if said == "cancelled" and again:
+        return "requeued"
+    return said if isinstance(said, str) and said in RETRIES else "unknown"
+
+
+def newest_saved(run: RunFolder) -> int:
+    """The step of the run's newest complete checkpoint, 0 without one. Asks only which is marked complete."""
+    try:
+        megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        megatron = 0
+    return max(megatron, newest_step(run) or 0)
+
+
+def gpu_hours(past: Sequence[Past]) -> float:
+    """GPU-hours of all attempts, those included that stepped aside."""
+    return sum(each.gpu_hours for each in past)
+
+
+def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
+    """The newest complete step when an attempt ended: as was noted then, else what the next one found, else what is
+    there now."""
+    noted = verdict.get("saved_step")
+    if isinstance(noted, int) and not isinstance(noted, bool):
+        return noted
+    found = next((step for step in later if step is not None), None)
+    return max(base, newest_saved(run) if found is None else found)
+
+
+def _step(folder: Path, name: str, key: str) -> int | None:
+    found = read_json(folder / name).get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+
+
+def _first_start(starts: Sequence[dict[str, Any]]) -> float:
+    return _seconds(starts[0].get("started")) if starts else 0.0
+
+
+def _seconds(moment: Any) -> float:
+    return float(moment) if isinstance(moment, int | float) and not isinstance(moment, bool) else 0.0
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def is_open(attempt: Attempt) -> bool:
+    """Whether nobody has judged the attempt: it runs, or its script was lost."""
+    return not attempt.verdict()

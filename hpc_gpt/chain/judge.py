@@ -1,0 +1,95 @@
+"""Whether a run goes on behind its last attempt, after which pause and why: a pure function of its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.chain.history import Past, gpu_hours
+from hpc_gpt.retries import RETRIES, is_mistake, pause_s
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty where one can."""
+
+    cannot_go_on: str = ""
+    retry_pause_s: float = 30.0
+    max_gpu_hours: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`ended` is how the run stands by its last attempt, which itself ended as `attempt_ended`; `why` says it in words.
+
+    `pause_s` is how long the next attempt waits, `retries` how many failures in a row there have been.
+    """
+
+    go_on: bool
+    ended: str
+    attempt_ended: str
+    why: str
+    pause_s: float = 0.0
+    retries: int = 0
+
+
+def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
+    """The verdict behind the last of `past`, which has one attempt at least.
+
+    `asked`: the run was asked to end as `cancelled` or `stopped`, whatever its attempt has noticed of it.
+    """
+    last = past[-1]
+    own = last.cause or last.ended
+
+    def stop(ended: str, why: str) -> Verdict:
+        return Verdict(False, ended, last.ended, why)
+
+    if not RETRIES[last.ended].goes_on:
+        return stop(last.ended, own)
+    if asked:
+        return stop(asked, own)
+    if last.ended == "error" and is_mistake(last.cause):
+        return stop("error", f"{own}; started again, the program would say the same")
+    if rules.cannot_go_on:
+        return stop(last.ended, f"{own}; {rules.cannot_go_on}")
+    spent = gpu_hours(past)
+    if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
+        return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
+    idle = without_progress(past)
+    if is_too_much(idle):
+        where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"
+        return stop(
+            "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {own}"
+        )
+    failures = failures_in_row(past) if RETRIES[last.ended].fails else 0
+    return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
+
+
+def without_progress(past: Sequence[Past]) -> list[str]:
+    """How the attempts at the end ended that left no newer checkpoint; without those that Slurm or the user ended."""
+    idle = []
+    for each in reversed(past):
+        if not RETRIES[each.ended].most:
+            continue
+        if each.progressed:
+            break
+        idle.append(each.ended)
+    return idle
+
+
+def is_too_much(idle: Sequence[str]) -> bool:
+    """Whether so many ends without progress end a run: each class has a limit, and counts for the wider ones, too."""
+    limits = {RETRIES[ended].most for ended in idle}
+    return any(sum(RETRIES[ended].most <= limit for ended in idle) >= limit for limit in limits)
+
+
+def failures_in_row(past: Sequence[Past]) -> int:
+    """Failures at the end, back to the last attempt that left a newer checkpoint."""
+    count = 0
+    for each in reversed(past):
+        if not RETRIES[each.ended].most:
+            continue
+        count += RETRIES[each.ended].fails
+        if each.progressed:
+            break
+    return count

@@ -1,0 +1,159 @@
+"""What earlier runs tell of the time that a step, a save, an evaluation and a start take. From run folders alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.errors import UserError
+from hpc_gpt.experiment import Train
+from hpc_gpt.readers.own_runs.attempts import AttemptRead, read_attempt
+from hpc_gpt.readers.own_runs.run import config_hash
+from hpc_gpt.readers.step_times import measure_steps
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import RunFolder
+
+# Keys of [train] that are no matter for the time of a step: two runs that differ in these alone are as fast.
+_SCHEDULE = {key: getattr(Train(), key) for key in ("steps", "seed", "eval_every", "lr", "min_lr", "warmup_steps",
+             "decay", "weight_decay", "beta1", "beta2", "eps")}  # fmt: skip
+_LOOKED_AT = 500  # runs, the newest: reading settings takes about 1 ms each
+_LEAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians in seconds over the `steps` of a run; None for what it does not tell.
+
+    `save_s` is a save's time, `hold_s` what of it training waited for: less, where it was written in the background.
+    `start_s` is from a job's start to its first step, warm-up included; of a run that has resumed, of those starts.
+    """
+
+    run: str
+    gpus: int
+    layout: str
+    steps: int
+    step_s: float
+    save_s: float | None
+    eval_s: float | None
+    start_s: float | None
+    saves: int = 0
+    hold_s: float | None = None
+
+
+def speed_hash(resolved: Resolved) -> str:
+    """Equal for runs that may be expected to be as fast: the cluster, and the config_hash without the schedule."""
+    plain = replace(resolved, train=replace(resolved.train, **_SCHEDULE))
+    return f"{resolved.cluster.name} {config_hash(plain)}"
+
+
+class Earlier:
+    """The runs of a logs folder, by how fast they may be expected to be; read when first asked, the newest of them."""
+
+    def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
+        self._runs = runs
+
+    def newest_alike(self, resolved: Resolved) -> Measured | None:
+        """What the newest run with the same settings and some steps tells; None where none does."""
+        wanted = speed_hash(resolved)
+        if wanted not in self._found:
+            measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
+            self._found[wanted] = next((each for each in measured if each is not None), None)
+        return self._found[wanted]
+
+    @cached_property
+    def _found(self) -> dict[str, Measured | None]:
+        return {}
+
+    @cached_property
+    def _by_hash(self) -> dict[str, list[RunFolder]]:
+        """Newest first."""
+        runs: dict[str, list[RunFolder]] = {}
+        for run in list(self._runs())[-_LOOKED_AT:][::-1]:
+            with contextlib.suppress(UserError):  # a damaged folder tells nothing
+                runs.setdefault(speed_hash(run.resolved()), []).append(run)
+        return runs
+
+
+def measure_run(run: RunFolder) -> Measured | None:
+    """What one run tells; None before it has made enough steps. Raises ConfigError or RunFolderError without its
+    settings."""
+    resolved = run.resolved()
+    attempts = [read for attempt in run.attempts() if len((read := read_attempt(attempt)).steps)]
+    if not attempts:
+        return None
+    seconds = np.concatenate([read.steps["step_s"] for read in attempts])
+    apart = np.concatenate(
+        [(np.nan_to_num(read.steps["skipped"]) > 0) | ~np.isfinite(read.steps["loss"]) for read in attempts]
+    )
+    number = np.concatenate([np.full(len(read.steps), read.attempt.number) for read in attempts])
+    timed = np.isfinite(seconds) & (seconds > 0)
+    times = measure_steps(seconds[timed], apart[timed], number[timed])
+    if times is None or times.used < _LEAST_STEPS:
+        return None
+    saves = np.concatenate([read.steps["save_s"] for read in attempts])
+    saves = saves[np.isfinite(saves)]
+    return Measured(
+        run=run.run_id,
+        gpus=resolved.gpus,
+        layout=str(resolved.layout),
+        steps=times.used,
+        step_s=times.step_s,
+        save_s=float(np.median(saves)) if len(saves) else None,
+        eval_s=_evaluation_s(attempts),
+        hold_s=_hold_s(attempts, resolved.train.save_every),
+        start_s=_start_s(attempts),
+        saves=len(saves),
+    )
+
+
+def _start_s(attempts: list[AttemptRead]) -> float | None:
+    """From the start that attempt.json tells to the start of the first step, and what that step took beyond others."""
+    starts: dict[bool, list[float]] = {True: [], False: []}
+    for read in attempts:
+        steps = read.steps
+        usual_s = float(np.nanmedian(steps["step_s"]))
+        if read.start_s is not None and np.isfinite(steps["time"][0]) and np.isfinite(usual_s):
+            resumed = bool(read.trainer.get("resumed_step"))
+            made = max(1.0, float(steps["step"][0]) - read.first_step + 1)  # a foreign program's line is of several
+            starts[resumed].append(max(0.0, float(steps["time"][0]) - read.start_s - made * usual_s))
+    found = starts[True] or starts[False]
+    return float(np.median(found)) if found else None
+
+
+def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
+    """What lies between an evaluated step and the next one, less a save there that was waited for."""
+    gaps: list[float] = []
+    for read in attempts:
+        steps = read.steps
+        at = np.flatnonzero(np.isfinite(steps["loss_eval"][:-1]))
+        saved = np.nan_to_num(steps["save_s"][at])
+        between = _between(read)[at]
+        gaps += np.where(between >= saved, between - saved, between).tolist()
+    return _median(gaps)
+
+
+def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
+    """What lies between a step behind which a save is due, and nothing else, and the next one."""
+    gaps: list[float] = []
+    for read in attempts if save_every else []:
+        steps = read.steps
+        due = (steps["step"][:-1] % save_every == 0) & ~np.isfinite(steps["loss_eval"][:-1])
+        gaps += _between(read)[due].tolist()
+    return _median(gaps)
+
+
+def _between(read: AttemptRead) -> NDArray[np.float64]:
+    """Seconds between each step's end and the start of the one that follows; NaN where that was not trained next."""
+    steps = read.steps
+    gaps = np.diff(steps["time"]) - steps["step_s"][1:]
+    return np.where(np.diff(steps["step"]) == 1, gaps, np.nan)
+
+
+def _median(seconds: list[float]) -> float | None:
+    sound = [each for each in seconds if np.isfinite(each)]
+    return max(0.0, float(np.median(sound))) if sound else None

@@ -1,0 +1,284 @@
+"""hpc-gpt bench"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_gpt.cli.experiment_options import Request, bench_options, logs_folder
+from hpc_gpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_gpt.bench.cell import Cell
+    from hpc_gpt.bench.preparation import Asked, Cells
+    from hpc_gpt.bench.row import Row
+    from hpc_gpt.bench.sitting import Sitting
+    from hpc_gpt.cli.bench_ladder import AskedLadder
+
+_ROUNDS = 3
+
+
+@click.command()
+@bench_options
+@click.option(
+    "--engines",
+    "--engine",
+    "engines",
+    metavar="ENGINE[:STAGE],...",
+    envvar="HPC_GPT_ENGINE",
+    help="Engines to measure side by side, each with its ZeRO stage if need be: ddp,deepspeed-zero:3,fsdp.",
+)
+@click.option(
+    "--micro-batch-size",
+    "--mbs",
+    "micro_batches",
+    metavar="N,...",
+    envvar="HPC_GPT_MBS",
+    help="Micro-batches to try one after the other, as 1,2,4,8. One that finds no memory is marked.",
+)
+@click.option("--steps", type=int, metavar="N", help="Steps of each run, the first few being warm-up.")
+@click.option(
+    "--rounds",
+    type=int,
+    metavar="K",
+    help=f"Measure each row so often, in turns; {_ROUNDS} where there are several rows, else 1.",
+)
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="NAME='COMMAND'",
+    help="A program of yours, measured in turns with our rows: your shell runs the command as it stands, and the log "
+    "readers find its tokens/s in what it prints. May be repeated.",
+)
+@click.option(
+    "--peer-pattern",
+    "patterns",
+    multiple=True,
+    metavar="[NAME=]REGEX",
+    help="What finds a peer's tokens/s instead: its one group is the figure of a line; the median counts, the first "
+    "few lines left out. Behind a peer's name for that one, else for every other. May be repeated.",
+)
+@click.option(
+    "--ladder",
+    type=click.Choice(["colab", "memory", "mingpt"]),
+    help="Run a seed's ladder rung by rung instead of EXPERIMENT, in its own columns, its figures beside ours, and "
+    "what each rung saves and costs; --row NAME,... for some of its rungs. memory has each memory technique on gpt2 "
+    "behind its own rungs.",
+)
+@click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "records": [...]}.')  # fmt: skip
+def bench(
+    request: Request,
+    engines: str | None,
+    micro_batches: str | None,
+    steps: int | None,
+    rounds: int | None,
+    peers: tuple[str, ...],
+    patterns: tuple[str, ...],
+    ladder: str | None,
+    as_json: bool,
+) -> None:
+    """Train EXPERIMENT on random tokens on this machine, and print how fast it is and what that takes.
+
+    Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. A row is printed for each engine and
+    micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, what the GPU and its
+    allocator did. Several rows are measured in turns over several rounds: each is the median of its rounds, the ratio
+    to the first row beside it. --cluster only tells which machine this is; nothing is queued.
+
+    Nothing is saved. Each round is a run under logs/, the rows are records in bench.json beside them, for report and
+    compare. Ctrl-C ends the run that is under way and keeps the rows that are done. Exit 3 where the first row finds
+    no memory, or a row fails of anything else.
+
+    A rung of a ladder that this machine cannot run, for want of GPUs or of memory, is marked with the reason, and the
+    ladder goes on. Its rungs train for as long as the seed's did, five minutes each of colab, unless --steps says how
+    many steps.
+
+    \b
+    hpc-gpt bench
+    hpc-gpt bench --model gpt2-xl --mbs 4,8,16
+    hpc-gpt bench --engines ddp,deepspeed-zero,deepspeed-zero:3,fsdp --rounds 5
+    hpc-gpt bench --smoke --engines ddp,deepspeed-zero
+    hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
+    hpc-gpt bench --ladder memory --steps 30
+    """
+    from hpc_gpt.bench.peer import add_peers, read_peers
+    from hpc_gpt.bench.preparation import prepare_cells
+
+    _check_count("--rounds", rounds)
+    _check_count("--steps", steps)
+    programs = read_peers(peers, patterns)
+    if ladder is not None:
+        _check_ladder()
+        _climb(request, ladder, steps, rounds or 1, as_json)
+        return
+    asked = _asked(request, engines, micro_batches, steps)
+    found = prepare_cells(asked)
+    cells = add_peers(found.cells, programs)
+    _tell(found)
+    _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
+
+
+def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> Asked:
+    from hpc_gpt.bench.here import profile_here
+    from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, parse_engines, parse_micro_batches
+    from hpc_gpt.cluster import load_profile
+    from hpc_gpt.provenance import list_gpus
+
+    parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
+    gpus = list_gpus()
+    return Asked(
+        request.experiment if request.names_experiment else DEFAULT_BENCH,
+        profile_here(load_profile(request.cluster) if request.cluster else None, gpus),
+        request.overrides,
+        request.row,
+        parsed_engines,
+        parsed_batches,
+        steps,
+        request.smoke,
+        bool(gpus),
+    )
+
+
+def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_json: bool) -> None:
+    """Runs a ladder rung by rung."""
+    from dataclasses import replace
+
+    from hpc_gpt.cli.bench_ladder import ask_ladder
+    from hpc_gpt.provenance import list_gpus
+
+    asked = replace(_asked(request, None, None, steps), is_ladder=True)
+    found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
+    _run(asked, found.name, found.cells, rounds, as_json, found)
+
+
+def _check_ladder() -> None:
+    """What a ladder has itself is not given beside it on the command line; a variable is for other benches."""
+    given = click.get_current_context().get_parameter_source
+    by_line = click.core.ParameterSource.COMMANDLINE
+    names = {"experiment": "EXPERIMENT", "engines": "--engines", "micro_batches": "--mbs", "peers": "--peer"}
+    for name, words in names.items():
+        if given(name) is by_line:
+            raise ConfigError(
+                f"--ladder and {words} do not go together: a ladder's rungs are the seed's own",
+                f"two commands, or one without {words}; --set changes what all rungs have",
+            )
+
+
+def _check_count(option: str, count: int | None) -> None:
+    if count is not None and count < 1:
+        raise ConfigError(
+            f"{option} is {count}, but must be at least 1", f"leave {option} out, or give a number above 0"
+        )
+
+
+def _tell(found: Cells) -> None:
+    """What was changed for the bench, and what is predicted, each thing once."""
+    for note in found.notes:
+        click.echo(note, err=True)
+    foresights = [cell.prepared.foresight for cell in found.cells if cell.prepared]
+    for line in dict.fromkeys(each.line for each in foresights if each):
+        click.echo(line, err=True)
+
+
+def _run(
+    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
+) -> None:
+    """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
+    from hpc_gpt.bench.folder import make_folder
+    from hpc_gpt.bench.sitting import Sitting
+    from hpc_gpt.submission import check_submission
+
+    logs = logs_folder()
+    ours = [cell.prepared.resolved for cell in cells if cell.prepared]
+    provenance = check_submission(ours, logs) if ours else {}
+    sitting = Sitting(cells, rounds, make_folder(logs, name), provenance, asked.profile)
+    click.echo(f"bench {sitting.folder.id} in {sitting.folder.path}", err=True)
+    with signals_as_ctrl_c():
+        try:
+            sitting.run()
+        except KeyboardInterrupt:
+            done = f"{len(sitting.rows)} of {len(cells)} rows"
+            click.echo(f"interrupted: {done} were measured, and are kept in {sitting.folder.path}", err=True)
+            raise
+        finally:
+            _print(sitting, as_json, ladder)
+    _judge(sitting, ladder is not None)
+
+
+def _print(sitting: Sitting, as_json: bool, ladder: AskedLadder | None) -> None:
+    from hpc_gpt.bench.folder import tables_of
+    from hpc_gpt.bench.table import as_text
+    from hpc_gpt.report.grid import plain
+    from hpc_gpt.terminal import width
+
+    rows = sitting.rows
+    if as_json:
+        more = ladder.tables(rows) if ladder else {}
+        click.echo(json.dumps(tables_of(rows, sitting.folder) | more, indent=1, allow_nan=False))
+    else:
+        click.echo(ladder.text(rows) if ladder else as_text(rows, width()), nl=False)
+        for row in rows:
+            for flag in row.record.flags:
+                click.echo(plain(f"note: {row.cell}: {flag}"), err=True)
+    for hint in sitting.hints:
+        click.echo(f"hint: {hint}", err=True)
+    if rows:
+        click.echo(f"next: hpc-gpt report {sitting.folder.path}", err=True)
+
+
+def _judge(sitting: Sitting, is_ladder: bool) -> None:
+    """JobFailed where the first row has no speed, of a ladder no row, or a row for any reason but memory and what the
+    machine lacks."""
+    from hpc_gpt.errors import JobFailed
+
+    rows = sitting.rows
+    failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
+    climbs = is_ladder and any(row.is_measured for row in rows)
+    if rows and not rows[0].is_measured and rows[0] not in failed and not climbs:
+        failed.insert(0, rows[0])
+    if failed:
+        words = "; ".join(_failed_words(row) for row in failed)
+        raise JobFailed(words, sitting.advice.get(failed[0].cell) or _hint(failed[0]))
+
+
+def _failed_words(row: Row) -> str:
+    from hpc_gpt.waiting import GOOD_ENDS
+
+    well = row.record.ended in GOOD_ENDS
+    return f"{row.cell}: no speed was found" if well else f"{row.cell} ended as {row.record.ended}"
+
+
+def _hint(row: Row) -> str:
+    from hpc_gpt.bench.peer import PATTERN_EXAMPLE
+    from hpc_gpt.waiting import GOOD_ENDS
+
+    place = row.places[0]
+    if not place.is_file():
+        return f"hpc-gpt why {place}"
+    return (
+        f"--peer-pattern finds it, {PATTERN_EXAMPLE}" if row.record.ended in GOOD_ENDS else f"its output is in {place}"
+    )
+
+
+@contextlib.contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a bench as Ctrl-C does: what it has started would otherwise go on without it."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    kept = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            kept[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

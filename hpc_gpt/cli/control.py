@@ -1,0 +1,72 @@
+"""hpc-gpt stop, save, requeue"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+
+_names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete.runs)
+_wait = click.option("--wait", is_flag=True, help="Follow until it has happened; Ctrl-C only ends the wait.")
+
+
+@click.command()
+@_names
+@_wait
+def stop(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save and end.
+
+    Through a file in the run folder, which the ranks see at a step's edge within a second or two: it works where only
+    the shared disk reaches the nodes, and with Slurm down. The run ends as stopped; nothing retries it or puts it back
+    into the queue, but submit --resume takes it up again, and so does scontrol requeue of its job by hand. One that
+    waits ends so when it starts; cancel takes it out of the queue. RUN is a run id, an unambiguous prefix, a job id or
+    a folder; a sweep's id, folder or array means its runs.
+    """
+    _ask("stop", names, wait)
+
+
+@click.command()
+@_names
+@_wait
+def save(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save now and go on.
+
+    Through a file in the run folder, as stop does. --wait says after which step it is saved. RUN is as for stop.
+    """
+    _ask("save", names, wait)
+
+
+@click.command()
+@_names
+@_wait
+def requeue(names: tuple[str, ...], wait: bool) -> None:
+    """Ask runs to save and go back to the queue.
+
+    Through a file in the run folder, as stop does; Slurm must be up when the attempt ends. The run resumes where it
+    was, on other nodes perhaps. RUN is as for stop.
+    """
+    _ask("requeue", names, wait)
+
+
+def _ask(verb: str, names: tuple[str, ...], wait: bool) -> None:
+    """Exits with 1 where no run could be asked, or one that was waited for did something else."""
+    from hpc_gpt.control import ask_runs, await_answer
+    from hpc_gpt.runs import named_runs
+
+    found = [run for name in names for run in named_runs(name, logs_folder())]
+    answers = ask_runs(list({run.path: run for run in found}.values()), verb)
+    for asked in answers:
+        click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
+    taken = [asked for asked in answers if not asked.refused]
+    if taken and not wait:
+        click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
+    good = bool(taken)
+    for asked in taken if wait else ():
+        happened, words = await_answer(asked)
+        click.echo(f"{asked.run.run_id}: {words}", err=not happened)
+        good = good and happened
+    if not good:
+        sys.exit(1)

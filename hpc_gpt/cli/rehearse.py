@@ -1,0 +1,162 @@
+"""hpc-gpt rehearse"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_gpt.cli.experiment_options import Request, experiment_options
+
+if TYPE_CHECKING:
+    from hpc_gpt.rehearsal.life import Stage
+    from hpc_gpt.rehearsal.preparation import SmallRun
+    from hpc_gpt.rehearsal.rehearsing import Outcome
+    from hpc_gpt.submission import Prepared
+
+# A rehearsal is of one run, and small by itself.
+_NOT_HERE = ("smoke", "sweep")
+
+
+@click.command()
+@experiment_options
+@click.option("--quick", is_flag=True, help="One interruption, by the time limit; no preemption.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep the rehearsed runs there, in a new or empty folder.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, ok, cause, stages, not_rehearsed, …")
+def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) -> None:
+    """Run the whole life of EXPERIMENT's job on this machine, before a night of queue.
+
+    The job script that submit would send really runs here, at --smoke size, under stand-ins for Slurm's commands: it is
+    submitted, saves, gets USR2 ahead of its time limit, saves and goes back to the queue, resumes, is preempted once,
+    resumes again and finishes, with the losses of a run that nothing interrupted. Waits are spared. What cannot be
+    shown here is named. Nothing is left running and nothing of yours is written, but for --keep. Takes a minute or two.
+
+    \b
+    hpc-gpt rehearse demo
+    hpc-gpt rehearse gpt2-meg-ds-3d --gpus 64 --pp 16 --cluster jean-zay-v100-32g
+    hpc-gpt rehearse memory-ladder --row batch64 --quick --json
+
+    Exit 0 when all of it holds, 3 when the run fails, with the first cause; 130 on Ctrl-C, which ends all of it.
+    """
+    from hpc_gpt.errors import ConfigError, JobFailed
+    from hpc_gpt.rehearsal.rehearsing import rehearse as live
+
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            if any(keep.iterdir()):
+                raise ConfigError(f"--keep {keep}: there is something in that folder", "name a new one")
+        except OSError as fault:
+            raise ConfigError(f"--keep {keep}: {fault.strerror}", "name a folder that you can write") from None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    began = time.monotonic()
+    real, small, prepared = _prepare(request)
+    for line in _beginning(real, small):
+        click.echo(line, err=True)
+
+    at_terminal = sys.stderr.isatty()
+
+    def wait(what: str) -> None:
+        if at_terminal:
+            click.echo(f"\r\x1b[K{'':10}waits for {what}", nl=False, err=True)
+
+    def tell(stage: Stage) -> None:
+        if at_terminal:
+            click.echo("\r\x1b[K", nl=False, err=True)
+        click.echo(
+            f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", err=as_json
+        )
+
+    outcome = live(real, small, prepared, quick, keep, tell, wait)
+    took_s = time.monotonic() - began
+    if as_json:
+        folder = str(keep.resolve()) if keep is not None else None
+        click.echo(json.dumps(_tables(real, small, outcome, folder, took_s), indent=1))
+    else:
+        click.echo("not rehearsed here:")
+        for each in outcome.missing:
+            click.echo(f"  {each.what}: {each.why}")
+    name = real.resolved.name
+    if outcome.cause is not None:
+        for line in outcome.log:
+            click.echo(f"  | {line}", err=True)
+        look = f"look at {keep}" if keep is not None else "--keep DIR keeps the run to look at"
+        raise JobFailed(f"the rehearsal of {name} failed at {outcome.cause}", f"mend it and rehearse again; {look}")
+    click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s", err=as_json)
+    if keep is not None:
+        click.echo(f"kept in {keep}", err=True)
+    click.echo(f"next: {_next_words()}", err=True)
+
+
+def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
+    """(what submit would send, the small run, what is sent in its place)."""
+    from hpc_gpt.chain.outlook import Outlook
+    from hpc_gpt.cli.preparation import choose_profile, prepare
+    from hpc_gpt.cluster import FALLBACK
+    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.rehearsal.preparation import LINKS, make_small
+    from hpc_gpt.render import render_script
+    from hpc_gpt.submission import Prepared
+
+    if choose_profile(request, queueing=False).scheduler == "local":
+        if request.cluster is not None:
+            raise ConfigError(
+                f"profile {request.cluster} has no Slurm to rehearse",
+                f"hpc-gpt submit --smoke runs it here; or use --cluster {FALLBACK}",
+            )
+        click.echo(f"your own profile has no Slurm to rehearse: {FALLBACK} in its place", err=True)
+        request = replace(request, cluster=FALLBACK)
+    real = prepare(request)
+    small = make_small(real.resolved, len(list_gpus()))
+    script = render_script(small.resolved, request.template)
+    return real, small, Prepared(small.resolved, script, real.text, outlook=Outlook((), links=LINKS))
+
+
+def _beginning(real: Prepared, small: SmallRun) -> list[str]:
+    from hpc_gpt.smoke import compare
+
+    title = f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}"
+    return [title, *(f"  {line}" for line in (*compare(real.resolved, small.resolved), *small.notes)), *real.notes]
+
+
+def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | None, took_s: float) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "experiment": real.resolved.name,
+        "cluster": real.resolved.cluster.name,
+        "layout": str(small.resolved.layout),
+        "ok": outcome.cause is None,
+        "cause": outcome.cause,
+        "stages": [
+            {"name": each.name, "ok": each.ok, "evidence": each.evidence, "at_s": round(each.at_s, 2)}
+            for each in outcome.stages
+        ],
+        "not_rehearsed": [{"what": each.what, "why": each.why} for each in outcome.missing],
+        "folder": folder,
+        "took_s": round(took_s, 2),
+    }
+
+
+def _next_words() -> str:
+    """The submit that this was a rehearsal of: this very line, without what only a rehearsal has."""
+    words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
+    while left:
+        word = left.pop(0)
+        if word == "--keep":
+            left = left[1:]
+        elif word not in ("--quick", "--json") and not word.startswith("--keep="):
+            words.append(word)
+    return shlex.join(["hpc-gpt", "submit", *words])
+
+
+rehearse.params = [parameter for parameter in rehearse.params if parameter.name not in _NOT_HERE]

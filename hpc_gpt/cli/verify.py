@@ -1,0 +1,45 @@
+"""hpc-gpt verify"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from hpc_gpt.cli import complete
+from hpc_gpt.cli.experiment_options import logs_folder
+
+
+@click.command()
+@click.argument("run", shell_complete=complete.runs)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
+def verify(run: str, as_json: bool) -> None:
+    """Say what of RUN differs from now.
+
+    Its code, file by file against the snapshot it runs from; package versions; the cluster profile; the experiment's
+    file; the data; the script; resolved.json against the script; the newest checkpoint, byte by byte. With what each
+    difference means: a run keeps to what was submitted. RUN is a run id, an unambiguous prefix, a job id or a run
+    folder. Exit 0 where all is equal, 1 where something differs.
+    """
+    from hpc_gpt.report.grid import plain
+    from hpc_gpt.runs import find_run
+    from hpc_gpt.verification import MEANS
+    from hpc_gpt.verification import verify as verify_run
+
+    found = verify_run(find_run(run, logs_folder()))
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        for check, means in MEANS.items():
+            differences = [one for one in found.differences if one.check == check]
+            for one in differences:
+                click.echo(plain(f"{check:10}  {one.name}: {one.words}"))
+            if differences:
+                click.echo(f"{'':10}  {means}")
+        for check, why in found.not_checked.items():
+            click.echo(plain(f"note: {check} not compared: {why}"), err=True)
+        if not found.differences:
+            click.echo(f"{found.run}: equal to what was submitted")
+    if found.differences:
+        sys.exit(1)

@@ -1,0 +1,199 @@
+"""What `hpc-gpt doctor` looks at on the machine it runs on, each as a check: ok, warn or fail, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from hpc_gpt.doctor.checkpoint_room import free_gib, room_needed_gib
+from hpc_gpt.doctor.site import Partition, Site
+from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
+from hpc_gpt.errors import UserError
+from hpc_gpt.provenance import collect, list_gpus
+from hpc_gpt.resolve import Resolved
+from hpc_gpt.run_folder import RunFolder
+
+Level = Literal["ok", "warn", "fail"]
+_FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
+# File systems of one machine alone.
+_OWN_DISKS = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. `hint` says what to do where the level is not ok."""
+
+    name: str
+    level: Level
+    words: str
+    hint: str = ""
+
+
+def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """The check's findings; what it raises for the user to mend is one, too."""
+    try:
+        return check()
+    except UserError as fault:
+        return [Check(name, "fail", " ".join(str(fault).split()), fault.hint)]
+    except OSError as fault:
+        return [Check(name, "fail", f"{fault.filename or name}: {fault.strerror}", "can you read and write there?")]
+
+
+def check_versions() -> list[Check]:
+    """What would train here. Without torch this can still be a login node, whose jobs have a Python of their own."""
+    found = collect()["versions"]
+    words = ", ".join(f"{name} {version}" for name, version in found.items())
+    if find_spec("torch") is None:
+        return [
+            Check("versions", "warn", f"{words}; no torch in {sys.executable}", "set venv or modules in the profile")
+        ]
+    return [Check("versions", "ok", words)]
+
+
+def check_gpus(resolved: Resolved) -> list[Check]:
+    gpus = list_gpus()
+    if gpus:
+        names = ", ".join(dict.fromkeys(f"{gpu['name']} {gpu['memory_gib']} GiB" for gpu in gpus))
+        return [Check("gpus", "ok", f"{len(gpus)} here: {names}")]
+    if resolved.cluster.scheduler == "local" and resolved.cluster.device not in (None, "cpu"):
+        return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
+    where = "ranks run on CPU" if resolved.cluster.scheduler == "local" else "a login node needs none"
+    return [Check("gpus", "ok", f"none here; {where}")]
+
+
+def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
+    """Whether each can be written, and, where nodes must `share` it, lies on no disk of this machine alone."""
+    checks = []
+    for name, folder in folders.items():
+        try:
+            _write_in(_standing(folder))
+        except OSError as fault:
+            hint = "set HPC_GPT_LOGS, HPC_GPT_DATA or HPC_GPT_STATE to a folder that you can write"
+            checks.append(Check(name, "fail", f"{folder} cannot be written: {fault.strerror}", hint))
+            continue
+        kind = _disk_kind(folder)
+        if shared and kind in _OWN_DISKS:
+            hint = "no node sees it: choose a folder on a shared file system"
+            checks.append(Check(name, "warn", f"{folder} is on a {kind} of this machine", hint))
+        else:
+            checks.append(Check(name, "ok", f"{folder} can be written ({kind or 'unknown file system'})"))
+    return checks
+
+
+def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
+    """Room for the checkpoints to come, as predicted from parameters and optimizer, or as large as the newest."""
+    one, every = room_needed_gib(resolved, run)
+    free = free_gib(logs)
+    if free is None:
+        return [Check("space", "warn", f"nobody says how much room there is in {logs}", "look at your quota")]
+    found = judge_space(free, one, every, str(logs))
+    if not found:
+        return [Check("space", "ok", f"{free:,.1f} GiB free, checkpoints to come take about {every:,.2f} GiB")]
+    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be less still"
+    return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
+
+
+def check_clock(folder: Path) -> list[Check]:
+    """This machine's clock beside that of the file server, which stamps what is written."""
+    place = _standing(folder)
+    before = time.time()
+    stamp = _write_in(place)
+    off = max(before - stamp, stamp - time.time(), 0.0)
+    words = f"within {max(off, 0.1):.1f} s of the clock of the file system at {place}"
+    if off < SKEW_TOLD_S:
+        return [Check("clock", "ok", words)]
+    level: Level = "fail" if off >= SKEW_BAD_S else "warn"
+    return [Check("clock", level, words, "is chronyd or ntpd running here and on the file server?")]
+
+
+def check_profile(resolved: Resolved, site: Site) -> list[Check]:
+    """Whether what the job asks for exists: partition, account, qos, features, GPUs a node."""
+    job, checks = resolved.job, []
+    names = [name for name in (job.partition or "").split(",") if name]
+    for name in names:
+        checks.append(_check_name("partition", name, list(site.partitions)))
+    partitions = [site.partitions[name] for name in names if name in site.partitions]
+    partitions = partitions or [each for each in site.partitions.values() if each.is_default]
+    for partition in partitions:
+        if not partition.is_up:
+            state = partition.settings.get("State", "unknown")
+            checks.append(Check("partition", "fail", f"{partition.name} is {state}", "choose another with --partition"))
+    for key, value, known in (("account", job.account, site.accounts), ("qos", job.qos, site.qos)):
+        if value is not None and known:
+            checks.append(_check_name(key, value, list(known)))
+    for feature in _FEATURE.findall(job.constraint or ""):
+        checks.append(_check_name("constraint", feature, sorted(site.features)))
+    return checks + _check_gpus_asked(resolved, partitions)
+
+
+def _check_gpus_asked(resolved: Resolved, partitions: list[Partition]) -> list[Check]:
+    profile = resolved.cluster
+    kinds = [kind for partition in partitions for kind in partition.kinds]
+    if profile.gpu_flag == "none" or not kinds:
+        return []
+    most = max(kind.gpus for kind in kinds)
+    if most < resolved.ranks_per_node:
+        words = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
+        return [Check("gpus_per_node", "fail", words, f"set gpus_per_node = {most} in the profile")]
+    types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
+    if profile.gpu_type and profile.gpu_type not in types:
+        return [
+            Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {', '.join(types) or 'none'}")
+        ]
+    return [Check("gpus_per_node", "ok", f"{resolved.ranks_per_node} of {most} GPUs a node")]
+
+
+def _check_name(what: str, name: str, known: list[str]) -> Check:
+    from hpc_gpt.tables import close_matches
+
+    if name in known:
+        return Check(what, "ok", name)
+    return Check(
+        what,
+        "fail",
+        f"no {what} {name!r} for you here",
+        close_matches(name, known) or f"known: {', '.join(known) or 'none'}",
+    )
+
+
+def _standing(folder: Path) -> Path:
+    """The folder, or the one above it that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def _write_in(folder: Path) -> float:
+    """Writes a file and takes it away; gives the time that the file system stamped it with."""
+    path = folder / f".hpc-gpt-doctor.{os.getpid()}.{secrets.token_hex(2)}"
+    try:
+        with open(path, "xb") as file:
+            file.write(b"doctor\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return path.stat().st_mtime
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _disk_kind(folder: Path) -> str | None:
+    """The kind of file system a folder is on, as /proc/mounts has it; None where that is not to be read."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    place = _standing(folder).resolve()
+    found: tuple[int, str | None] = (-1, None)
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 2:
+            mount = Path(fields[1].replace("\\040", " "))
+            if place.is_relative_to(mount) and len(mount.parts) >= found[0]:
+                found = (len(mount.parts), fields[2])
+    return found[1]

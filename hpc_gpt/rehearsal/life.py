@@ -1,0 +1,339 @@
+"""A run's whole life under the stand-ins: submitted, interrupted, resumed, finished; each stage with its evidence.
+
+The path is the user's own: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are spared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_gpt.lineage import newest_step
+from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
+from hpc_gpt.rehearsal.local_slurm import LocalSlurm
+from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, SmallRun
+from hpc_gpt.rehearsal.processes import marked
+from hpc_gpt.rehearsal.reading_back import first_cause
+from hpc_gpt.rehearsal.script_check import tail
+from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import read_json_lines
+from hpc_gpt.status import read_status
+from hpc_gpt.submission import Prepared, resume_run, submit_run
+
+# Nothing here takes minutes, but ranks that share two cores start slowly.
+_PATIENCE_S = 600.0
+_POLL_S = 0.03
+_LOG_LINES = 12
+_LAST_WORDS_S = 45.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One thing that holds, or does not: its name, the evidence, and seconds since the rehearsal began."""
+
+    name: str
+    evidence: str
+    at_s: float
+    ok: bool = True
+
+
+class RehearsalFailed(Exception):
+    """The run, or a stage of its life, failed: the first cause, the log's last lines, and the run's folder."""
+
+    def __init__(self, stage: str, cause: str, log: list[str]) -> None:
+        super().__init__(cause)
+        self.stage = stage
+        self.log = log
+
+
+class Life:
+    """Rehearses one run. `tell` gets each stage as it happens, by the time since `began`; `wait` what it waits for."""
+
+    def __init__(
+        self,
+        small: SmallRun,
+        prepared: Prepared,
+        slurm: LocalSlurm,
+        logs: Path,
+        tell: Callable[[Stage], None],
+        wait: Callable[[str], None],
+        began: float,
+    ) -> None:
+        self._small = small
+        self._prepared = prepared
+        self._slurm = slurm
+        self._scheduler = slurm.scheduler
+        self._logs = logs
+        self._tell = tell
+        self._wait = wait
+        self._began = began
+        self.run: RunFolder | None = None
+
+    def rehearse(self, quick: bool) -> RunFolder:
+        """The whole life; gives the run. Raises RehearsalFailed, and what submit_run raises."""
+        with _environment(self._slurm.environment):
+            run = self.run = self._submit("submitted")
+            self._started(1)
+            if self._small.resumes:
+                self._saved(run)
+                self._interrupted_by_time(run)
+                if not quick:
+                    self._preempted(run)
+            self._finished(run)
+            losses = self._losses(run)
+            if self._small.resumes:
+                other = self._submit("unbroken")
+                self._finished(other)
+                self._same_losses(losses, self._losses(other))
+            return run
+
+    def end(self) -> None:
+        """After all jobs: nothing of them may be left."""
+        self._until("left", "the last processes' end", lambda: not marked(self._slurm.folder), None)
+        self._say("left", "no process of the run is left")
+
+    def say(self, name: str, evidence: str, ok: bool = True) -> None:
+        """A stage that somebody else has looked at. Raises RehearsalFailed unless it is `ok`."""
+        self._say(name, evidence, ok)
+
+    # --- the stages -------------------------------------------------------------------------------------------------
+
+    def _submit(self, name: str) -> RunFolder:
+        before = set(self._scheduler.jobs)
+        submitted = submit_run(self._prepared, self._logs)
+        jobs = [job.word for number, job in self._scheduler.jobs.items() if number not in before]
+        state = read_status([submitted.run])[0].state
+        which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, each after the one before"
+        self._say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
+        return submitted.run
+
+    def _started(self, number: int) -> None:
+        assert self.run is not None
+        attempt = self.run.attempt(number)
+        self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
+        job = self._job_of(attempt)
+        ranks = max((len(step.ranks) for step in job.steps), default=0)
+        wanted = self._small.resolved.gpus
+        state = read_status([self.run])[0].state
+        evidence = (
+            f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(_steps(attempt))} is done; status says {state}"
+        )
+        self._say("started" if number == 1 else "resumed", evidence, ranks == wanted)
+
+    def _saved(self, run: RunFolder) -> None:
+        self._until("saved", "the first checkpoint", lambda: newest_step(run), run.attempt(1))
+        step = newest_step(run)
+        self._say("saved", f"the checkpoint of step {step} is complete, {SAVE_EVERY} steps apart")
+
+    def _interrupted_by_time(self, run: RunFolder) -> None:
+        attempt = run.attempts()[-1]
+        job = self._job_of(attempt)
+        ahead = job.request.signal
+        if ahead is None:
+            self._scheduler.bring_limit_forward(job, 0.0)
+            words = "the time limit was brought forward; the script asks for no signal ahead of it"
+        else:
+            self._scheduler.bring_limit_forward(job, ahead.lead_s)
+            self._until("signal", "the signal", lambda: job.signalled_ahead, attempt)
+            words = f"USR2 to {self._ranks()}, {ahead.lead_s} s ahead of the limit (brought forward)"
+        self._say("signal", words)
+        self._goes_on(run, attempt, "walltime")
+
+    def _preempted(self, run: RunFolder) -> None:
+        attempt = run.attempts()[-1]
+        self._until("preempted", "two steps more", lambda: len(_steps(attempt)) > 1, attempt)
+        job = self._job_of(attempt)
+        self._scheduler.preempt(job)
+        grace = self._scheduler.timing.grace_s
+        self._say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace:g} s of grace")
+        self._goes_on(run, attempt, "preempted")
+
+    def _goes_on(self, run: RunFolder, attempt: Attempt, expected: str) -> None:
+        """The attempt ends as expected, with all its steps saved, and the next one begins where it stopped."""
+        restarts = self._job_of(attempt).restarts
+        self._until(expected, f"the end of attempt {attempt.number}", attempt.ended, attempt, expected)
+        end = attempt.ended()
+        step, saved = end.get("step"), newest_step(run)
+        self._say(
+            "saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved
+        )
+        job = self._job_of(attempt)
+        resubmitted = ""
+        if self._small.resolved.cluster.chain == "none":
+            self._until("ended", "the job's end", lambda: job.is_over, None)
+            resume_run(run)
+            resubmitted = " by submit --resume, as the profile's chain is none"
+        following = run.attempt(attempt.number + 1)
+        waited = self._spare_waits(run, following)
+        now = self._job_of(following)
+        if now is job:
+            how = f"job {job.word} was back in the queue, restart {job.restarts}"
+            self._say("requeued", how + waited, job.restarts == restarts + 1)
+        else:
+            self._say("requeued", f"job {now.word} goes on{resubmitted}" + waited)
+        self._until("resumed", "its first step", lambda: _steps(following), following)
+        first = min(_steps(following))
+        self._started(following.number)
+        if first != int(step or 0) + 1:
+            raise self._failure("resumed", f"attempt {following.number} began with step {first}, not {step} + 1", None)
+
+    def _spare_waits(self, run: RunFolder, following: Attempt) -> str:
+        """Lets waiting jobs of the run begin at once until the attempt is there; says what was spared."""
+        spared = ""
+
+        def ready() -> bool:
+            nonlocal spared
+            for job in self._jobs_of(run):
+                left = job.eligible - time.time()
+                if job.state == PENDING and left > 0:
+                    spared = f"; its wait of {left:.0f} s was spared"
+                    self._scheduler.begin_now(job)
+            return bool(following.started())
+
+        def is_stuck() -> bool:
+            return all(job.is_over for job in self._jobs_of(run)) and not following.started()
+
+        self._until("requeued", f"attempt {following.number}", ready, None, stuck=is_stuck)
+        return spared
+
+    def _finished(self, run: RunFolder) -> None:
+        def over() -> bool:
+            attempts = run.attempts()
+            end = attempts[-1].ended() if attempts else {}
+            if end and end.get("ended") != "done":
+                raise self._failure("finished", _words(end), attempts[-1])
+            return bool(end) and self._job_of(attempts[-1]).is_over
+
+        self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_unheard(run))
+        job = self._job_of(run.attempts()[-1])
+        status = read_status([run])[0]
+        evidence = f"step {status.step} of {status.steps}, job {job.word} {job.state} {job.exit[0]}:{job.exit[1]}; "
+        sound = job.state == "COMPLETED" and status.state == "done" and status.step == STEPS
+        self._say("finished", f"{evidence}status says {status.state}", sound)
+
+    def _same_losses(self, broken: Mapping[int, float], whole: Mapping[int, float]) -> None:
+        worst = max((abs(broken[step] - whole[step]) / abs(whole[step]) for step in whole), default=0.0)
+        last = f"loss {whole[STEPS]!r} after step {STEPS}"
+        if worst == 0.0:
+            self._say("losses", f"those of all {len(whole)} steps are the unbroken run's to the last digit; {last}")
+            return
+        step = next(step for step in whole if broken[step] != whole[step])
+        words = f"step {step}: {broken[step]!r}, unbroken {whole[step]!r}"
+        # Sums of GPUs come in an order of their own unless train.deterministic is set.
+        rounding = self._small.gpus > 0 and worst < 1e-3
+        self._say("losses", f"{words}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
+
+    def _losses(self, run: RunFolder) -> dict[int, float]:
+        """Step -> loss over all attempts; each step must be there once, or twice with one loss."""
+        losses: dict[int, float] = {}
+        for attempt in run.attempts():
+            for step, loss in _steps(attempt).items():
+                if losses.setdefault(step, loss) != loss:
+                    raise self._failure("losses", f"step {step} has loss {losses[step]!r}, then {loss!r}", None)
+        missing = sorted(set(range(1, STEPS + 1)) - set(losses))
+        if missing:
+            raise self._failure("losses", f"no line in metrics.jsonl for the steps {missing}", None)
+        return losses
+
+    # --- waiting and telling ----------------------------------------------------------------------------------------
+
+    def _until(
+        self,
+        stage: str,
+        what: str,
+        ready: Callable[[], object],
+        attempt: Attempt | None,
+        expected: str | None = None,
+        stuck: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Polls `ready`. Raises RehearsalFailed when the attempt has ended otherwise, or nothing more can come."""
+        self._wait(what)
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            found = bool(ready())
+            ended = attempt.ended() if attempt is not None else {}
+            if ended and ended.get("ended") != expected and (not found or expected is not None):
+                raise self._failure(stage, _words(ended), attempt)
+            if found:
+                return
+            if self._scheduler.fault is not None:
+                raise self._scheduler.fault
+            if stuck() or (attempt is not None and self.run is not None and self._ended_unheard(self.run)):
+                raise self._failure(stage, f"the job ended before {what}", attempt)
+            if time.monotonic() > end:
+                raise self._failure(stage, f"{what} did not come within {_PATIENCE_S:.0f} s", attempt)
+            time.sleep(_POLL_S)
+
+    def _ended_unheard(self, run: RunFolder) -> bool:
+        """Whether every job of the run is over, and its last attempt has left no word."""
+        attempts = run.attempts()
+        jobs = self._jobs_of(run)
+        return bool(jobs) and all(job.is_over for job in jobs) and not (attempts and attempts[-1].ended())
+
+    def _say(self, name: str, evidence: str, ok: bool = True) -> None:
+        self._tell(Stage(name, evidence, self.age_s, ok))
+        if not ok:
+            raise RehearsalFailed(name, evidence, [])
+
+    def _failure(self, stage: str, cause: str, attempt: Attempt | None) -> RehearsalFailed:
+        """Lets the job come to its end first: a rank that has said nothing yet may be the one that failed."""
+        run = self.run
+        if run is not None:
+            end = time.monotonic() + _LAST_WORDS_S
+            while any(job.state in (RUNNING, COMPLETING) for job in self._jobs_of(run)) and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            cause = first_cause(run, self._slurm.environment) or cause
+        self._tell(Stage(stage, cause, self.age_s, ok=False))
+        log: list[str] = []
+        if attempt is not None:
+            log = tail(attempt.log, _LOG_LINES)
+        if not log and run is not None:
+            for path in sorted(run.path.glob("slurm-*.out")):
+                log = tail(path, _LOG_LINES)
+        return RehearsalFailed(stage, cause, log)
+
+    def _job_of(self, attempt: Attempt) -> Job:
+        (job,) = self._scheduler.find(str(attempt.started().get("job_id")))
+        return job
+
+    def _jobs_of(self, run: RunFolder) -> list[Job]:
+        """The jobs whose run this is, by what was submitted beside their scripts."""
+        jobs = self._scheduler.jobs.values()
+        return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
+
+    def _ranks(self, count: int | None = None) -> str:
+        count = self._small.resolved.gpus if count is None else count
+        return f"{count} rank{'s' if count != 1 else ''}"
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+
+def _steps(attempt: Attempt) -> dict[int, float]:
+    """Step -> loss of one attempt, as far as it is written."""
+    return {
+        line["step"]: line["loss"] for line in read_json_lines(attempt.metrics) if isinstance(line.get("step"), int)
+    }
+
+
+def _words(end: Mapping[str, object]) -> str:
+    return f"ended {end.get('ended')}" + (f": {end['cause']}" if end.get("cause") else "")
+
+
+@contextlib.contextmanager
+def _environment(environment: Mapping[str, str]) -> Iterator[None]:
+    """This process's own variables for a while: what submits from here finds the stand-ins."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

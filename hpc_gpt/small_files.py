@@ -1,0 +1,98 @@
+"""Small files of text and JSON: read though they are damaged, written once, replaced whole, or by a line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import RunFolderError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty where the file is missing, half written or no object."""
+    try:
+        # Opening a pipe would wait.
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of a file, or of its end, a line each. A line cut off or damaged is left out."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    objects = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            objects.append(found)
+    return objects
+
+
+def write_once(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, and never over another; RunFolderError where the disk refuses."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            give_name(aside, path)
+        aside.unlink(missing_ok=True)
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def give_name(aside: Path, path: Path) -> None:
+    """Gives a finished file its name; FileExistsError if that is taken. `aside` may stay, as a second name."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError as fault:
+        # Not every file system has hard links. A rename would replace, so look first.
+        if fault.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
+        aside.rename(path)
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that a reader sees the old text or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one line in one write; a line before it that was cut off is ended first."""
+    try:
+        with open(path, "ab+") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
+                line = "\n" + line
+            file.write(line.encode() + b"\n")
+    except OSError as fault:
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None

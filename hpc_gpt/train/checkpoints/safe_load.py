@@ -1,0 +1,89 @@
+"""Reading a checkpoint's files without running what is in them: only tensors, containers and classes named here.
+
+torch.save's format is pickle, and a pickle is a program. torch's own restricted reader refuses every class that is not
+named; DeepSpeed's files hold a few of its own, whose objects are made without calling anything but their fields.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpc_gpt.errors import CheckpointError
+
+# Classes of DeepSpeed in its files: module -> names.
+_DEEPSPEED = {
+    "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+    "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+    "deepspeed.utils.tensor_fragment": ("fragment_address",),
+}
+# What the metadata of torch.distributed.checkpoint are made of.
+_METADATA = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath"},
+    "pathlib._local": {"Path", "PosixPath"},
+}
+
+
+def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False) -> Any:
+    """What torch.save wrote; OSError where the file cannot be read, CheckpointError where it holds anything else."""
+    try:
+        with torch.serialization.safe_globals(_allowed()):
+            return torch.load(path, map_location=map_location, mmap=mmap or None, weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as fault:
+        raise _refused(path, fault) from None
+
+
+def load_metadata(path: Path) -> Any:
+    """The `.metadata` of torch.distributed.checkpoint; OSError or CheckpointError likewise."""
+    try:
+        with open(path, "rb") as file:
+            return _Metadata(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError) as fault:
+        raise _refused(path, fault) from None
+
+
+def _refused(path: Path | str, fault: Exception) -> CheckpointError:
+    words = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+    return CheckpointError(
+        f"{path} cannot be read as data alone: {words}",
+        "it is damaged, or holds a program; remove the checkpoint, and the one before is used",
+    )
+
+
+def _allowed() -> list[Any]:
+    """Classes in DeepSpeed's files, where it is loaded; and of numpy in the generators' states of our older files."""
+    found: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+    found.append((np.empty(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"))
+    found.append((np.empty(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"))
+    for module, names in _DEEPSPEED.items():
+        if module in sys.modules:
+            found += [getattr(sys.modules[module], name) for name in names]
+    return found
+
+
+class _Metadata(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = name in _METADATA.get(module, ())
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not (allowed or is_dtype):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)

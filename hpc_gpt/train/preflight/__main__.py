@@ -1,0 +1,137 @@
+"""`python -m hpc_gpt.train.preflight`: one rank of a preflight, on a node of the job. Takes no arguments.
+
+Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, and the rank's place by Slurm's names (SLURMD_NODENAME, SLURM_LOCALID). It
+says what it finds by lines of stdout, and reads from stdin who exchanges with whom; see hpc_gpt/preflight_lines.py.
+It ends by itself after HPC_GPT_PREFLIGHT_S seconds at most, always with exit code 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.preflight_lines import COMMAND, LIMIT, encode
+
+_LIMIT_S = 180.0
+
+
+def main() -> None:
+    node = os.environ.get("SLURMD_NODENAME") or platform.node()
+    local = int(os.environ.get("SLURM_LOCALID", "0"))
+    limit_s = float(os.environ.get(LIMIT) or _LIMIT_S)
+    # A collective cannot be interrupted: whoever waits in one leaves with the process.
+    last = threading.Timer(limit_s, lambda: os._exit(0))
+    last.daemon = True
+    last.start()
+
+    def say(kind: str, **fields: Any) -> None:
+        # One write a line: several ranks share a stream.
+        os.write(1, f"{encode(kind, node=node, local=local, time=time.time(), **fields)}\n".encode())
+
+    say("here", host=platform.node(), pid=os.getpid())
+    try:
+        _probe(node, local, say)
+    except BaseException as fault:
+        # Said, and not printed: what a spare node mends must not look like the attempt's cause in its log.
+        say("failed", words=_one_line(fault), trace=traceback.format_exc()[-4000:])
+
+
+def _probe(node: str, local: int, say: Any) -> None:
+    from hpc_gpt.run_folder import RunFolder
+
+    run = RunFolder(Path(os.environ["HPC_GPT_RUN"]))
+    attempt = run.attempt(int(os.environ["HPC_GPT_ATTEMPT"])).folder
+    resolved = run.resolved()
+    # Rank 0 of the exchanges is found later; its port is one that nobody else can have taken meanwhile.
+    listener = None
+    if local == 0:
+        listener = socket.create_server(("", 0), backlog=4096)
+        listener.set_inheritable(False)
+
+    from hpc_gpt.train.preflight.device_probes import figures_of_command, probe_device
+    from hpc_gpt.train.ranks import RankIdentity, choose_device
+
+    given = figures_of_command(os.environ.get(COMMAND))
+    device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
+    figures = probe_device(resolved, device, attempt, node, given)
+    say("device", figures=figures, port=listener.getsockname()[1] if listener else None)
+    told = sys.stdin.readline()
+    if not told:
+        return
+    plan = json.loads(told)
+    places = [tuple(place) for place in plan["ranks"]]
+    if (node, local) not in places:
+        return
+    if listener is not None and places[0] != (node, local):
+        listener.close()
+    _exchange(places, places.index((node, local)), plan, resolved, device, given, listener, say)
+
+
+def _exchange(
+    places: list[tuple[Any, ...]],
+    rank: int,
+    plan: dict[str, Any],
+    resolved: Any,
+    device: Any,
+    given: dict[str, Any],
+    listener: socket.socket | None,
+    say: Any,
+) -> None:
+    # Where NCCL waits for a rank that is gone, an error comes after the timeout.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from hpc_gpt.train.preflight.group_probes import PATIENCE_S, plan_exchanges, run_exchanges
+
+    patience = timedelta(seconds=PATIENCE_S)
+    store = TCPStore(
+        plan["host"],
+        plan["port"],
+        len(places),
+        is_master=rank == 0,
+        timeout=patience,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 and listener is not None else None,
+    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=len(places), timeout=patience)
+    # NCCL's first call of a group is all its ranks' call; after it some may exchange without the others.
+    dist.all_reduce(torch.ones(1, device=device))
+    run_exchanges(
+        plan_exchanges(resolved.layout, [node for node, _ in places]),
+        rank,
+        device,
+        given,
+        lambda each: say("began", exchange=[each.kind, each.axis, each.ranks]),
+        lambda each, rate: say("group", exchange=[each.kind, each.axis, each.ranks], gb_s=rate),
+    )
+    say("done")
+    # Rank 0 holds the store, and the others may still be reading from it.
+    store.set(f"done-{rank}", "1")
+    if rank == 0:
+        store.wait([f"done-{each}" for each in range(len(places))], patience)
+
+
+def _one_line(fault: BaseException) -> str:
+    words = str(fault).strip().splitlines()
+    name = type(fault).__name__
+    return words[0] if words and name == "ProbeFailed" else name + (f": {words[0]}" if words else "")
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # an exit code of its own would make srun name this rank in the attempt's log

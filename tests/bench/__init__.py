@@ -1,0 +1,1 @@
+"""What a bench measures, and how."""

@@ -1,0 +1,69 @@
+"""What is said where a run finds no memory."""
+
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.bench.fitting import Capacity, advice_on_memory, nearest_micro_batch
+from hpc_gpt.bench.here import profile_here
+from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.training import Shape, Training
+
+V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
+SMALL = Training(Shape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)
+
+
+def resolved(profile, micro_batch, model="gpt2"):
+    asked = Asked("bench", profile, {"model.preset": model}, micro_batches=[micro_batch], has_gpu=True)
+    return prepare_cells(asked).cells[0].prepared.resolved
+
+
+@given(st.integers(1, 4096), st.floats(0.5, 200))
+def test_the_nearest_is_the_largest_that_fits(micro_batch, gib):
+    capacity = Capacity(gib, "this card")
+    asked = Training(**{**SMALL.__dict__, "micro_batch": micro_batch})
+    nearest = nearest_micro_batch(asked, capacity)
+    assert 0 <= nearest < micro_batch
+    assert nearest == 0 or capacity.need_gib(asked, nearest) <= gib
+    assert nearest + 1 == micro_batch or capacity.need_gib(asked, nearest + 1) > gib
+
+
+def test_of_a_gpu_the_nearest_that_plan_thinks_fits():
+    words = advice_on_memory(resolved(V100, 64), V100, "gpu_memory")
+    capacity = Capacity(16.0, "", machine_named("v100-16g", 1, None))
+    assert "v100-16g" in words
+    nearest = int(words.split("--mbs ")[1].split(",")[0])
+    assert 1 <= nearest < 64
+    assert capacity.machine is not None
+
+
+def test_what_no_micro_batch_makes_fit():
+    words = advice_on_memory(resolved(V100, 2, "gpt2-xl"), V100, "gpu_memory")
+    assert "no micro-batch fits" in words
+
+
+def test_where_plan_thinks_that_it_fits_half_of_it():
+    assert advice_on_memory(resolved(V100, 2), V100, "gpu_memory").startswith("try --mbs 1; plan thinks")
+
+
+def test_of_a_device_that_is_not_known_half_of_it():
+    unknown = profile_here(None, [{"name": "A card of tomorrow"}])
+    assert advice_on_memory(resolved(unknown, 64), unknown, "gpu_memory").startswith("try --mbs 32; plan cannot say")
+
+
+@pytest.fixture
+def limited():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_of_the_host_what_ulimit_leaves(limited):
+    local = profile_here(None, [])
+    words = advice_on_memory(resolved(local, 4096), local, "host_memory")
+    assert "8.0 GiB that ulimit -v leaves" in words
+    assert "--mbs" in words

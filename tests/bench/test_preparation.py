@@ -1,0 +1,154 @@
+"""What a bench makes of an experiment, engine by engine and micro-batch by micro-batch."""
+
+import pytest
+
+from hpc_gpt.bench.here import profile_here
+from hpc_gpt.bench.preparation import Asked, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.cluster import load_profile
+from hpc_gpt.engines import OFFERS
+from hpc_gpt.errors import ConfigError, UserError
+
+LOCAL = profile_here(None, [])
+
+
+def settled(experiment="bench", **more):
+    """(name, resolved) of each cell."""
+    found = prepare_cells(Asked(experiment, LOCAL, **more))
+    return [(cell.name, cell.prepared.resolved) for cell in found.cells]
+
+
+def test_without_anything_it_is_gpt2_on_one_gpu():
+    ((name, run),) = settled(has_gpu=True)
+    assert (name, run.preset, run.model.seq, run.engine.name, run.gpus) == ("ddp", "gpt2", 1024, "ddp", 1)
+    assert (run.train.dtype, run.engine.compile, run.data.source) == ("bf16", "block", "random")
+    assert run.batch.micro_batch * run.model.seq >= 16_000
+
+
+@pytest.mark.parametrize("experiment", ["bench", "demo", "gpt2-meg-ds-3d"])
+def test_nothing_is_saved_or_fetched_between_the_first_step_and_the_last(experiment):
+    ((_, run),) = settled(experiment, steps=37, smoke=experiment != "bench")
+    train = run.train
+    assert (train.steps, train.log_every) == (37, 37)
+    assert (train.save_every, train.save_last, train.eval_every, train.matmul_rate) == (0, False, 0, True)
+    assert (run.data.source, run.data.path) == ("random", None)
+    assert run.job.time is None
+
+
+def test_tokens_are_random_whatever_is_asked_for_and_that_is_said():
+    found = prepare_cells(Asked("demo", LOCAL, {"data.source": "stdlib"}))
+    assert found.cells[0].prepared.resolved.data.source == "random"
+    assert any("random tokens, not stdlib" in note for note in found.notes)
+    assert not any("random tokens" in note for note in prepare_cells(Asked("bench", LOCAL)).notes)
+
+
+def test_a_cell_for_each_engine_and_micro_batch():
+    cells = settled(engines=["ddp", "deepspeed-zero:3"], micro_batches=[1, 4])
+    assert [name for name, _ in cells] == ["ddp mbs 1", "ddp mbs 4", "deepspeed-zero:3 mbs 1", "deepspeed-zero:3 mbs 4"]
+    assert [(run.engine.name, run.batch.micro_batch) for _, run in cells] == [
+        ("ddp", 1), ("ddp", 4), ("deepspeed-zero", 1), ("deepspeed-zero", 4),
+    ]  # fmt: skip
+    assert cells[2][1].engine.zero_stage == 3
+    assert len({run.slug for _, run in cells}) == 4
+
+
+def test_the_users_own_settings_win():
+    ((_, run),) = settled(engines=["fsdp"], micro_batches=[4], overrides={"engine.name": "ddp", "train.steps": 9})
+    assert run.engine.name == "ddp"
+    assert run.train.steps == 9
+    ((_, run),) = settled(overrides={"train.log_every": 3, "train.eval_every": 5})
+    assert (run.train.log_every, run.train.eval_every) == (3, 5)
+
+
+def test_the_passes_of_a_step_stay_as_they_are_unless_the_global_batch_is_given():
+    for _, run in settled("demo", micro_batches=[1, 2]):
+        assert run.batch.micro_batches == 4
+    for _, run in settled(micro_batches=[1, 4], overrides={"layout.global_batch": 8}):
+        assert run.batch.micro_batch * run.batch.micro_batches == 8
+
+
+def test_a_small_run_keeps_the_micro_batch_and_the_steps_that_were_asked_for():
+    cells = settled(smoke=True, micro_batches=[1, 300], steps=2)
+    assert [(run.batch.micro_batch, run.train.steps, run.model.hidden) for _, run in cells] == [
+        (1, 2, 64),
+        (300, 2, 64),
+    ]
+    ((_, run),) = settled(smoke=True)
+    assert (run.train.steps, run.batch.micro_batch) == (5, 2)
+    assert run.name.endswith("-smoke")
+
+
+@pytest.mark.parametrize("engine", [name for name in OFFERS if "compile" not in OFFERS[name].switches])
+def test_an_engine_without_a_compiler_is_measured_without(engine):
+    found = prepare_cells(Asked("bench", LOCAL, engines=["ddp", engine]))
+    assert [cell.prepared.resolved.engine.compile for cell in found.cells] == ["block", "none"]
+    assert any("engine.compile is none" in note for note in found.notes)
+
+
+def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = prepare_cells(Asked("bench", LOCAL))
+    assert found.cells[0].prepared.resolved.engine.compile == "none"
+    assert any("no" in note and "g++" in note for note in found.notes)
+    assert settled(has_gpu=True)[0][1].engine.compile == "block"
+    assert settled(overrides={"engine.compile": "block"})[0][1].engine.compile == "block"
+
+
+def test_a_row_of_a_sweep():
+    found = prepare_cells(Asked("colab-ladder", LOCAL, row="flash", smoke=True))
+    run = found.cells[0].prepared.resolved
+    assert (run.sweep, run.row) == ("colab-ladder", "flash")
+    with pytest.raises(UserError):
+        prepare_cells(Asked("colab-ladder", LOCAL, row="no such rung"))
+
+
+def test_the_faults_of_all_cells_at_once():
+    with pytest.raises(UserError) as refused:
+        prepare_cells(Asked("bench", LOCAL, {"engine.tiles": 4}, engines=["ddp", "fsdp"]))
+    assert "'ddp'" in str(refused.value)
+    assert "'fsdp'" in str(refused.value)
+    assert refused.value.hint
+
+
+def test_engines_as_words():
+    assert parse_engines(None) == []
+    assert parse_engines("ddp, deepspeed-zero:3 ,fsdp") == ["ddp", "deepspeed-zero:3", "fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [("dpd", "ddp"), ("", "engines:"), ("ddp,", "engines:"), ("ddp:1", "use ddp"),
+     ("deepspeed-zero:4", "deepspeed-zero:3"), ("deepspeed-zero:", "deepspeed-zero:0"),
+     ("deepspeed-3d:2", "deepspeed-3d:1"), ("ddp,ddp", "--rounds")],
+)  # fmt: skip
+def test_engines_that_are_none(words, hint):
+    with pytest.raises(ConfigError) as refused:
+        parse_engines(words)
+    assert hint in refused.value.hint
+
+
+def test_micro_batches_as_words():
+    assert parse_micro_batches(None) == []
+    assert parse_micro_batches("1, 2,16") == [1, 2, 16]
+
+
+@pytest.mark.parametrize("words", ["a,b", "", "1,", "0", "-1", "1.5", "1,1", "9" * 5000, "²", "1 2"])
+def test_micro_batches_that_are_none(words):
+    with pytest.raises(ConfigError) as refused:
+        parse_micro_batches(words)
+    assert refused.value.hint
+
+
+def test_this_machine_is_where_it_runs_whatever_the_profile():
+    site = load_profile("h100-80g-8")
+    here = profile_here(site, [{"name": "NVIDIA H100 80GB HBM3", "memory_gib": 79.6}])
+    assert (here.scheduler, here.device, here.gpus_per_node) == ("local", site.device, 1)
+    assert here.calibration == site.calibration
+    assert profile_here(None, [{"name": "NVIDIA H200"}] * 2).device == "h200"
+    assert profile_here(None, [{"name": "A card of tomorrow"}]).device is None
+
+
+def test_on_a_known_gpu_the_plan_is_asked():
+    profile = profile_here(None, [{"name": "NVIDIA H200"}])
+    (cell,) = prepare_cells(Asked("bench", profile, has_gpu=True)).cells
+    assert cell.prepared.foresight.tables["memory_gib"]["stages"][0]["allocated"] > 5

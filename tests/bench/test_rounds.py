@@ -1,0 +1,46 @@
+"""In which order cells are measured, and what their rounds give together."""
+
+import statistics
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.bench.rounds import median_of, order_of, ratios_to_first, spread_of
+
+speeds = st.floats(1e-3, 1e9)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_every_round_measures_each_cell_once_and_begins_with_another(cells, rounds):
+    order = order_of(cells, rounds)
+    assert len(order) == rounds
+    assert all(sorted(places) == list(range(cells)) for places in order)
+    assert [places[0] for places in order] == [number % cells for number in range(rounds)]
+    assert all((after - before) % cells in (0, 1) for places in order for before, after in pairwise(places))
+
+
+@given(st.lists(speeds, min_size=2, max_size=9), speeds)
+def test_the_spread_is_a_share_and_has_no_unit(figures, factor):
+    spread = spread_of(figures)
+    assert spread is not None
+    assert spread >= 0
+    assert spread == 0 or max(figures) > min(figures)
+    scaled = spread_of([factor * figure for figure in figures])
+    assert scaled is not None
+    assert abs(scaled - spread) <= 1e-6 * max(1.0, spread)
+
+
+def test_one_round_has_no_spread():
+    assert spread_of([5.0]) is None
+    assert spread_of([]) is None
+    assert median_of([]) is None
+    assert median_of([3.0, 1.0, 2.0]) == statistics.median([1.0, 2.0, 3.0])
+
+
+@given(st.lists(st.one_of(st.none(), speeds), max_size=8))
+def test_ratios_are_to_the_first_that_is_known(figures):
+    ratios = ratios_to_first(figures)
+    known = [figure for figure in figures if figure is not None]
+    assert [ratio is None for ratio in ratios] == [figure is None for figure in figures]
+    assert [ratio for ratio in ratios if ratio is not None] == [figure / known[0] for figure in known]

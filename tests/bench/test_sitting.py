@@ -1,0 +1,112 @@
+"""A bench from its first cell to its last, its runs made up where they need not train."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.bench import sitting as sitting_module
+from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.folder import make_folder
+from hpc_gpt.bench.here import profile_here
+from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.bench.sitting import Sitting
+from hpc_gpt.cluster import MachineFigures
+from hpc_gpt.readers.own_runs.kept_records import read_records
+from tests.bench.test_row import bad, good
+
+H200 = profile_here(None, [{"name": "NVIDIA H200"}])
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What was measured, (cell, round); `answer` says what comes of it."""
+    calls = []
+
+    def measure(cell, number, folder, provenance, label):
+        calls.append((cell.name, number))
+        return calls_answer(cell.name, number)
+
+    def calls_answer(name, number):
+        found = answers.get((name, number), answers.get(name, good(0.03)))
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    answers = {}
+    monkeypatch.setattr(sitting_module, "measure", measure)
+    return calls, answers
+
+
+def sitting(tmp_path, cells=("a", "b", "c"), rounds=2, profile=H200):
+    cells = [Cell(each) if isinstance(each, str) else each for each in cells]
+    return Sitting(cells, rounds, make_folder(tmp_path, "gpt2"), {}, profile)
+
+
+def test_the_cells_take_turns_and_every_one_leaves_its_row_at_once(tmp_path, measured):
+    calls, _ = measured
+    bench = sitting(tmp_path)
+    bench.run()
+    assert calls == [("a", 1), ("b", 1), ("c", 1), ("b", 2), ("c", 2), ("a", 2)]
+    assert [record.rounds for record in read_records(bench.folder.file)] == [2, 2, 2]
+    assert [row.record.run for row in bench.rows] == [f"{bench.folder.id}#{number}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("ended", ["gpu_memory", "host_memory", "error", "disk_full"])
+def test_a_cell_that_failed_is_not_started_again_and_the_others_go_on(tmp_path, measured, ended):
+    calls, answers = measured
+    answers["b"] = bad(ended)
+    bench = sitting(tmp_path)
+    bench.run()
+    assert calls == [("a", 1), ("b", 1), ("c", 1), ("c", 2), ("a", 2)]
+    assert [row.record.ended for row in bench.rows] == ["done", ended, "done"]
+    assert [row.is_out_of_memory for row in bench.rows] == [False, "memory" in ended, False]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupt_keeps_the_rows_that_are_done(tmp_path, measured, end):
+    _, answers = measured
+    answers[("c", 1)] = end
+    bench = sitting(tmp_path)
+    with pytest.raises(type(end)):
+        bench.run()
+    assert [record.rounds for record in read_records(bench.folder.file)] == [1, 1]
+    assert [row.cell for row in bench.rows] == ["a", "b"]
+
+
+def test_of_a_gpu_without_memory_the_nearest_micro_batch_is_said(tmp_path, measured, capsys):
+    _, answers = measured
+    v100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
+    (cell,) = prepare_cells(Asked("bench", v100, micro_batches=[64], has_gpu=True)).cells
+    answers[cell.name] = bad("gpu_memory")
+    bench = sitting(tmp_path, [cell], 1, v100)
+    bench.run()
+    assert "is --mbs" in bench.advice[cell.name]
+    assert bench.advice[cell.name] in capsys.readouterr().err
+
+
+def test_an_unknown_device_has_a_hint_what_would_fill_its_mfu(tmp_path, measured):
+    _, answers = measured
+    answers["a"] = good(0.03, device="tpu-9")
+    bench = sitting(tmp_path, ["a"], 1)
+    bench.run()
+    (hint,) = bench.hints
+    assert "device tpu-9" in hint
+    assert "peak_tflops" in hint
+    assert bench.rows[0].record.tflops_model
+    told = sitting(tmp_path, ["a"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
+    told.run()
+    assert told.hints == []
+    assert told.rows[0].record.mfu == pytest.approx(told.rows[0].record.tflops_model / 900)
+    known = sitting(tmp_path, ["b"], 1)
+    known.run()
+    assert known.hints == []
+    assert known.rows[0].record.mfu
+
+
+def test_a_cpu_has_no_mfu_and_that_is_said(tmp_path, measured):
+    _, answers = measured
+    answers["a"] = good(0.03, device=None)
+    bench = sitting(tmp_path, ["a"], 1)
+    bench.run()
+    assert bench.rows[0].record.mfu is None
+    assert "no GPU" in bench.hints[0]

@@ -1,0 +1,77 @@
+"""The printed rows: a table, a block where there is little room, marks for what did not fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.bench.row import Row, row_of
+from hpc_gpt.bench.table import as_text
+from tests.bench.test_row import bad, good
+from tests.report.any_run import any_run
+
+
+def rows():
+    figures = {
+        "memory_allocated_gib": [10.0],
+        "memory_reserved_gib": [12.0],
+        "predicted_memory_gib": [9.5],
+        "gpu_util_mean": 98.4,
+        "gpu_util_spread": 1.2,
+        "compile_s": 12.0,
+        "attention_used": "cudnn",
+        "matmul_tflops_before": 770.0,
+        "matmul_tflops_after": 765.0,
+        "sm_clock_mhz": 1700.0,
+        "power_w": 690.0,
+        "versions": {"torch": "2.11.0"},
+    }
+    return [
+        row_of(
+            "ddp", "id#1", [good(0.030, allocator_retries=0, **figures), good(0.032, allocator_retries=0, **figures)]
+        ),
+        row_of("fsdp", "id#2", [good(0.060, allocator_retries=3, **figures)]),
+        row_of("ddp mbs 64", "id#3", [bad()]),
+    ]
+
+
+def test_a_line_for_each_row_with_its_ratio_and_marks():
+    heading, first, second, third, *_ = as_text(rows()).splitlines()
+    for column in ("Ratio", "Spread", "Tokens/s", "TFLOPs seed", "TFLOPs hardware", "TFLOPs model", "MFU", "Plan GiB"):
+        assert column in heading
+    assert first.split()[1] == "1.000"
+    assert "98.4 +/- 1.2" in first
+    assert second.split()[1] == "0.516"
+    assert "slowed down by allocator retries" in second
+    assert "OOM" in third
+    assert "gpu_memory" in third
+
+
+def test_one_row_from_top_to_bottom_with_every_figure_and_its_formula():
+    text = as_text(rows()[:1])
+    for words in ("tokens/s", "tflops_seed", "PaLM", "mfu", "12.0 GiB", "9.50 GiB", "cudnn", "770 -> 765", "690 W",
+                  "1700 MHz", "0123", "versions: torch 2.11.0", "device: h200", "spread"):  # fmt: skip
+        assert words in text, words
+
+
+def test_little_room_takes_a_block_a_row_and_cuts_nothing():
+    wide, narrow = as_text(rows()), as_text(rows(), 60)
+    assert wide.splitlines()[0].startswith("Cell")
+    assert narrow.splitlines()[0] == "ddp"
+    assert "Plan GiB" in narrow
+    assert as_text(rows(), 1000) == wide
+
+
+def test_without_rows_there_is_nothing():
+    assert as_text([]) == ""
+
+
+@given(st.lists(any_run(), min_size=1, max_size=4), st.one_of(st.none(), st.integers(1, 400)))
+def test_whatever_a_log_made_of_a_record_it_is_printed_line_by_line(runs, width):
+    some = [
+        Row(f"cell {place}", replace(run.record, ended="done"), (1.0,), (Path("x"),)) for place, run in enumerate(runs)
+    ]
+    text = as_text(some, width)
+    assert all(row.cell in text for row in some)
+    assert all(line.isprintable() for line in text.splitlines())

@@ -1,0 +1,203 @@
+"""hpc-gpt bench: real benches of a tiny model on this machine, what they leave, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.paths import logs_dir
+from hpc_gpt.process import is_alive
+from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs import list_runs
+from tests.cli.command import error_of, hpc_gpt
+from tests.conftest import REPOSITORY
+
+SMALL = ("bench", "--smoke", "--set", "engine.compile=none")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def benches() -> list[Path]:
+    """The folders of the benches in the test's own logs."""
+    return sorted(logs_dir().glob("*-bench/*"))
+
+
+def limited(*arguments: object, gib: int) -> subprocess.CompletedProcess[str]:
+    """The command where no process may have more memory than so much: ulimit -v."""
+    return subprocess.run(
+        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (gib * 2**30, gib * 2**30)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_two_engines_in_two_rounds():
+    done = hpc_gpt(*SMALL, "--engines", "ddp,fsdp", "--rounds", 2, "--steps", 4, "--json", environment=ONE_THREAD)
+    assert done.code == 0, done.stderr
+    page = json.loads(done.stdout)
+    (folder,) = benches()
+    assert json.loads((folder / "bench.json").read_text()) == page
+    assert [row["cell"] for row in page["rows"]] == ["ddp", "fsdp"]
+    for record, row in zip(page["records"], page["rows"], strict=True):
+        assert record["run"] == row["run"]
+        assert record["rounds"] == len(row["tokens_per_s"]) == 2
+        assert min(row["tokens_per_s"]) <= record["tokens_per_s"] <= max(row["tokens_per_s"])
+        for key in ("tflops_seed", "tflops_hardware", "tflops_model", "tokens_per_s_spread", "matmul_tflops_before",
+                    "matmul_tflops_after", "attention_used", "config_hash", "step_s"):  # fmt: skip
+            assert record[key], key
+        assert record["versions"]["torch"]
+        assert record["settings"]["data"]["source"] == "random"
+        assert (record["ended"], record["device"], record["mfu"]) == ("done", None, None)
+    assert page["rows"][1]["ratio"] == page["records"][1]["tokens_per_s"] / page["records"][0]["tokens_per_s"]
+    begun = [run.resolved().engine.name for run in sorted(list_runs(folder), key=lambda run: run.run_id[:15])]
+    assert begun == ["ddp", "fsdp", "fsdp", "ddp"]
+    for run in list_runs(folder):
+        assert not any(run.checkpoints.rglob("*.pt"))
+        assert len(run.attempts()[0].metrics.read_text().splitlines()) == 4
+    report = hpc_gpt("report", folder, "--json")
+    assert json.loads(report.stdout)["records"] == page["records"]
+    shown = hpc_gpt("compare", f"{folder.name}#1", f"{folder.name}#2")
+    assert shown.code == 0, shown.stderr
+    assert "engine" in shown.stdout
+
+
+def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
+    done = limited(*SMALL, "--mbs", "100000,1", "--rounds", 1, "--steps", 3, gib=6)
+    heading, large, small, *_ = done.stdout.splitlines()
+    assert heading.startswith("Cell")
+    assert "OOM" in large
+    assert "host_memory" in large
+    assert "OOM" not in small
+    assert small.split()[:4] == ["ddp", "mbs", "1", "1.000"]
+    assert done.returncode == 3
+    assert "Error: ddp mbs 100000 ended as host_memory\n" in done.stderr
+    nearest = int(
+        done.stderr.rpartition("plan thinks fits in the 6.0 GiB that ulimit -v leaves a process is --mbs ")[2].split(
+            ","
+        )[0]
+    )
+    assert 1 < nearest < 100000
+    rows = json.loads((benches()[0] / "bench.json").read_text())
+    assert [record["ended"] for record in rows["records"]] == ["host_memory", "done"]
+    assert [row["ratio"] for row in rows["rows"]] == [None, 1.0]
+
+
+def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
+    command = [sys.executable, "-m", "hpc_gpt", *SMALL, "--mbs", "1,1024", "--rounds", "1", "--steps", "150"]
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        run = _second_run(process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 130, stderr
+    assert "ddp" in stdout
+    (bench,) = benches()
+    (row,) = json.loads((bench / "bench.json").read_text())["rows"]
+    assert row["cell"] == "ddp mbs 1"
+    assert str(bench) in stderr
+    assert "1 of 2 rows" in stderr
+    (line,) = run.submissions()
+    assert not is_alive(line["pid"], line["pid_start"])
+    ranks = [json.loads(path.read_text()) for path in (run.attempts()[0].ranks).iterdir()]
+    assert ranks
+    assert not any(is_alive(rank["pid"], rank["pid_start"]) for rank in ranks)
+    assert run.attempts()[0].ended()["ended"] == "stopped"
+
+
+def _second_run(process: subprocess.Popen[str]) -> RunFolder:
+    """The bench's second run once its rank trains."""
+    until = time.monotonic() + 600
+    while time.monotonic() < until and process.poll() is None:
+        for run in list_runs(benches()[0])[1:] if benches() else []:
+            beats = run.attempts()[0].beats / "0.json" if run.attempts() else None
+            phase = beats.read_text() if beats is not None and beats.is_file() else ""
+            if '"phase": "training"' in phase or '"phase": "compiling"' in phase:
+                return run
+        time.sleep(0.1)
+    raise AssertionError(f"no second run: {process.poll()}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--engines", "ddp,dpd"], "no engine 'dpd'", "ddp"),
+        (["--mbs", "a,b"], "'a' is no micro-batch", "--mbs 1,2,4"),
+        (["--steps", "0"], "--steps is 0, but must be at least 1", "above 0"),
+        (["--rounds", "0"], "--rounds is 0, but must be at least 1", "above 0"),
+        (["--model", "gpt3000"], "gpt3000", ""),
+        (["no-such-experiment"], "no experiment 'no-such-experiment'", "known"),
+        (["--cluster", "nowhere"], "nowhere", ""),
+        (["--gpus", "16"], "16", "--gpus 8"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_written(words, message, hint):
+    done = hpc_gpt("bench", *words)
+    said, advised = error_of(done)
+    assert message in said
+    assert hint in advised
+    assert (done.code, done.stdout) == (2, "")
+    assert not logs_dir().exists()
+
+
+def test_logs_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("a file\n")
+    done = hpc_gpt("bench", "--smoke", environment={"HPC_GPT_LOGS": str(tmp_path / "file")})
+    assert done.code == 1
+    assert "Error: cannot make run folder" in done.stderr
+    assert "hint: set HPC_GPT_LOGS" in done.stderr
+
+
+def test_a_disk_that_fills_up_between_two_rows_keeps_the_first(monkeypatch, capsys):
+    """What the second run's folder meets, as create_run tells it."""
+    from hpc_gpt import cli
+    from hpc_gpt.bench import measuring
+    from hpc_gpt.errors import RunFolderError
+
+    written = []
+    write_run = measuring.write_run
+
+    def full_after_the_first(*arguments):
+        if written:
+            raise RunFolderError("cannot write in logs: No space left on device", "is the disk full?")
+        written.append(write_run(*arguments))
+        return written[0]
+
+    monkeypatch.setattr(measuring, "write_run", full_after_the_first)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*SMALL, "--mbs", "1,2", "--rounds", "1", "--steps", "3"])
+    assert ended.value.code == 1
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith("ddp mbs 1\n")
+    assert "Error: cannot write in logs: No space left on device\n\nhint: is the disk full?\n" in stderr
+    assert len(json.loads((benches()[0] / "bench.json").read_text())["records"]) == 1
+
+
+@pytest.mark.parametrize("what", [signal.SIGTERM, signal.SIGHUP])
+def test_what_would_end_the_command_alone_ends_the_run_too(what):
+    from hpc_gpt.cli.bench import signals_as_ctrl_c
+
+    before = signal.getsignal(what)
+    with signals_as_ctrl_c(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(what)
+    assert signal.getsignal(what) is before
+    signal.signal(what, signal.SIG_IGN)  # as nohup does
+    try:
+        with signals_as_ctrl_c():
+            signal.raise_signal(what)
+    finally:
+        signal.signal(what, before)

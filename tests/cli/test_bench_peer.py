@@ -1,0 +1,128 @@
+"""`hpc-gpt bench --peer`: programs of the user's among our rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.command import error_of, hpc_gpt
+from tests.conftest import REPOSITORY
+
+SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false")
+NANOGPT = """
+print("tokens per iteration will be: 1,024")
+for step in range(12):
+    print(f"iter {step}: loss {9 - step / 10:.4f}, time {50 + step % 3:.2f}ms, mfu 30.00%")
+"""
+SECRET = "opensesame-1234"
+
+
+def python(program):
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+
+
+def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(tmp_path):
+    words = [
+        *("--peer", f"nano={python(NANOGPT)}"),
+        *("--peer", f"broken={python('import os; raise ValueError(os.environ[chr(72) + chr(70)])')}"),
+        *("--peer", "quiet=true"),
+        *("--peer", r"own=for n in 1 2 3; do echo speed: 512 tok/s; done"),
+        *("--peer-pattern", r"own=(\d+) tok/s"),
+    ]
+    done = hpc_gpt("bench", *SMALL, "--rounds", "2", *words, "--json", environment={"HF_TOKEN": SECRET, "HF": SECRET})
+    assert done.code == 3
+    assert "\nError: broken ended as error; quiet: no speed was found\n\nhint: its output is in " in done.stderr
+    assert done.stderr.endswith("broken-round1.log\n")
+    page = json.loads(done.stdout)
+    rows = dict(zip([row["cell"] for row in page["rows"]], page["records"], strict=True))
+    assert list(rows) == ["ddp", "nano", "broken", "quiet", "own"]
+    assert {cell: row["rounds"] for cell, row in rows.items()} == {
+        "ddp": 2,
+        "nano": 2,
+        "broken": 0,
+        "quiet": 0,
+        "own": 2,
+    }
+    assert (rows["nano"]["dialect"], rows["nano"]["name"]) == ("nanogpt", "nano")
+    assert rows["nano"]["tokens_per_s"] == pytest.approx(1024 / 0.051, rel=0.03)
+    assert rows["own"]["tokens_per_s"] == 512
+    assert (rows["broken"]["ended"], rows["broken"]["tokens_per_s"]) == ("error", None)
+    assert rows["broken"]["cause"].startswith("exit status 1: ValueError: [removed]")
+    assert any("give --peer-pattern" in flag for flag in rows["quiet"]["flags"])
+    (folder,) = (tmp_path / "logs" / "gpt2-smoke-bench").iterdir()
+    assert json.loads((folder / "bench.json").read_text())["records"] == page["records"]
+    assert SECRET not in (folder / "bench.json").read_text() + done.stdout + done.stderr
+    # A failed one is not started again.
+    assert sorted(path.name for path in folder.glob("*.log")) == [
+        *("broken-round1.log", "nano-round1.log", "nano-round2.log", "own-round1.log", "own-round2.log"),
+        "quiet-round1.log",
+    ]
+
+
+def test_ctrl_c_ends_a_peers_whole_group_and_keeps_the_rows_that_are_done(tmp_path):
+    line = [sys.executable, "-m", "hpc_gpt", "bench", *SMALL, "--rounds", "1", "--json"]
+    line += [
+        "--peer",
+        "fast=echo 7 tok/s",
+        "--peer",
+        "slow=sleep 300 & echo $!; wait",
+        "--peer-pattern",
+        r"(\d+) tok/s",
+    ]
+    said = (tmp_path / "said").open("wb")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    bench = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=said)
+    child = _child(tmp_path)
+    bench.send_signal(signal.SIGINT)
+    out, _ = bench.communicate(timeout=60)
+    assert bench.returncode == 130, (tmp_path / "said").read_text()
+    assert not _lives(child)
+    page = json.loads(out)
+    assert [row["cell"] for row in page["rows"]] == ["ddp", "fast"]
+    (file,) = (tmp_path / "logs").rglob("bench.json")
+    assert json.loads(file.read_text())["records"] == page["records"]
+
+
+def test_faults_of_peers_are_told_before_anything_runs(tmp_path):
+    done = hpc_gpt(
+        "bench", *SMALL, "--peer", "a=x", "--peer", "a=y", "--peer", "python train.py", "--peer-pattern", "("
+    )
+    message, hint = error_of(done)
+    assert done.code == 2
+    assert [line.split(":")[0].partition(" '")[0] for line in message.splitlines()] == ["--peer"] * 2 + [
+        "--peer-pattern"
+    ]
+    assert "NAME='COMMAND'" in message
+    assert "--peer nanogpt=" in hint
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_peer_does_not_go_by_a_name_of_ours():
+    message, _ = error_of(hpc_gpt("bench", *SMALL, "--peer", "ddp=true"))
+    assert message == "--peer ddp: a row of ours goes by that name"
+
+
+def _child(tmp_path):
+    """The pid that the slow peer has printed."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for log in (tmp_path / "logs").rglob("slow-round1.log"):
+            if (text := log.read_text()).endswith("\n"):
+                return text.strip()
+        time.sleep(0.05)
+    raise AssertionError((tmp_path / "said").read_text())
+
+
+def _lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,197 @@
+"""stop, save and requeue: what is left in the run folder, and what is refused with a word."""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.control import ask_runs, await_answer
+from hpc_gpt.experiment import Engine, LayoutRequest
+from hpc_gpt.process import start_time
+from hpc_gpt.requests import VERBS, Request, answer, ask, open_requests
+from hpc_gpt.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.train.inbox import Inbox
+from tests.cli.command import hpc_gpt, without_slurm
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+
+
+@pytest.fixture
+def running(waiting_process, made_run: RunFolder) -> RunFolder:
+    """A local run whose process lives, in its first attempt."""
+    add_attempt(made_run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))
+    return made_run
+
+
+@pytest.mark.parametrize("verb", ["stop", "save"])
+def test_a_running_run_is_asked_by_a_file(running, verb):
+    done = hpc_gpt(verb, running.run_id)
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith(
+        f"{running.run_id}: asked to save and" if verb == "stop" else f"{running.run_id}: asked"
+    )
+    assert done.stderr == f"next: hpc-gpt status {running.run_id}\n"
+    (attempt,) = running.attempts()
+    assert open_requests(attempt) == [Request(verb, 1)]
+    marks = [path.name for path in running.path.glob("stop.*")]
+    assert marks == ([f"stop.{attempt.started()['job_id']}"] if verb == "stop" else [])
+
+
+def test_requests_at_once_are_several_and_none_is_overwritten(running):
+    (attempt,) = running.attempts()
+    threads = [threading.Thread(target=ask, args=(attempt, "save")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert open_requests(attempt) == [Request("save", number) for number in range(1, 9)]
+    assert not [path for path in attempt.asked.iterdir() if path.name.startswith(".")]
+    answer(attempt, Request("save", 3), 5, True)
+    assert Request("save", 3) not in open_requests(attempt)
+
+
+def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
+    (attempt,) = running.attempts()
+    monkeypatch.setattr("hpc_gpt.train.inbox._LOOK_S", 0.0)
+    inbox = Inbox(attempt)
+    assert inbox.look() == frozenset()
+    ask(attempt, "save")
+    ask(attempt, "stop")
+    assert inbox.look() == {"save", "stop"}
+    assert inbox.look() == {"stop"}
+    ask(attempt, "save")
+    assert inbox.look() == {"save", "stop"}
+    inbox.answer("save", 7, True)
+    assert [request.verb for request in open_requests(attempt)] == ["stop"]
+
+
+@pytest.mark.parametrize("ended", ["done", "stopped", "error"])
+def test_an_ended_run_is_refused_with_a_word(made_run, ended):
+    made_run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
+    add_attempt(made_run, [metrics_line(1)], ended=ended, job_id="7")
+    for verb in VERBS:
+        done = hpc_gpt(verb, made_run.run_id)
+        assert (done.code, done.stdout) == (1, "")
+        assert done.stderr == f"{made_run.run_id}: nothing to {verb}, it ended as {ended}\n"
+    assert not made_run.attempts()[0].asked.exists()
+    assert not list(made_run.path.glob("stop.*"))
+
+
+def test_a_local_run_has_no_queue_to_go_back_to(running):
+    done = hpc_gpt("requeue", running.run_id)
+    assert done.code == 1
+    assert 'chain = "none" in profile local' in done.stderr
+    assert "submit --resume" in done.stderr
+
+
+def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
+    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine=Engine("megatron-lm")))], "save")
+    assert asked.refused
+    assert "train.save_every" in asked.words
+    nvme = Engine("deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
+    layout = LayoutRequest(gpus=2, micro_batch=2, global_batch=8)
+    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine=nvme, layout=layout))], "requeue")
+    assert asked.refused
+    assert "NVMe" in asked.words
+
+
+@pytest.mark.parametrize("verb", ["stop", "requeue"])
+def test_a_run_without_its_last_save_ends_unsaved_and_the_words_say_so(own_folders, verb):
+    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
+    assert not asked.refused
+    assert "unsaved: train.save_last is false" in asked.words
+    assert "asked to save" not in asked.words
+
+
+def _open(run: RunFolder) -> RunFolder:
+    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    add_attempt(run, [metrics_line(1)], ended=None)
+    return run
+
+
+def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
+    """Where only the shared disk reaches: no squeue here, and nobody to ask."""
+    run = _open(unsubmitted_run("generic-slurm"))
+    for verb in VERBS:
+        done = hpc_gpt(verb, run.run_id, environment=without_slurm(tmp_path))
+        assert done.code == 0, done.stderr
+        assert "Slurm does not answer" in done.stdout
+    assert {request.verb for request in open_requests(run.attempts()[0])} == set(VERBS)
+
+
+def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_path, monkeypatch):
+    run = unsubmitted_run("generic-slurm")
+    for job_id in ("4711", "4712"):
+        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    squeue = tmp_path / "clients" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    done = hpc_gpt("stop", run.run_id)
+    assert done.code == 0, done.stderr
+    assert "hpc-gpt cancel" in done.stdout
+    assert sorted(path.name for path in run.path.glob("stop.*")) == ["stop.4711", "stop.4712"]
+    for verb in ("save", "requeue"):
+        done = hpc_gpt(verb, run.run_id)
+        assert (done.code, done.stderr) == (1, f"{run.run_id}: nothing to {verb}, it waits in the queue\n")
+
+
+def test_of_several_runs_those_that_can_are_asked(running):
+    other = unsubmitted_run()
+    other.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
+    add_attempt(other, [], ended="done", job_id="7")
+    done = hpc_gpt("stop", running.run_id, other.run_id)
+    assert done.code == 0
+    assert "asked to" in done.stdout
+    assert "it ended as done" in done.stderr
+
+
+def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_process):
+    queue = {"pid": waiting_process.pid, "pid_start": start_time(waiting_process.pid)}
+    made_run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
+    assert hpc_gpt("stop", made_run.run_id).code == 0
+    assert made_run.cancelled_mark(IN_QUEUE).exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "end", "happened", "words"),
+    [
+        ("save", None, True, "saved after step 9"),
+        ("save", "error", False, "attempt 1 ended as error after step 9: boom"),
+        ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
+        ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
+        ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
+    ],
+)
+def test_a_wait_ends_with_what_has_happened(running, verb, end, happened, words):
+    (attempt,) = running.attempts()
+    (asked,) = ask_runs([running], "stop" if verb == "requeue" else verb)
+    if verb == "requeue":
+        asked = type(asked)(running, verb, "", attempt=attempt, request=ask(attempt, verb))
+
+    def happen() -> None:
+        time.sleep(0.1)
+        if end is None:
+            answer(attempt, asked.request, 9, True)
+        else:
+            attempt.write_ended(end, "boom", 9)
+
+    thread = threading.Thread(target=happen)
+    thread.start()
+    assert await_answer(asked) == (happened, words)
+    thread.join()
+
+
+def test_what_cannot_be_a_request_is_none(running):
+    (attempt,) = running.attempts()
+    attempt.asked.mkdir()
+    for name in ("save-0.json", "save-1.json.swp", "quit-1.json", "save-x.json", ".save.1.ab", "stop-1.done.json"):
+        (attempt.asked / name).write_text(json.dumps({}))
+    (attempt.asked / "stop-2.json").mkdir()
+    assert [request.verb for request in open_requests(attempt)] == ["stop"]
+    assert Path(attempt.asked).is_dir()

@@ -1,0 +1,145 @@
+"""hpc-gpt rehearse, as a user runs it: a whole life, a run that fails, and Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import error_of, hpc_gpt
+from tests.conftest import REPOSITORY
+
+EXPERIMENT = """
+name = "tiny"
+
+[model]
+hidden = 32
+layers = 2
+heads = 2
+vocab = 256
+seq = 32
+
+[engine]
+name = "ddp"
+
+[layout]
+gpus = 2
+micro_batch = 2
+micro_batches = 1
+
+[train]
+steps = 1000
+dtype = "fp32"
+save_every = 100
+"""
+BROKEN = """{% extends "base.sh.j2" %}
+{% block launch %}
+no-such-launcher --ranks 2
+rc=$?
+{% endblock %}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where a rehearsal has its folder."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    done = hpc_gpt("rehearse", tiny, "--json", "--keep", kept, environment={"TMPDIR": str(scratch)})
+    assert done.code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    assert told["cause"] is None
+    names = [stage["name"] for stage in told["stages"]]
+    life = ["submitted", "started", "saved", "signal", "saved", "requeued", "resumed", "preempted", "saved", "requeued",
+            "resumed", "finished", "unbroken", "finished", "losses", "record", "left"]  # fmt: skip
+    assert [name for name in names if name not in ("data", "slurm", "script")] == life
+    said = {stage["name"]: stage["evidence"] for stage in told["stages"]}
+    assert "to the last digit" in said["losses"]
+    assert "restart 2" in said["requeued"]
+    assert "attempts 3" in said["record"]
+    runs = [path.parent for path in kept.glob("*/*/resolved.json")]
+    assert sorted(len(list(run.glob("attempts/*"))) for run in runs) == [1, 3]
+    for words in ("no GPU here", "whether Slurm takes the job"):
+        assert any(words in f"{each['what']}: {each['why']}" for each in told["not_rehearsed"])
+    assert list(scratch.iterdir()) == []
+    for own in ("HPC_GPT_LOGS", "HPC_GPT_STATE", "HPC_GPT_CONFIG"):
+        assert not Path(os.environ[own]).exists(), own
+
+
+def test_a_script_that_fails_is_caught_with_its_cause(tiny: Path, scratch: Path, tmp_path: Path) -> None:
+    template = tmp_path / "mine.sh.j2"
+    template.write_text(BROKEN)
+    done = hpc_gpt("rehearse", tiny, "--quick", "--template", template, environment={"TMPDIR": str(scratch)})
+    assert done.code == 3
+    assert "started    FAILED: " in done.stdout
+    assert "failed at started: ended user_error: no-such-launcher: command not found" in done.stderr
+    assert "--keep DIR" in done.stderr
+    assert list(scratch.iterdir()) == []
+
+
+def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpc_gpt", "rehearse", str(tiny)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    said = ""
+    while " started " not in said:
+        line = process.stdout.readline()
+        said += line
+        assert line, said
+    (folder,) = scratch.iterdir()
+    mark = f"HPC_GPT_REHEARSAL={folder}".encode()
+    assert _with(mark), "its ranks"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said + rest
+    assert "Traceback" not in rest
+    assert _with(mark) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_has_no_slurm_to_rehearse_is_refused(tiny: Path, tmp_path: Path) -> None:
+    message, hint = error_of(hpc_gpt("rehearse", tiny, "--cluster", "local"))
+    assert "profile local has no Slurm" in message
+    assert "submit --smoke" in hint
+    message, _ = error_of(hpc_gpt("rehearse", tiny, "--keep", tmp_path))
+    assert "there is something in that folder" in message
+    done = hpc_gpt("rehearse", tiny, "--keep", "/proc/kept")
+    assert done.code == 2
+    assert "you can write" in error_of(done)[1]
+    assert "No such option" in error_of(hpc_gpt("rehearse", tiny, "--sweep"))[0]
+
+
+def _with(mark: bytes) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_text())
+            except OSError:
+                continue
+    return found

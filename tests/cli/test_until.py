@@ -1,0 +1,82 @@
+"""What submit says of a run's chain of jobs before there is one, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.test_predictions import profile_of
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run")
+SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
+
+
+def test_a_predicted_chain(tmp_path):
+    done = hpc_gpt(*FAR, *SEEDS_CLUSTER, environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    steps = re.search(r"30,000,000,000 tokens are ([\d,]+) steps of (\d+) x (\d+)", done.stderr)
+    assert steps
+    each = int(steps[2]) * int(steps[3])
+    count = int(steps[1].replace(",", ""))
+    assert (count - 1) * each < 30e9 <= count * each
+    assert f'"steps": {count}' in done.stdout
+    assert re.search(r"forecast: ([\d,]+) links \(\d+ to \d+\) of 20:00:00 by requeue", done.stderr), done.stderr
+    assert "GPU-hours on 64 GPUs, done by 20" in done.stderr
+    assert "predicted: give or take" in done.stderr
+    assert "GB/s" in done.stderr
+    lead = re.search(r"signal (\d+) s ahead of the limit", done.stderr)
+    assert lead
+    assert f"--signal=USR2@{lead[1]}" in done.stdout
+    assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*"))
+
+
+def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
+    profile_of("chained", 'extends = "jean-zay-v100-32g"\nchain = "singleton"\n')
+    done = hpc_gpt(*FAR, "--cluster", "chained", environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    assert "by singleton jobs" in done.stderr
+    assert re.search(r"--job-name=…-RUN --dependency=singleton .* with HPC_GPT_RUN, \d+ times", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--until", "epochs=3"), "none of tokens=, steps= and loss="),
+        (("--until", "steps=10", "--set", "train.steps=20"), "train.steps = 20"),
+        (("--until", "steps=10", "--smoke"), "--smoke trains 5 steps"),
+        (("--until", "steps=1000", "--time", "00:30"), "job.time 00:30 (30 s)"),
+        (("--until", "steps=1000", "--max-gpu-hours", "0.016"), "job.max_gpu_hours = 0.016 are 0.9 s on 64 GPUs"),
+        (("--until", "loss=2", "--engine", "megatron-lm", "--set", "engine.zero_stage="), "not at a loss"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, asked, words):
+    done = hpc_gpt("submit", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER, *asked, environment=without_slurm(tmp_path))
+    assert done.code == 2
+    assert words in error_of(done)[0]
+
+
+def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
+    sweep = tmp_path / "two.toml"
+    sweep.write_text(
+        'extends = "demo"\n[rows]\n"a" = { layout.micro_batches = 1 }\n"b" = { layout.micro_batches = 2 }\n'
+    )
+    logs = Path(os.environ["HPC_GPT_LOGS"])
+    run = make_run(logs, "local", "demo", layout__micro_batches=1)
+    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    done = hpc_gpt("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
+    assert done.code == 0, done.stderr
+    assert re.search(r"^a: forecast: 1 link, ", done.stderr, re.MULTILINE), done.stderr
+    assert "b: forecast: not known" in done.stderr
+
+
+def test_render_says_nothing_of_it_and_takes_the_budget():
+    assert hpc_gpt("render", "demo", "--until", "steps=3").code == 2
+    done = hpc_gpt("render", "demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3")
+    assert done.code == 0
+    assert '"max_gpu_hours": 3.0' in done.stdout
+    assert "forecast" not in done.stderr

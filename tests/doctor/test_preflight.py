@@ -1,0 +1,196 @@
+"""A preflight with real ranks, on CPU and gloo: what is measured, who is blamed, how an attempt ends."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpc_gpt.bad_nodes import listed
+from hpc_gpt.cluster import ClusterProfile
+from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.resolve import resolve
+from hpc_gpt.run_folder import create_run
+from tests.conftest import REPOSITORY
+
+WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
+COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
+
+
+@pytest.fixture
+def figures(tmp_path):
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    (folder / "well").write_text(json.dumps(WELL))
+    return folder
+
+
+def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
+    profile = ClusterProfile(name="site", gpus_per_node=ranks_per_node, preflight=True, spare_nodes=spares)
+    experiment = Experiment(
+        name="tiny",
+        model=Model(hidden=hidden, layers=2, heads=4, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=Engine(name="ddp") if not layout else Engine(),
+        layout=LayoutRequest(gpus=nodes * ranks_per_node, micro_batch=1, micro_batches=2, **layout),
+        train=Train(dtype="fp32", steps=3),
+        job=Job(),
+    )
+    return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", None)
+
+
+def hold(run, nodes, ranks_per_node=1, command=None, **environment):
+    """(the line that the preflight says, preflight.json, the log) of a new attempt."""
+    attempt = run.new_attempt()
+    start = command or [sys.executable, "-m", "hpc_gpt.doctor.start_here", nodes, str(ranks_per_node)]
+    own = {
+        "PYTHONPATH": str(REPOSITORY),
+        "HPC_GPT_RUN": str(run.path),
+        "HPC_GPT_ATTEMPT": str(attempt.number),
+        "HPC_GPT_MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_gpt.doctor.preflight", str(run.path), str(attempt.number), nodes, "--", *start]
+        + ([] if command else [sys.executable, "-m", "hpc_gpt.train.preflight"]),
+        env=os.environ | own | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (attempt.folder / "preflight").exists(), "the probe files are taken away"
+    return done.stdout.strip(), json.loads((attempt.folder / "preflight.json").read_text()), done.stderr
+
+
+def test_ranks_measure_their_devices_and_each_other(tmp_path):
+    run = new_run(tmp_path, nodes=2, ranks_per_node=2, tp=2, pp=2, dp=1)
+    said, found, log = hold(run, "a b", 2)
+    assert said == "nodes a,b", log
+    assert len(found["ranks"]) == 4
+    for rank in found["ranks"]:
+        assert rank["device"] == "cpu"
+        assert rank["failed"] is None
+        for figure in ("matmul_tflops", "host_to_device_gb_s", "write_mb_s", "memory_free_gib", "free_gib"):
+            assert rank[figure] > 0, figure
+        assert rank["versions"]["python"]
+        assert abs(rank["clock_ahead_s"]) < 60
+    made = {(each["kind"], each["axis"], tuple(each["ranks"])) for each in found["exchanges"]}
+    assert made == {
+        ("pair", "nodes", (0, 2)),
+        ("ring", "node", (0, 1)), ("ring", "node", (2, 3)),
+        ("pair", "tp", (0, 1)), ("pair", "tp", (2, 3)), ("ring", "tp", (0, 1)), ("ring", "tp", (2, 3)),
+        ("pair", "pp", (0, 2)), ("pair", "pp", (1, 3)), ("ring", "pp", (0, 2)), ("ring", "pp", (1, 3)),
+    }  # fmt: skip
+    assert all(each["gb_s"] > 0 for each in found["exchanges"])
+    assert found["took_s"] < found["limit_s"] == 180
+    assert "matmul TFLOP/s" in log
+    assert listed("site") == {}
+
+
+def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
+    run = new_run(tmp_path, nodes=2, spares=1)
+    (figures / "b").write_text(json.dumps(WELL | {"pair_gb_s": 3.0, "all_reduce_gb_s": 3.0}))
+    said, found, log = hold(run, "a b c", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    assert said == "nodes a,c"
+    assert "bad node b: exchange of a pair of nodes 3 GB/s, median of its peers" in log
+    assert "c takes the place of a bad node" in log
+    bad = listed("site")["b"]
+    assert (bad.run, bad.everyone) == (run.run_id, True)
+    assert "3 GB/s" in bad.why
+    assert found["findings"][0]["figure"] == 3.0
+
+
+def test_without_a_spare_the_attempt_ends_and_names_the_node(tmp_path, figures):
+    run = new_run(tmp_path, nodes=2)
+    (figures / "a").write_text(json.dumps({"error": "GPU 0000:07:00.0 has fallen off the bus"}))
+    said, found, _ = hold(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    assert said.startswith("end node_failure preflight: bad node a: rank 0 on it failed: GPU 0000:07:00.0 has fallen")
+    assert found["ended"] == "node_failure"
+    assert list(listed("site")) == ["a"]
+
+
+def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
+    run = new_run(tmp_path, nodes=2, spares=2)
+    (figures / "b.sh").write_text("exec sleep 600")
+    (figures / "c.sh").write_text("kill -9 $PPID")
+    command = (
+        'if [ -e "$FIGURES/$SLURMD_NODENAME.sh" ]; then . "$FIGURES/$SLURMD_NODENAME.sh"; else cat "$FIGURES/well"; fi'
+    )
+    said, _, log = hold(run, "a b c d", HPC_GPT_PROBE_COMMAND=command, FIGURES=str(figures), HPC_GPT_PREFLIGHT_S="100")
+    assert said == "nodes a,d", log
+    assert "bad node b: 1 of its 1 ranks gave no figures in time" in log
+    assert "bad node c: 1 of its 1 ranks gave no figures in time" in log
+    assert list(listed("site")) == ["b", "c"]
+
+
+# Stands in for the ranks of a preflight: it says what they would, and reads the plan as they do.
+ACTOR = """
+import json, os, sys
+from hpc_gpt.preflight_lines import encode
+shared = os.environ["HPC_GPT_RUN"] + "/attempts/1/preflight/node-"
+def say(kind, node, **more):
+    print(encode(kind, node=node, local=0, **more), flush=True)
+for node in NODES:
+    open(shared + node, "w").close()
+    say("here", node)
+    say("device", node, figures={"judged": True, "devices": 1}, port=1)
+ranks = [node for node, _ in json.loads(sys.stdin.readline())["ranks"]]
+"""
+LOST = {
+    # c waits for b in its own pair, while a and b stand in theirs.
+    "a link that swallows all": ("for pair in ([0, 1], [1, 2]):\n    for at in pair:\n        "
+                                 "say('began', ranks[at], exchange=['pair', 'nodes', pair])\n", "b", "no end within"),
+    "a rank that was killed": ("for node in 'ac':\n    say('failed', node, words='Connection closed by peer')",
+                               "b", "Connection closed"),
+    "a rank with an error": ("say('failed', 'a', words='RuntimeError: Connection reset by peer')\n"
+                             "say('failed', 'b', words='AcceleratorError: CUDA error: unspecified launch failure')",
+                             "b", "unspecified launch failure"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_who_breaks_an_exchange_is_named(tmp_path, how):
+    run = new_run(tmp_path, nodes=2, spares=1)
+    (tmp_path / "actor.py").write_text(f"NODES = 'abc'\n{ACTOR}{LOST[how][0]}")
+    said, found, log = hold(run, "a b c", command=[sys.executable, str(tmp_path / "actor.py")])
+    assert said == "nodes a,c", log
+    (finding,) = (each for each in found["findings"] if each["node"])
+    assert finding["node"] == "b"
+    assert LOST[how][2] in finding["words"]
+
+
+def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
+    run = new_run(tmp_path, nodes=2)
+    words = "for node in 'ab': say('failed', node, words='RuntimeError: Connection reset by peer')"
+    (tmp_path / "actor.py").write_text(f"NODES = 'ab'\n{ACTOR}{words}")
+    said, _, _ = hold(run, "a b", command=[sys.executable, str(tmp_path / "actor.py")])
+    assert said.startswith("end collective_timeout preflight: an exchange among all nodes broke")
+    assert listed("site") == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "ended", "words"),
+    [
+        ({"free_gib": 0.0}, "disk_full", "0.00 GiB are free"),
+        ({"sees_run_folder": False}, "user_error", "the run folder is not shared: 2 of 2 nodes"),
+    ],
+)
+def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, figures, given, ended, words):
+    run = new_run(tmp_path, nodes=2)
+    (figures / "well").write_text(json.dumps(WELL | given))
+    said, _, log = hold(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    assert said.startswith(f"end {ended} preflight: ")
+    assert words in said
+    assert f"ends: {words}" in log
+    assert listed("site") == {}
+
+
+def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
+    run = new_run(tmp_path, nodes=3)
+    said, _, _ = hold(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
+    assert said.startswith("end error preflight: 3 of 3 nodes cannot be probed; a: it did not answer")
+    assert listed("site") == {}

@@ -1,0 +1,181 @@
+"""Jobs under the stand-ins, as ../shared/slurm.md saw them on a real Slurm: signals, limits, requeues, preemption."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hpc_gpt.process import start_time
+from hpc_gpt.rehearsal.job import Job
+from hpc_gpt.rehearsal.local_slurm import LocalSlurm
+from hpc_gpt.rehearsal.processes import marked
+from tests.rehearsal.commands import Commands
+
+# Ranks that say what they get; with `stubborn` they stay.
+RANKS = """
+trap 'echo "script got TERM"' TERM
+trap 'echo "script got USR2"' USR2
+srun bash -c '
+trap "echo rank $SLURM_PROCID got TERM; [ -e stubborn ] || exit 0" TERM
+trap "echo rank $SLURM_PROCID got USR2" USR2
+touch "ready.$SLURM_PROCID"
+for i in {1..900}; do sleep 0.1; done' &
+while kill -0 $! 2>/dev/null; do wait $!; done
+echo "start ${SLURM_RESTART_COUNT:-0} ends"
+[ -z "$SLURM_RESTART_COUNT" ] || exit 0
+"""
+TWO = ("--nodes=2", "--ntasks-per-node=1")
+
+
+def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> Job:
+    """A job whose two ranks listen."""
+    (job,) = slurm.scheduler.find(commands.submit("job", RANKS, *TWO, "--open-mode=append", *flags))
+    commands.wait("ranks", lambda: len(list(commands.folder.glob("ready.*"))) == 2)
+    return job
+
+
+def test_usr2_ahead_of_the_limit_is_for_the_ranks_alone(slurm: LocalSlurm, commands: Commands) -> None:
+    job = started(slurm, commands, "--time=10", "--signal=USR2@60")
+    slurm.scheduler.bring_limit_forward(job, 60)
+    commands.wait("USR2", lambda: commands.output("job").count("got USR2") == 2)
+    assert "script got" not in commands.output("job")
+    assert commands.state(job.word) == "RUNNING"
+
+
+def test_with_b_it_is_for_the_script_alone(slurm: LocalSlurm, commands: Commands) -> None:
+    job = started(slurm, commands, "--time=10", "--signal=B:USR2@60")
+    slurm.scheduler.bring_limit_forward(job, 60)
+    commands.wait("USR2", lambda: "script got USR2" in commands.output("job"))
+    assert "rank" not in commands.output("job")
+
+
+def test_at_the_limit_comes_sigterm_and_then_sigkill(slurm: LocalSlurm, commands: Commands) -> None:
+    (commands.folder / "stubborn").touch()
+    job = started(slurm, commands, "--time=10")
+    slurm.scheduler.bring_limit_forward(job, 0)
+    fields = commands.wait_end(job.word)
+    assert (fields["JobState"], fields["Reason"]) == ("TIMEOUT", "TimeLimit")
+    said = commands.output("job")
+    assert re.search(r"slurmstepd: error: \*\*\* JOB \d+ ON node1 CANCELLED AT \S+ DUE TO TIME LIMIT \*\*\*", said)
+    assert {"rank 0 got TERM", "rank 1 got TERM", "script got TERM"} <= set(said.splitlines())
+    assert not marked(slurm.folder, job.word)
+
+
+def test_a_preemption_tells_the_ranks_waits_and_requeues(slurm: LocalSlurm, commands: Commands) -> None:
+    (commands.folder / "stubborn").touch()
+    job = started(slurm, commands, "--requeue")
+    slurm.scheduler.preempt(job)
+    fields = commands.shown(job.word)
+    assert fields["JobState"] == "RUNNING"
+    assert fields["PreemptTime"] != "None"
+    commands.wait("TERM", lambda: commands.output("job").count("got TERM") >= 2)
+    assert "script got" not in commands.output("job"), "the grace is the ranks'"
+    commands.wait("a new start", lambda: job.restarts == 1)
+    (commands.folder / "stubborn").unlink()
+    commands.wait("the new ranks", lambda: len(job.steps) == 1 and job.restarts == 1 and job.state == "RUNNING")
+    commands.wait("the end of the first start", lambda: "DUE TO PREEMPTION" in commands.output("job"))
+    assert commands.shown(job.word)["PreemptTime"] == "None"
+    states = commands.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", job.word).stdout.split()
+    assert states == ["PREEMPTED", "RUNNING"]
+
+
+def test_a_requeued_job_waits_and_knows_its_restart(slurm: LocalSlurm, commands: Commands) -> None:
+    job = started(slurm, commands, "--requeue")
+    slurm.scheduler.timing = slurm.scheduler.timing.__class__(kill_wait_s=2, requeue_s=600)
+    assert commands.run("scontrol", "requeue", job.word).returncode == 0
+    commands.wait("the queue", lambda: commands.state(job.word) == "PENDING")
+    commands.wait("its reason", lambda: commands.shown(job.word)["Reason"] == "BeginTime")
+    assert commands.run("scontrol", "update", f"jobid={job.word}", "ExcNodeList=node1,node2").returncode == 0
+    slurm.scheduler.begin_now(job)
+    commands.wait("the second start", lambda: job.state == "RUNNING")
+    assert job.nodes == ["node3", "node4"]
+    assert commands.shown(job.word)["Restarts"] == "1"
+
+
+def test_no_requeue_is_kept_to(slurm: LocalSlurm, commands: Commands) -> None:
+    job = started(slurm, commands, "--no-requeue")
+    done = commands.run("scontrol", "requeue", job.word)
+    assert done.returncode == 1
+    assert "disabled" in done.stderr
+    assert job.state == "RUNNING"
+
+
+def test_the_end_of_a_script_ends_what_it_left(slurm: LocalSlurm, commands: Commands) -> None:
+    """Also what has left its session, as a daemon does."""
+    job = commands.submit("leaves", "sleep 300 & setsid sleep 300 & touch left; exit 4")
+    fields = commands.wait_end(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "4:0")
+    assert not marked(slurm.folder)
+
+
+def test_an_srun_that_is_killed_takes_its_ranks_along(slurm: LocalSlurm, commands: Commands) -> None:
+    text = "srun sleep 300 & until [ -e go ]; do sleep 0.1; done; kill -9 $!; wait; sleep 300"
+    (job,) = slurm.scheduler.find(commands.submit("job", text))
+    commands.wait("the rank", lambda: job.steps and job.steps[0].ranks)
+    (commands.folder / "go").touch()
+    commands.wait("its end", lambda: job.steps[0].ended.is_set())
+    assert job.state == "RUNNING"
+
+
+def test_jobs_wait_for_nodes_and_for_each_other(slurm: LocalSlurm, commands: Commands) -> None:
+    first = commands.submit("first", "until [ -e go ]; do sleep 0.1; done", "-N3")
+    second = commands.submit("second", "true", "-N2")
+    third = commands.submit("third", "true", f"--dependency=afterok:{first}")
+    commands.wait("its reason", lambda: commands.shown(second)["Reason"] == "Resources")
+    assert commands.shown(third)["Reason"] == "Dependency"
+    (commands.folder / "go").touch()
+    for job in (second, third):
+        assert commands.wait_end(job)["JobState"] == "COMPLETED"
+
+
+def test_gpus_are_seen_where_there_are_enough(tmp_path: Path) -> None:
+    for here, seen in ((4, {"0,1", "2,3"}), (3, {""}), (0, {"unset"})):
+        folder = tmp_path / str(here)
+        folder.mkdir()
+        with LocalSlurm(2, gpus=here) as slurm:
+            commands = Commands({name: text for name, text in slurm.environment.items() if "CUDA" not in name}, folder)
+            text = "srun bash -c 'echo ${CUDA_VISIBLE_DEVICES-unset}'"
+            commands.wait_end(commands.submit("gpus", text, *TWO, "--gres=gpu:2"))
+            assert set(commands.output("gpus").splitlines()) == seen
+
+
+def test_a_script_is_run_as_it_was_submitted(slurm: LocalSlurm, commands: Commands) -> None:
+    job = commands.submit("edited", 'echo "before $1"', "--begin=now+3600")
+    (commands.folder / "edited.sh").write_text("#!/bin/bash\necho after\n")
+    commands.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    commands.wait_end(job)
+    assert commands.output("edited") == "before \n"
+
+
+def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """The guard ends what the scheduler's own process cannot end any more."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\nsrun sleep 300\n")
+    program = (
+        "import subprocess, sys, time\n"
+        "from hpc_gpt.rehearsal.local_slurm import LocalSlurm\n"
+        "slurm = LocalSlurm(1)\n"
+        f"subprocess.run(['sbatch', '-o', '{tmp_path}/out', '{script}'], env=slurm.environment)\n"
+        "job, = slurm.scheduler.jobs.values()\n"
+        "while not (job.steps and job.steps[0].ranks): time.sleep(0.05)\n"
+        "print(slurm.folder, flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # what sbatch says
+    folder = Path(process.stdout.readline().strip())
+    assert folder.is_dir()
+    left = marked(folder)
+    assert left, "script, srun and rank"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + 60
+    while folder.exists() or any(start_time(pid) for pid in left):
+        assert time.monotonic() < end, marked(folder)
+        time.sleep(0.05)

@@ -1,0 +1,69 @@
+"""A job's request: what sbatch reads of a script and of its own line."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from hpc_gpt.rehearsal.hosts import compress_counts, compress_hosts, expand_hosts
+from hpc_gpt.rehearsal.options import OptionFault, parse_options
+from hpc_gpt.rehearsal.request import RequestFault, SignalAhead, output_path, read_request, read_time
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name='a b' --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:v100:4
+#SBATCH --time=1:30
+#SBATCH --signal=USR2@120
+#SBATCH --no-requeue --open-mode=append
+true
+#SBATCH --nodes=9
+"""
+
+
+def test_the_line_lies_over_the_directives_which_end_at_the_first_command() -> None:
+    asked = read_request(SCRIPT, {"nodes": "3", "output": "x"}, "job.sh", 0.0)
+    assert (asked.name, asked.nodes, asked.ntasks, asked.ntasks_per_node) == ("a b", 3, 12, 4)
+    assert (asked.gpus_per_node, asked.limit_s, asked.requeue, asked.append) == (4, 120, False, True)
+    assert asked.signal == SignalAhead(signal.SIGUSR2, 120, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"time": "soon"}, {"nodes": "0"}, {"signal": "USR9"}, {"begin": "tomorrow?"}, {"array": "a"}, {"ntasks": "x"}],
+)
+def test_what_sbatch_refuses_is_refused(line: dict[str, str]) -> None:
+    with pytest.raises(RequestFault):
+        read_request(SCRIPT, line, "job.sh", 0.0)
+
+
+def test_options_stand_in_all_of_getopts_ways() -> None:
+    found, left = parse_options("srun", ["-n4", "-N", "2", "-lK1", "--ntasks-per-node=2", "--overl", "bash", "-c", "x"])
+    assert found == {"ntasks": "4", "nodes": "2", "label": "", "kill-on-bad-exit": "1", "ntasks-per-node": "2",
+                     "overlap": ""}  # fmt: skip
+    assert left == ["bash", "-c", "x"]
+
+
+@pytest.mark.parametrize("words", [["--nosuch"], ["-y"], ["--nodes"], ["-N"], ["--parsable=1"]])
+def test_an_option_that_there_is_not_or_that_lacks_its_value_is_refused(words: list[str]) -> None:
+    with pytest.raises(OptionFault):
+        parse_options("sbatch", words)
+
+
+def test_times_are_read_as_slurm_writes_them() -> None:
+    assert read_time("now+20", 100.0) == 120.0
+    assert read_time("now+1hour", 0.0) == 3600.0
+    assert read_time(None, 7.0) == 7.0
+
+
+def test_hosts_are_written_as_one_word_and_back() -> None:
+    for hosts in (["n1"], ["n1", "n2", "n4"], ["a", "b3", "b5"], ["n9", "n10", "n11"]):
+        assert expand_hosts(compress_hosts(hosts)) == hosts
+    assert compress_counts([2, 2, 1]) == "2(x2),1"
+    with pytest.raises(ValueError, match="no list of hosts"):
+        expand_hosts("n[1-")
+
+
+def test_an_outputs_name_is_filled_in() -> None:
+    assert output_path("%x-%4j.out%%j", {"x": "it", "j": "7"}) == "it-0007.out%j"

@@ -1,0 +1,46 @@
+"""On a real cluster: what is edited behind a submission changes no attempt of it, and `verify` names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.slurm.launcher import REPOSITORY, Launcher
+
+ENDLESS = ("--set", "train.steps=1000000", "--set", "train.save_every=0", "--tp", "1", "--pp", "1", "--gpus", "1",
+           "--set", "engine.name=ddp")  # fmt: skip
+
+
+def copied_package(folder: Path) -> Path:
+    """The package and its templates, to be edited."""
+    for name in ("hpc_gpt", "templates", "experiments"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    code = copied_package(tmp_path / "checkout")
+    as_it_was = shutil.copytree(code, tmp_path / "as it was")
+    # The job is in that checkout: the folder that a process is started in is no place to find code in.
+    job = launcher.submit(*ENDLESS, PYTHONPATH=str(code), cwd=code)
+    job.wait_step(2)
+    for name in ("hpc_gpt/train/__main__.py", "hpc_gpt/train/loop.py", "hpc_gpt/chain/before.py"):
+        (code / name).write_text("raise SystemExit('edited')\n")
+    (code / "hpc_gpt" / "chain" / "after.py").unlink()
+    launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
+    job.wait("the first end", job.run.attempt(1).ended)
+    first = max(job.metrics(1))
+    job.wait("a step of a later attempt", lambda: any(job.last_step(n) > first for n in (2, 3)))
+    assert "edited" not in job.log()
+    said, _ = launcher.run("verify", str(job.run.path), PYTHONPATH=str(as_it_was))
+    assert said == f"{job.run.run_id}: equal to what was submitted\n"
+    said, _ = launcher.run("verify", str(job.run.path), "--json", code=1, PYTHONPATH=str(code))
+    differences = {one["name"]: one["words"] for one in json.loads(said)["differences"] if one["check"] == "code"}
+    assert differences == {
+        "hpc_gpt/chain/after.py": "removed",
+        "hpc_gpt/chain/before.py": "changed",
+        "hpc_gpt/train/__main__.py": "changed",
+        "hpc_gpt/train/loop.py": "changed",
+    }
+    launcher.run("cancel", job.id, "--yes")

@@ -1,0 +1,192 @@
+"""What must be true of a run that was broken once, by the time it is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from hpc_gpt.readers.own_runs.run import read_own
+from hpc_gpt.run_folder import Attempt, job_ids
+from hpc_gpt.small_files import read_json
+from tests.torture.order import SAVE_EVERY, STEPS
+from tests.torture.scene import Scene
+
+# What of a job may still be on its way out when status says that the run is done.
+_LEAVING_S = 20.0
+
+
+def reference_of(scene: Scene) -> dict[int, float]:
+    """Step -> loss of a run that nobody broke; AssertionError where it is not whole."""
+    losses = scene.job.metrics(1)
+    assert sorted(losses) == list(range(1, STEPS + 1)), f"the unbroken run's steps: {sorted(losses)}"
+    return losses
+
+
+def problems(scene: Scene, reference: dict[int, float]) -> list[str]:
+    """Everything that is wrong with the run, in words."""
+    return [
+        words
+        for check in (_losses, _resumed, _record, _left_over, _explained, _clean)
+        for words in check(scene, reference)
+    ]
+
+
+def _losses(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """To the last digit, in every attempt."""
+    seen: set[int] = set()
+    for attempt in scene.run.attempts():
+        for step, loss in scene.job.metrics(attempt.number).items():
+            seen.add(step)
+            if loss != reference.get(step):
+                yield f"attempt {attempt.number}: loss {loss!r} at step {step}, not {reference.get(step)!r}"
+                break
+    if missing := set(reference) - seen - scene.blurred:
+        yield f"no line of steps {sorted(missing)}"
+    final = read_own(scene.run).record.loss_last
+    if final != reference[STEPS]:
+        yield f"final loss {final!r}, not {reference[STEPS]!r}"
+
+
+def resumed_steps(scene: Scene) -> list[int | None]:
+    """The step from which each attempt after the first went on; None where none of its ranks got so far."""
+    found = []
+    for attempt in scene.run.attempts()[1:]:
+        step = read_json(attempt.folder / "trainer.json").get("resumed_step")
+        found.append(int(step) if isinstance(step, int) else None)
+    return found
+
+
+def settled_class(attempt: Attempt) -> str:
+    """How an attempt ended by the judge's word, which knows more than the trainer's or the script's; else by that."""
+    return str(attempt.verdict().get("attempt_ended") or attempt.ended().get("ended"))
+
+
+def lost_steps(scene: Scene) -> int:
+    """Steps done before the fault that had to be done again."""
+    first = next((step for step in resumed_steps(scene) if step is not None), None)
+    return 0 if first is None or scene.last_step is None else max(0, scene.last_step - first)
+
+
+def _resumed(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """From the newest checkpoint that was whole, and that is not older than the interval."""
+    first = next((step for step in resumed_steps(scene) if step is not None), None)
+    if first is None or scene.newest_saved is None or scene.last_step is None:
+        return
+    sound = scene.newest_saved - (SAVE_EVERY if scene.newest_saved in scene.damaged else 0)
+    if first < sound:
+        yield f"went on after step {first}, though step {sound} was saved and sound"
+    # One that was still being written at that moment may be lost with what follows it.
+    allowed = SAVE_EVERY * (1 + scene.saving + len(scene.damaged))
+    if scene.last_step - first > allowed:
+        yield f"{scene.last_step - first} steps lost, of an interval of {SAVE_EVERY}"
+
+
+def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """No step twice, in the curve and in what `hpc-gpt report --json` says."""
+    curve = read_own(scene.run).curve
+    counted = Counter(curve.step[curve.counts].astype(int).tolist())
+    if twice := sorted(step for step, times in counted.items() if times > 1):
+        yield f"steps counted twice: {twice}"
+    if missing := set(reference) - set(counted) - scene.blurred:
+        yield f"steps not counted: {sorted(missing)}"
+    wrong = [
+        int(step)
+        for step, loss in zip(curve.step[curve.counts], curve.loss[curve.counts], strict=True)
+        if np.isfinite(loss) and reference.get(int(step)) != loss
+    ]
+    if wrong:
+        yield f"the curve has another loss at steps {wrong}"
+    done = scene.hpc_gpt("report", "--json", str(scene.run.path))
+    if fault := _fault_of(done):
+        yield f"report: {fault}"
+        return
+    (record,) = json.loads(done.stdout)["records"]
+    resolved = scene.run.resolved()
+    tokens = STEPS * resolved.batch.global_batch * resolved.model.seq
+    if record["tokens_total"] != tokens and not scene.blurred:
+        yield f"tokens_total {record['tokens_total']}, not {tokens}"
+    if record["ended"] != "done":
+        yield f"the record says ended {record['ended']}"
+    for told in record["attempts"] or ():
+        settled = settled_class(scene.run.attempt(told["attempt"]))
+        if told["ended"] != settled:
+            yield f"the record says attempt {told['attempt']} ended {told['ended']}, the judge {settled}"
+    if record["attempts"] is None or len(record["attempts"]) != len(scene.run.attempts()):
+        yield f"the record has {record['attempts']} for {len(scene.run.attempts())} attempts"
+
+
+def _left_over(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """No process and no job of the run is left."""
+    end = time.monotonic() + _LEAVING_S
+    while (left := _jobs_left(scene)) or scene.job_processes():
+        if time.monotonic() > end:
+            processes = scene.job_processes()
+            if left:
+                yield f"jobs left in the queue: {left}"
+            if processes:
+                yield f"processes left: {[_command(pid) for pid in processes]}"
+            return
+        time.sleep(0.2)
+
+
+def _jobs_left(scene: Scene) -> list[str]:
+    ids = ",".join(job_ids(scene.run))
+    return scene.slurm("squeue", "-h", "-o", "%i:%T", "-j", ids, check=False).split()
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return f"{pid} {file.read().replace(bytes(1), b' ').decode(errors='replace')[:80]}"
+    except OSError:
+        return f"{pid} (gone)"
+
+
+def _explained(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """Every attempt has a class and, unless it is done, a cause, and `why` says them."""
+    done = scene.hpc_gpt("why", str(scene.run.path), "--json")
+    if fault := _fault_of(done):
+        yield f"why: {fault}"
+        return
+    told = json.loads(done.stdout)
+    if told["ended"] != "done":
+        yield f"why says ended {told['ended']}"
+    if len(told["attempts"]) != len(scene.run.attempts()):
+        yield f"why tells of {len(told['attempts'])} attempts, there are {len(scene.run.attempts())}"
+    for attempt in told["attempts"]:
+        if attempt["ended"] in (None, "unknown", "running", "pending"):
+            yield f"attempt {attempt['attempt']} ended {attempt['ended']}"
+        elif attempt["ended"] != "done" and not attempt["cause"]:
+            yield f"attempt {attempt['attempt']} ended {attempt['ended']} without a cause"
+        settled = settled_class(scene.run.attempt(attempt["attempt"]))
+        if attempt["ended"] != settled:
+            yield f"why says attempt {attempt['attempt']} ended {attempt['ended']}, the judge {settled}"
+    for attempt in scene.run.attempts():
+        if not attempt.ended():
+            yield f"attempts/{attempt.number} has no ended.json"
+
+
+def _clean(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
+    """Half-written checkpoints do not pile up, nor do files that were on their way to a name."""
+    half = [path.name for path in scene.run.checkpoints.glob(".writing-*")]
+    if len(half) > 1:
+        yield f"half-written checkpoints: {half}"
+    damaged = [path.name for path in scene.run.checkpoints.glob(".damaged-*")]
+    if len(damaged) > len(scene.damaged):
+        yield f"set aside as damaged: {damaged}"
+
+
+def _fault_of(done: subprocess.CompletedProcess[str]) -> str:
+    """What is wrong with the answer of a command that should have printed JSON."""
+    if done.returncode:
+        return f"exit {done.returncode}: {done.stderr.strip()}"
+    try:
+        json.loads(done.stdout)
+    except ValueError as fault:
+        return f"no JSON: {fault}"
+    return ""

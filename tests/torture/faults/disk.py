@@ -1,0 +1,34 @@
+"""The disk of the run folder is full."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.torture.faults.kind import kind
+from tests.torture.order import SAVE_EVERY
+from tests.torture.scene import Scene
+
+
+# More failed saves than the run has left end it only where the disk is still full at its end.
+@kind(earliest=SAVE_EVERY + 1, settings=("train.max_failed_saves=9",), small_disk=True, by_hand=("disk_full",))
+def fill_the_disk(scene: Scene) -> None:
+    """Somebody fills it, and frees it some seconds later or when the run is over."""
+    scene.wait_moment()
+    ballast = scene.launcher.logs / "ballast"
+    freed_s = scene.chance.choice((1, 3, None))
+    scene.detail = "freed once the run is over" if freed_s is None else f"freed after {freed_s} s"
+    scene.remember()
+    with open(ballast, "wb", buffering=0) as file:
+        piece = 1 << 20
+        while piece:
+            try:
+                if os.write(file.fileno(), b"\0" * piece) < piece:
+                    piece //= 2
+            except OSError:
+                piece //= 2
+    if freed_s is None:
+        scene.mending.append(lambda: ballast.unlink(missing_ok=True))
+    else:
+        time.sleep(freed_s)
+        ballast.unlink()

@@ -1,0 +1,45 @@
+"""A kind of fault: what it does to a run, and what it needs for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.torture.order import SAVE_EVERY, STARTING
+from tests.torture.scene import Scene
+
+# Two checkpoints are there by then, so that one can be spoilt.
+AFTER_TWO_SAVES = 2 * SAVE_EVERY + 2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`strike` breaks the run at its moment.
+
+    `earliest`: the first step at which it makes sense. `settings`: of the experiment, as for --set. `small_disk`: the
+    run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which it is the user who goes on, with
+    `submit --resume`; after any other end the run must go on by itself.
+    """
+
+    name: str
+    strike: Callable[[Scene], None]
+    earliest: int = STARTING
+    settings: tuple[str, ...] = ()
+    small_disk: bool = False
+    by_hand: frozenset[str] = frozenset()
+
+
+def kind(
+    *,
+    earliest: int = STARTING,
+    settings: tuple[str, ...] = (),
+    small_disk: bool = False,
+    by_hand: tuple[str, ...] = (),
+) -> Callable[[Callable[[Scene], None]], Kind]:
+    """Makes a Kind of a function; its name is the function's with dashes."""
+
+    def make(strike: Callable[[Scene], None]) -> Kind:
+        name = strike.__name__.replace("_", "-")
+        return Kind(name, strike, earliest, settings, small_disk, frozenset(by_hand))
+
+    return make

@@ -1,0 +1,52 @@
+"""Who exchanges with whom: disjoint rounds, every group of the layout, and two neighbours for every node."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.layout import Layout
+from hpc_gpt.train.preflight.group_probes import AXES, plan_exchanges
+
+SIZES = st.integers(1, 4)
+
+
+def planned(layout, ranks_per_node, spares=0):
+    count = layout.gpus // ranks_per_node + spares
+    nodes = [f"n{number}" for number in range(count) for _ in range(ranks_per_node)]
+    return nodes, plan_exchanges(layout, nodes)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4]), st.integers(0, 2))
+def test_a_round_has_each_rank_once_at_most(tp, pp, dp, ranks_per_node, spares):
+    layout = Layout(tp, pp, dp)
+    if layout.gpus % ranks_per_node:
+        ranks_per_node = 1
+    nodes, rounds = planned(layout, ranks_per_node, spares)
+    for exchanges in rounds:
+        taking_part = [rank for each in exchanges for rank in each.ranks]
+        assert len(taking_part) == len(set(taking_part))
+        assert max(taking_part) < len(nodes)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_every_group_of_the_layout_has_its_ring_and_pairs_that_join_it(tp, pp, dp):
+    layout = Layout(tp, pp, dp)
+    _, rounds = planned(layout, 1)
+    every = [each for exchanges in rounds for each in exchanges]
+    for axis in AXES:
+        groups = {tuple(group) for group in layout.groups(axis) if len(group) > 1}
+        assert {each.ranks for each in every if (each.kind, each.axis) == ("ring", axis)} == groups
+        joined = {rank for each in every if (each.kind, each.axis) == ("pair", axis) for rank in each.ranks}
+        assert joined == {rank for group in groups for rank in group}
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 2, 8]), st.integers(0, 3))
+def test_every_node_spare_ones_too_has_two_neighbours(count, ranks_per_node, spares):
+    nodes, rounds = planned(Layout(1, 1, count * ranks_per_node), ranks_per_node, spares)
+    pairs = [each for exchanges in rounds for each in exchanges if (each.kind, each.axis) == ("pair", "nodes")]
+    partners = Counter(nodes[rank] for each in pairs for rank in each.ranks)
+    of_them = count + spares
+    assert partners == {f"n{at}": min(2, of_them - 1) for at in range(of_them)} or of_them == 1
+    rings = [each for exchanges in rounds for each in exchanges if (each.kind, each.axis) == ("ring", "node")]
+    assert len(rings) == (of_them if ranks_per_node > 1 else 0)

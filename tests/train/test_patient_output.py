@@ -1,0 +1,101 @@
+"""Outputs on a full disk, and the small files beside them."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.train.kept_lines import KeptLines
+from hpc_gpt.train.patient_output import PatientOutput
+from tests.train.filling import fill
+
+
+def test_what_is_printed_on_a_full_disk_comes_when_there_is_room(small_disk: Path) -> None:
+    number = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = PatientOutput(number)
+    filler = fill(small_disk)
+    expected = b""
+    for line in range(1000):
+        text = f"line {line}\n".encode()
+        expected += text
+        assert output.write(text) == len(text)
+    filler.unlink()
+    output.write(b"room\n")
+    os.close(number)
+    assert (small_disk / "log").read_bytes() == expected + b"room\n"
+
+
+def test_of_much_that_waits_the_newest_is_kept_and_what_is_lost_is_said(small_disk: Path) -> None:
+    number = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = PatientOutput(number)
+    filler = fill(small_disk)
+    lines = [b"%08d%s\n" % (line, b"." * 1000) for line in range(2000)]
+    for text in lines:
+        output.write(text)
+    filler.unlink()
+    output.write(b"room\n")
+    os.close(number)
+    found = (small_disk / "log").read_bytes()
+    assert b" bytes of this log are lost: the disk was full]\n" in found
+    assert found.endswith(lines[-1] + b"room\n")
+    assert found.count(lines[-900]) == 1
+    assert lines[900] not in found
+
+
+def test_a_reader_that_has_gone_is_an_error_as_ever() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        PatientOutput(writing).write(b"words")
+    os.close(writing)
+
+
+def test_a_process_prints_by_lines_on_both() -> None:
+    program = (
+        "import sys; from hpc_gpt.train import patient_output; patient_output.install(); "
+        "print('out é'); print('err', file=sys.stderr); import os; os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert (done.stdout.decode(), done.stderr.decode()) == ("out é\n", "err\n")
+
+
+def test_lines_wait_whole_and_in_order(small_disk: Path) -> None:
+    kept = KeptLines(small_disk / "metrics.jsonl")
+    assert not kept.append(["first\n"])
+    filler = fill(small_disk)
+    long = "x" * 5000 + "\n"
+    refusal = kept.append([long])
+    assert refusal.is_full
+    assert "No space left on device" in refusal.words
+    assert (small_disk / "metrics.jsonl").read_text() == "first\n"
+    assert kept.append(["third\n"])
+    filler.unlink()
+    assert not kept.append([])
+    assert (small_disk / "metrics.jsonl").read_text() == f"first\n{long}third\n"
+
+
+def test_what_two_threads_print_comes_once_each() -> None:
+    """The first one's words wait in a pipe that is full, when the second one has something to say."""
+    reading, writing = os.pipe()
+    output = PatientOutput(writing)
+    first, second = b"a" * (1 << 18), b"b" * 64
+    threads = [threading.Thread(target=output.write, args=(text,)) for text in (first, second)]
+    threads[0].start()
+    while not select.select([reading], [], [], 0)[0]:
+        pass
+    threads[1].start()
+    with open(reading, "rb") as pipe:
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(pipe.read()))
+        reader.start()
+        for thread in threads:
+            thread.join()
+        os.close(writing)
+        reader.join()
+    assert found == [first + second]

@@ -1,0 +1,38 @@
+"""What a benchmark asks of a run: no checkpoint at its end, and the device's own rate before and after; real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.experiment import Engine
+from hpc_gpt.readers.own_runs.run import read_run
+from tests.train.launch import figures, new_run, settings, train
+
+DP2 = {"tp": 1, "pp": 1, "dp": 2}
+
+
+@pytest.mark.parametrize("name", ["ddp", "deepspeed-3d"])
+def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Path, tokens: Path, name: str) -> None:
+    engine = Engine(name=name)  # type: ignore[arg-type]
+    plain = new_run(tmp_path / "plain", settings(tokens, DP2, engine, steps=3))
+    train(plain, 2)
+    run = new_run(tmp_path / "run", settings(tokens, DP2, engine, steps=3, save_last=False, matmul_rate=True))
+    launch = train(run, 2)
+    assert launch.ended == ("done", 3, False), launch.log
+    assert "not saved after step 3: train.save_last is false" in launch.log
+    assert not list(run.checkpoints.glob("*"))
+    assert figures(run) == figures(plain)
+
+    record = read_run(run)
+    assert record.ended == "done"
+    assert record.matmul_tflops_before is not None
+    assert record.matmul_tflops_before > 0
+    assert record.matmul_tflops_after is not None
+    source = "attempts/1/measured.json: 1024^3 in fp32, the slowest rank's"
+    assert record.sources["matmul_tflops_before"] == record.sources["matmul_tflops_after"] == source
+    measured = json.loads((plain.attempt(1).folder / "measured.json").read_text())
+    assert measured["matmul_tflops_before"] is measured["matmul_tflops_after"] is None
+    assert read_run(plain).matmul_tflops_before is None

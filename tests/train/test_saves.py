@@ -1,0 +1,149 @@
+"""Saves that are written while training goes on: the same files, the same figures, and nothing lost to a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.experiment import Engine
+from hpc_gpt.run_folder import RunFolder
+from tests.train.launch import Launch, figures, lines, new_run, settings, train
+
+STEPS = 12
+LAYOUT = {"tp": 1, "pp": 2, "dp": 1}
+
+
+def resolved(tokens: Path, **more: Any) -> Any:
+    return settings(tokens, LAYOUT, steps=STEPS, save_every=4, eval_every=5, **more)
+
+
+@pytest.fixture(scope="module")
+def foreground(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> RunFolder:
+    """A run that stands still while it saves."""
+    run = new_run(tmp_path_factory.mktemp("foreground"), resolved(tokens, save_in_background=False))
+    launch = train(run, 2)
+    assert launch.ended == ("done", STEPS, False), launch.log
+    return run
+
+
+def sums(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """Of every checkpoint the files' sizes and sums; Python's own generator, in random-*.pt, is every process's own."""
+    found = {path.name: json.loads((path / "complete.json").read_text())["files"] for path in run.checkpoints.iterdir()}
+    return {
+        name: {file: each for file, each in files.items() if not file.startswith("random-")}
+        for name, files in found.items()
+    }
+
+
+def test_a_save_in_the_background_holds_the_same_bytes_and_changes_no_figure(
+    tmp_path: Path, tokens: Path, foreground: RunFolder
+) -> None:
+    run = new_run(tmp_path, resolved(tokens))
+    launch = train(run, 2)
+    assert launch.ended == ("done", STEPS, False), launch.log
+    assert "s of it in training's way" in launch.log
+    assert "in training's way" not in foreground.attempts()[0].log.read_text()
+    assert figures(run) == figures(foreground)
+    assert min(map(len, sums(run).values())) > 5
+    assert sums(run) == sums(foreground)
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        (Engine(name="ddp", sharded_optimizer=True), {"tp": 1, "pp": 1, "dp": 2}),
+        (Engine(name="fsdp"), {"tp": 2, "pp": 1, "dp": 1}),
+        (Engine(name="deepspeed-zero", zero_stage=3), {"tp": 1, "pp": 1, "dp": 2}),
+        (Engine(name="deepspeed-zero", zero_stage=2, offload="optimizer"), {"tp": 1, "pp": 1, "dp": 2}),
+    ],
+    ids=["ddp", "fsdp", "zero-3", "zero-2 offloaded"],
+)
+def test_every_engine_can(tmp_path: Path, tokens: Path, engine: Engine, layout: dict[str, int]) -> None:
+    """The checkpoint of step 2 is written while steps 3 and 4 change all that it is made of."""
+    runs = []
+    for background in (False, True):
+        more = {"steps": 4, "save_every": 2, "save_in_background": background}
+        runs.append(run := new_run(tmp_path, settings(tokens, layout, engine, **more)))
+        launch = Launch(run, 2, SLOW_SAVE_OF="2" if background else "0")
+        assert launch.wait() == [0, 0], launch.log
+    assert figures(runs[0]) == figures(runs[1])
+    once, meanwhile = (sums(run)["step-00000002"] for run in runs)
+    # torch's metadata name their own folder, and themselves.
+    assert {name for name in once if once[name] != meanwhile[name]} <= {"dcp/.metadata"}
+    assert once.keys() == meanwhile.keys()
+
+
+def test_training_goes_on_while_a_save_is_written_and_a_kill_meanwhile_loses_nothing(
+    tmp_path: Path, tokens: Path, foreground: RunFolder
+) -> None:
+    run = new_run(tmp_path, resolved(tokens))
+    launch = Launch(run, 2, HOLD_SAVE_OF="8")
+    # Both ranks stand in the writing of step 8 while the steps up to the next save are trained.
+    launch.await_words("step 11/")
+    half = run.checkpoints / ".writing-step-00000008"
+    assert {path.name for path in half.iterdir()} == {"begun-0", "begun-1"}
+    assert "saved after step 8 " not in launch.log
+    for rank in launch.ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    launch.wait()
+    assert half.is_dir()
+    again = train(run, 2)
+    assert again.ended == ("done", STEPS, False), again.log
+    assert f"passing over {half}: it was never completed" in again.log
+    assert "resumed after step 4 of 12" in again.log
+    assert not half.exists()
+    expected = figures(foreground)
+    found = figures(run)
+    assert found == [expected[one[0] - 1] for one in found]
+    assert [line["step"] for line in lines(run)][-8:] == list(range(5, STEPS + 1))
+    assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
+
+
+def test_one_rank_killed_in_a_save_leaves_the_one_before(tmp_path: Path, tokens: Path, foreground: RunFolder) -> None:
+    """The other is at the next save by then, waits for the first, and leaves."""
+    run = new_run(tmp_path, resolved(tokens))
+    launch = Launch(run, 2, HOLD_SAVE_OF="8")
+    launch.await_words("step 10/")
+    os.kill(launch.ranks[1].pid, signal.SIGKILL)
+    assert launch.wait() == [1, -9], launch.log
+    again = train(run, 2)
+    assert "resumed after step 4 of 12" in again.log
+    assert figures(run)[-1] == figures(foreground)[-1]
+
+
+def test_where_the_host_has_too_little_memory_it_is_said_once_and_training_waits(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, resolved(tokens))
+    launch = Launch(run, 2, NO_MEMORY_ON="1")
+    assert launch.wait() == [0, 0], launch.log
+    said = [line for line in launch.log.splitlines() if line.startswith("saves hold the training up: rank 1 of ")]
+    assert len(said) == 1
+    assert "GiB are free within the process's limit" in said[0]
+    assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}
+
+
+def test_only_the_last_stay(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, resolved(tokens, keep_last=1, keep_every=8))
+    launch = train(run, 2)
+    assert sums(run).keys() == {"step-00000008", "step-00000012"}
+    assert "removed step-00000004, as train.keep_last says" in launch.log
+
+
+def test_an_attempt_that_leaves_in_a_hurry_leaves_the_old_ones_to_the_next(tmp_path: Path, tokens: Path) -> None:
+    run = new_run(tmp_path, resolved(tokens, keep_last=1))
+    launch = Launch(run, 2, HOLD_AT_LINE="6")
+    launch.await_hold()
+    launch.signal(signal.SIGTERM)
+    os.kill(launch.ranks[0].pid, signal.SIGCONT)
+    assert launch.wait() == [0, 0], launch.log
+    ended, step, _ = launch.ended
+    assert ended == "cancelled"
+    assert sums(run).keys() == {"step-00000004", f"step-{step:08d}"}
+    again = train(run, 2)
+    before, _, _ = again.log.partition(f"step {step + 1}/")
+    assert "removed step-00000004, as train.keep_last says" in before, again.log
+    assert sums(run).keys() == {"step-00000012"}

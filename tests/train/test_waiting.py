@@ -1,0 +1,63 @@
+"""Between two logging steps the host waits for the device nowhere: a profile of the real loop shows no `.item()`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.train.data import open_stream
+from tests.distributed.plain_gpt import train_plainly
+from tests.distributed.ranks import launch_ranks
+from tests.train.profiled_loop import CASES, STEPS, WAITING, case_settings
+
+Found = dict[str, dict[str, Any]]
+
+# The words of all ranks, which are of the host; figures that have arrived from the device, and are asked whether; a
+# micro-batch as it is written, on its way to the device.
+ON_THE_HOST = {"tensor agreement.exchange", "tolist agreement.finish", "tolist metrics.numbers", "numpy data._tensors"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Found:
+    folder = tmp_path_factory.mktemp("profiled")
+    (folder / "tokens").write_text(str(tokens))
+    launch_ranks("tests.train.profiled_loop", 1, folder)
+    read: Found = json.loads((folder / "found.json").read_text())
+    return read
+
+
+@pytest.fixture(scope="module")
+def plain(tokens: Path) -> list[float]:
+    """The losses of one plain PyTorch process on the same batches."""
+    resolved = case_settings(tokens, "ddp")
+    initial = {full_name(one): one.detach() for one in Gpt(resolved.model, resolved.train.seed).parameters()}
+    stream = open_stream(open_samples(resolved), resolved, 0, torch.device("cpu"))
+    steps = [list(stream.step(step)) for step in range(STEPS)]
+    batches = [(torch.cat([one for one, _ in pairs]), torch.cat([one for _, one in pairs])) for pairs in steps]
+    return train_plainly(resolved.model, resolved.train, initial, batches, batches[0]).losses
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_step_brings_a_number_to_the_host(found: Found, case: str) -> None:
+    assert found[case]["ended"] == "done"
+    assert set(found[case]["counts"]) <= ON_THE_HOST
+    # The profile was open: these are in every step.
+    assert found[case]["counts"]["tolist agreement.finish"] == 4
+
+
+@pytest.mark.parametrize("case", WAITING)
+def test_a_profile_shows_where_the_host_must_know(found: Found, case: str) -> None:
+    """What the test above would look like if something waited."""
+    assert any(name.startswith("aten::is_nonzero") for name in found[case]["counts"])
+
+
+@pytest.mark.parametrize("case", [*CASES, *WAITING])
+def test_it_trains_as_one_plain_process_does(found: Found, plain: list[float], case: str) -> None:
+    assert found[case]["losses"] == pytest.approx(plain, abs=1e-2 if "bf16" in case else 2e-6)
