@@ -1,5 +1,6 @@
 """The list of bad nodes: kept per cluster, expiring, bounded, safe when many write at once, and never in the way."""
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -75,8 +76,8 @@ def test_no_hours_note_nothing(hours):
 def test_nothing_grows_for_ever(monkeypatch):
     for number in range(3):
         note("site", f"old{number}", "died", "run-1", hours=1)
-    later = time.time() + 3 * 3600
-    monkeypatch.setattr(bad_nodes.time, "time", lambda: later)
+    later = itertools.count(time.time() + 3 * 3600)
+    monkeypatch.setattr(bad_nodes.time, "time", lambda: next(later))
     for number in range(20):
         note("site", "n7", "died", f"run-{number}", hours=1)
     assert list(listed("site")) == ["n7"]

@@ -130,7 +130,12 @@ def _ended(record: Record, log: Path, end: PeerEnd) -> Record:
     how = f"signal {signal.Signals(-end.code).name}" if end.code < 0 else f"exit status {end.code}"
     why = record.cause if known and record.cause else " | ".join(_last_lines(log)) or "it printed nothing"
     sources = {**record.sources, "ended": f"the command's {how}" + (", and its log" if known else "")}
-    return replace(record, ended=record.ended if known else "error", cause=f"{how}: {why}", sources=sources)
+    ended = "user_error" if end.code in _NOT_STARTED else "error"
+    return replace(record, ended=record.ended if known else ended, cause=f"{how}: {why}", sources=sources)
+
+
+# A shell's own: the program cannot be run, or is not there (POSIX, Shell Command Language, 2.8.2).
+_NOT_STARTED = (126, 127)
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -108,6 +108,7 @@ def stop_when_further(launcher: Launcher, job: Job) -> None:
     job.wait("its verdict", job.run.attempt(2).verdict)
     first, second = job.metrics(1), job.metrics(2)
     assert all(second[step] == first[step] for step in first.keys() & second.keys())
+    job.wait("its script's end", lambda: state(launcher, job)[0] != "running")
     assert state(launcher, job)[0] == "stopped"
 
 

@@ -233,4 +233,5 @@ def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, by_wall
     assert ended(job) == ["walltime", "done"]
     assert len(job_ids(job.run)) == 2
     assert losses(job) == losses(unbroken)
+    job.wait("its script's end", lambda: launcher.state(job) != "running")
     assert launcher.state(job) == "done"

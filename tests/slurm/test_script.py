@@ -141,13 +141,15 @@ def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launche
     said, words = launcher.run("submit", "--wait", "--cluster", profile(launcher, "hostless", "", site), code=3)
     assert "scontrol names no host of 'n" in words
     before = int(said.split()[-1])
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first, second = (10000 + (before + 1 + step) % (low - 10000) for step in (0, 7919))
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 10000 + before + 1))
+        taken.bind(("127.0.0.1", first))
         taken.listen()
         job = launcher.submit("--set", "train.steps=2")
         assert int(job.id) == before + 1, "nobody else submits here"
         job.wait_end()
-    assert f"rendezvous 127.0.0.1:{10000 + int(job.id) + 7919}\n" in job.log()
+    assert f"rendezvous 127.0.0.1:{second}\n" in job.log()
 
 
 def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
