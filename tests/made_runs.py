@@ -6,14 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import load_experiment
+from hpc_gpt.launch.render import render_script
 from hpc_gpt.paths import logs_dir
-from hpc_gpt.render import render_script
-from hpc_gpt.resolve import resolve
-from hpc_gpt.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.runs.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.sweep import find_sweep
 from hpc_gpt.small_files import write_once
-from hpc_gpt.sweep import find_sweep
 
 STARTED = 1_700_000_000.0
 

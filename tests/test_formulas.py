@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.devices import DEVICES, device_named, peak_tflops
 from hpc_gpt.formulas import hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.devices import DEVICES, device_named, peak_tflops
+from hpc_gpt.settings.model_shape import ModelShape
 
 runs = st.fixed_dictionaries(
     {
@@ -168,7 +168,7 @@ def test_utilisation():
 
 @pytest.mark.shared
 def test_every_device_of_the_planner_and_of_the_profiles_has_its_peaks(shared):
-    from hpc_gpt.cluster import list_profiles, load_profile
+    from hpc_gpt.settings.cluster import list_profiles, load_profile
 
     text = re.search(r"devices: ([^)]*)\)", (shared / "planner" / "README.md").read_text()).group(1)
     listed = re.split(r",\s+", text)

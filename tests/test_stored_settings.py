@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.readers.own_runs.run import read_own
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 VALUES = (None, -1, 0, 10**400, 10**30, "x", "", [], {}, [[]], 1e308, float("nan"), float("inf"), True, "\ud800")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.record import Record
-from hpc_gpt.resolve import folder_name
-from hpc_gpt.submission import Prepared
+from hpc_gpt.launch.submission import Prepared
+from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.resolve import folder_name
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.cluster import ClusterProfile, MachineFigures, load_profile
-from hpc_gpt.devices import device_named
+from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, load_profile
+from hpc_gpt.settings.devices import device_named
 
 LOCAL = "local"
 # Of a profile, what says which machine it is; all the rest is about asking a scheduler for it.

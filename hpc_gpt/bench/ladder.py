@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.preparation import Asked, prepare_cell
-from hpc_gpt.cluster import FALLBACK, load_profile
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.experiment import ExperimentFile, load_experiment, read_experiment
 from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
-from hpc_gpt.record import Record
-from hpc_gpt.requirements import check_requirements
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.sweep import Row, choose_row
+from hpc_gpt.settings.cluster import FALLBACK, load_profile
+from hpc_gpt.settings.experiment import ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.settings.requirements import check_requirements
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.sweep import Row, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
 
 

@@ -11,12 +11,12 @@ from hpc_gpt.bench.measuring import OUT_OF_MEMORY
 from hpc_gpt.bench.row import Row, peak_gib
 from hpc_gpt.bench.savings import Saving, as_grid, as_tables, savings_of, time_ratio
 from hpc_gpt.bench.table import SLOWED, shared_lines
-from hpc_gpt.record import Record, finite
+from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.report.columns import show_digits
 from hpc_gpt.report.grid import plain
 from hpc_gpt.report.seeds.lines import SeedLine, is_smoke, sweep_lines
 from hpc_gpt.report.seeds.tables import as_table
-from hpc_gpt.waiting import GOOD_ENDS
+from hpc_gpt.runs.record import Record, finite
 
 NOT_MEASURED = "not measured"
 # What the last rung is judged by, and what of the seed's row tells the same.

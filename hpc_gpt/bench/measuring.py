@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.beats import read_beats
 from hpc_gpt.bench.cell import Cell
+from hpc_gpt.launch.status import RunStatus
+from hpc_gpt.launch.submission import Prepared, start_run, write_run
+from hpc_gpt.launch.waiting import GOOD_ENDS, follow
 from hpc_gpt.process import is_alive, send
-from hpc_gpt.record import Record
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.run_folder import RunFolder, newest_submission
-from hpc_gpt.status import RunStatus
-from hpc_gpt.submission import Prepared, start_run, write_run
+from hpc_gpt.runs.beats import read_beats
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder, newest_submission
 from hpc_gpt.terminal import ProgressLine, width
-from hpc_gpt.waiting import GOOD_ENDS, follow
 
 # Ends that tell of a cell which is too large for the machine.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")

@@ -18,7 +18,7 @@ from hpc_gpt.readers.causes.first_cause import one_line
 from hpc_gpt.readers.foreign_runs.discover import Discovered
 from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
 from hpc_gpt.readers.numerals import SHORT
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets, hide_values
 
 # Of the figures that a pattern finds the first are of a program that still compiles and warms up.

@@ -12,17 +12,17 @@ from typing import Any, get_args
 
 from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.here import has_compiler
-from hpc_gpt.cluster import FALLBACK, ClusterProfile, load_profile
-from hpc_gpt.engines import OFFERS, has_zero
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
-from hpc_gpt.foresight import foresee
-from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.render import render_script
-from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.smoke import compare, shrink
-from hpc_gpt.submission import Prepared, faults_of_rows
-from hpc_gpt.sweep import choose_row
+from hpc_gpt.launch.foresight import foresee
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.launch.submission import Prepared, faults_of_rows
+from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
+from hpc_gpt.settings.engines import OFFERS, has_zero
+from hpc_gpt.settings.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.smoke import compare, shrink
+from hpc_gpt.settings.sweep import choose_row
 from hpc_gpt.tables import close_matches
 
 DEFAULT_BENCH = "bench"

@@ -11,10 +11,10 @@ from hpc_gpt.bench.row import peak_gib
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.translation import training_of
-from hpc_gpt.record import Record
 from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.seeds.lines import is_smoke
+from hpc_gpt.runs.record import Record
 
 # How long a row trains, or how often it logs, is no technique.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")

@@ -13,9 +13,9 @@ from hpc_gpt.bench.folder import BenchFolder
 from hpc_gpt.bench.measuring import OUT_OF_MEMORY, Measured, measure
 from hpc_gpt.bench.rounds import order_of
 from hpc_gpt.bench.row import Row, row_of
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.devices import DEVICES
-from hpc_gpt.waiting import GOOD_ENDS
+from hpc_gpt.launch.waiting import GOOD_ENDS
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES
 
 
 @dataclass

@@ -21,15 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt import bad_nodes
-from hpc_gpt.bad_nodes import NODE
-from hpc_gpt.beats import read_beats, slow_nodes
 from hpc_gpt.chain.decide import nodes_left_out, past_of, rules_of, write_verdict
 from hpc_gpt.chain.judge import judge
 from hpc_gpt.chain.settle import settle
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.retries import LONGEST_PAUSE_S
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.beats import read_beats, slow_nodes
+from hpc_gpt.runs.retries import LONGEST_PAUSE_S
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 
 MARK = "hpc-gpt-next"
 

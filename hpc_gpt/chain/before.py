@@ -16,15 +16,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt import bad_nodes
 from hpc_gpt.chain.after import MARK, asked_to_end, forget_stop, other_jobs
 from hpc_gpt.chain.decide import gpus_of, nodes_left_out, past_of, rules_of, write_verdict
 from hpc_gpt.chain.history import Past, gpu_hours, is_open, read_history
 from hpc_gpt.chain.judge import Verdict, judge
 from hpc_gpt.chain.settle import Settled, batch_host, settle
 from hpc_gpt.errors import UserError
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolve import Resolved
 
 # States of a job whose ranks may be there; of the second kind they are leaving.
 _RUNS = ("RUNNING", "SUSPENDED", "SIGNALING", "STOPPED", "RESIZING", "CONFIGURING")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpc_gpt.lineage import newest_step
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
 
 # Bytes a parameter of the optimizer's fp32 moments.

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from hpc_gpt import bad_nodes
 from hpc_gpt.chain.history import Past, gpu_hours, newest_saved, read_history
 from hpc_gpt.chain.judge import Rules, Verdict
 from hpc_gpt.chain.settle import Settled
-from hpc_gpt.engines import can_resume
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 
 

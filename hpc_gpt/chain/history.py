@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bad_nodes import NODE
-from hpc_gpt.lineage import newest_step
-from hpc_gpt.retries import RETRIES
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.retries import RETRIES
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.small_files import read_json
 
 # Where Megatron-LM keeps its own, and the number of the newest.

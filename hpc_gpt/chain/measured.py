@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.experiment import Train
 from hpc_gpt.readers.own_runs.attempts import AttemptRead, read_attempt
 from hpc_gpt.readers.own_runs.run import config_hash
 from hpc_gpt.readers.step_times import measure_steps
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.resolve import Resolved
 
 # Keys of [train] that are no matter for the time of a step: two runs that differ in these alone are as fast.
 _SCHEDULE = {key: getattr(Train(), key) for key in ("steps", "seed", "eval_every", "lr", "min_lr", "warmup_steps",

@@ -11,10 +11,10 @@ from hpc_gpt.chain.checkpoint_size import checkpoint_bytes
 from hpc_gpt.chain.decide import gpus_of
 from hpc_gpt.chain.figure_words import clock, counted, duration, rounded_up
 from hpc_gpt.chain.forecast import LEAVE_S, Forecast, Pace, forecast, signal_lead_s
-from hpc_gpt.engines import can_resume
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.job_time import limit_s
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Measured

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.bad_nodes import NODE
-from hpc_gpt.retries import RETRIES
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.retries import RETRIES
+from hpc_gpt.runs.run_folder import Attempt
 
 # What these words of the trainer's stand for is what Slurm did, where Slurm says more.
 _OF_SLURM = {

@@ -127,8 +127,8 @@ def bench(
 def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> Asked:
     from hpc_gpt.bench.here import profile_here
     from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, parse_engines, parse_micro_batches
-    from hpc_gpt.cluster import load_profile
-    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.runs.provenance import list_gpus
+    from hpc_gpt.settings.cluster import load_profile
 
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
     gpus = list_gpus()
@@ -150,7 +150,7 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
     from dataclasses import replace
 
     from hpc_gpt.cli.bench_ladder import ask_ladder
-    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.runs.provenance import list_gpus
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
@@ -192,7 +192,7 @@ def _run(
     """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
     from hpc_gpt.bench.folder import make_folder
     from hpc_gpt.bench.sitting import Sitting
-    from hpc_gpt.submission import check_submission
+    from hpc_gpt.launch.submission import check_submission
 
     logs = logs_folder()
     ours = [cell.prepared.resolved for cell in cells if cell.prepared]
@@ -248,7 +248,7 @@ def _judge(sitting: Sitting, is_ladder: bool) -> None:
 
 
 def _failed_words(row: Row) -> str:
-    from hpc_gpt.waiting import GOOD_ENDS
+    from hpc_gpt.launch.waiting import GOOD_ENDS
 
     well = row.record.ended in GOOD_ENDS
     return f"{row.cell}: no speed was found" if well else f"{row.cell} ended as {row.record.ended}"
@@ -256,7 +256,7 @@ def _failed_words(row: Row) -> str:
 
 def _hint(row: Row) -> str:
     from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-    from hpc_gpt.waiting import GOOD_ENDS
+    from hpc_gpt.launch.waiting import GOOD_ENDS
 
     place = row.places[0]
     if not place.is_file():

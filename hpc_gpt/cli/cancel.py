@@ -19,11 +19,11 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
     prefix, a job id or a folder; a sweep's id, folder or array means its runs.
     """
-    from hpc_gpt.cancel import cancel_run
-    from hpc_gpt.run_folder import IN_QUEUE
-    from hpc_gpt.runs import named_runs
-    from hpc_gpt.status import read_status
-    from hpc_gpt.waiting import describe
+    from hpc_gpt.launch.cancel import cancel_run
+    from hpc_gpt.launch.status import read_status
+    from hpc_gpt.launch.waiting import describe
+    from hpc_gpt.runs.find import named_runs
+    from hpc_gpt.runs.run_folder import IN_QUEUE
 
     found = [run for name in names for run in named_runs(name, logs_folder())]
     runs = list({run.path: run for run in found}.values())

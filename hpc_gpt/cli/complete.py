@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
     """Names under experiments/, and the TOML files and folders of the current place."""
-    from hpc_gpt.experiment import list_experiments
+    from hpc_gpt.settings.experiment import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     # What a shell would have to quote is left to its own completion of files.
@@ -32,8 +32,8 @@ def _or_files(begun: str, names: list[str]) -> list[Any]:
 
 def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
     """Runs, the sweeps that ship, and files."""
-    from hpc_gpt.experiment import SWEEP_FILE, list_experiments
     from hpc_gpt.paths import experiments_dir
+    from hpc_gpt.settings.experiment import SWEEP_FILE, list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     sweeps = [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
@@ -55,7 +55,7 @@ def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[
 
 def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Keys of a record, after the commas that stand there."""
-    from hpc_gpt.record import RECORD_KEYS
+    from hpc_gpt.runs.record import RECORD_KEYS
 
     done, comma, last = begun.rpartition(",")
     minus = "-" if last.startswith("-") else ""
@@ -64,8 +64,8 @@ def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Rows of the EXPERIMENT that stands in the line, the default one without, those that cannot run left out."""
-    from hpc_gpt.experiment import DEFAULT_EXPERIMENT
-    from hpc_gpt.sweep import find_sweep
+    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
+    from hpc_gpt.settings.sweep import find_sweep
 
     with contextlib.suppress(OSError, ValueError):
         # click reads no argument of a line whose option has no value yet: it stays among what is left.
@@ -76,7 +76,7 @@ def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
 
 
 def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    from hpc_gpt.cluster import list_profiles
+    from hpc_gpt.settings.cluster import list_profiles
 
     return [name for name in list_profiles() if name.startswith(begun)]
 
@@ -84,8 +84,8 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, then sweeps'; and job ids where digits were begun that are neither."""
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.run_folder import job_ids
-    from hpc_gpt.runs import list_runs
+    from hpc_gpt.runs.find import list_runs
+    from hpc_gpt.runs.run_folder import job_ids
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]

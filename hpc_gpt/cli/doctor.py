@@ -13,10 +13,10 @@ import click
 from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder
 
 if TYPE_CHECKING:
-    from hpc_gpt.cluster import ClusterProfile
     from hpc_gpt.doctor.checks import Check
-    from hpc_gpt.resolve import Resolved
-    from hpc_gpt.run_folder import RunFolder
+    from hpc_gpt.runs.run_folder import RunFolder
+    from hpc_gpt.settings.cluster import ClusterProfile
+    from hpc_gpt.settings.resolve import Resolved
 
 
 @click.command()
@@ -39,8 +39,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
-    from hpc_gpt.bad_nodes import listed
     from hpc_gpt.doctor.node_history import slow_nodes_of_runs
+    from hpc_gpt.runs.bad_nodes import listed
 
     run = _run_named(request)
     profile = run.resolved().cluster if run is not None else _profile(request)
@@ -68,8 +68,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
 def _run_named(request: Request) -> RunFolder | None:
     """The run that stands in EXPERIMENT's place; None for an experiment, which goes first."""
     from hpc_gpt.errors import ConfigError, NoSuchRun
-    from hpc_gpt.experiment import find_experiment
-    from hpc_gpt.runs import find_run
+    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.settings.experiment import find_experiment
 
     if not request.names_experiment:
         return None
@@ -93,8 +93,8 @@ def _profile(request: Request) -> ClusterProfile:
 
 
 def _forgive(cluster: str, node: str) -> int:
-    from hpc_gpt.bad_nodes import forgive, listed
     from hpc_gpt.errors import ConfigError
+    from hpc_gpt.runs.bad_nodes import forgive, listed
 
     if not forgive(cluster, node):
         known = ", ".join(listed(cluster)) or "none"
@@ -106,7 +106,7 @@ def _forgive(cluster: str, node: str) -> int:
 def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
     from hpc_gpt.doctor import checks
     from hpc_gpt.paths import data_dir, state_dir
-    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.runs.provenance import list_gpus
 
     logs = run.path if run is not None else logs_folder()
     found = []
@@ -160,7 +160,7 @@ def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterPr
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine, which needs none")]
     from hpc_gpt.doctor.site import read_site
-    from hpc_gpt.slurm.scheduler import ask, check_reachable
+    from hpc_gpt.launch.slurm.scheduler import ask, check_reachable
 
     def reach() -> list[Check]:
         check_reachable()
@@ -172,7 +172,7 @@ def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterPr
     found += guarded("profile", lambda: check_profile(resolved, read_site()))
 
     def put_before_slurm() -> list[Check]:
-        from hpc_gpt.submission import dry_run
+        from hpc_gpt.launch.submission import dry_run
 
         return [Check("sbatch", "ok", " ".join(dry_run(resolved, script).split()))]
 

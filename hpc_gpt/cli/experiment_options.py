@@ -17,7 +17,7 @@ from hpc_gpt.cli import complete
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.until import Until
+    from hpc_gpt.settings.until import Until
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.experiment import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, parse_override
 
     given = {name: values.pop(name) for name in list(values) if "__" in name}
     named = values["experiment"] is not None

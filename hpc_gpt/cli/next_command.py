@@ -8,9 +8,9 @@ from typing import Any
 
 from hpc_gpt.cli.experiment_options import Request
 from hpc_gpt.cli.topics import toml_value
-from hpc_gpt.experiment import Engine, Experiment
 from hpc_gpt.plan.training import Training
 from hpc_gpt.plan.translation import engine_for
+from hpc_gpt.settings.experiment import Engine, Experiment
 
 _FLAGS = {"model.preset": "--model", "model.seq": "--seq"}
 # Said by flags of the candidate's own.

@@ -13,14 +13,14 @@ from hpc_gpt.cli.experiment_options import Request, planning_options
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.cluster import ClusterProfile
-    from hpc_gpt.experiment import Experiment
-    from hpc_gpt.model_shape import ModelShape
     from hpc_gpt.plan.constants import Constants
     from hpc_gpt.plan.figures import Figures
     from hpc_gpt.plan.machine import Machine
     from hpc_gpt.plan.question import Question
     from hpc_gpt.plan.search import Candidate, Searched
+    from hpc_gpt.settings.cluster import ClusterProfile
+    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.settings.model_shape import ModelShape
 
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _FILE = click.Path(path_type=Path)
@@ -94,7 +94,7 @@ def plan(
         return
     if calibrate:
         from hpc_gpt.cli.plan_rows import run_calibrate
-        from hpc_gpt.cluster import user_default
+        from hpc_gpt.settings.cluster import user_default
 
         cluster = request.cluster or user_default()
         if cluster is None:
@@ -123,12 +123,12 @@ def _ask(
     from dataclasses import replace
 
     from hpc_gpt.cli.preparation import choose_profile
-    from hpc_gpt.experiment import load_experiment
-    from hpc_gpt.foresight import constants_of
+    from hpc_gpt.launch.foresight import constants_of
     from hpc_gpt.plan.asking import check_dtype, check_possible, question_of
     from hpc_gpt.plan.machines import check_reach, machine_of
     from hpc_gpt.plan.question import USUAL_ENGINES
-    from hpc_gpt.resolve import resolve_shape
+    from hpc_gpt.settings.experiment import load_experiment
+    from hpc_gpt.settings.resolve import resolve_shape
 
     overrides = dict(request.overrides)
     if why is not None:
@@ -158,7 +158,7 @@ def _ask(
         check_possible(question, experiment, profile, name)
     fitted = profile
     if calibration is not None:
-        from hpc_gpt.cluster import load_profile
+        from hpc_gpt.settings.cluster import load_profile
 
         fitted = load_profile(calibration)
         if fitted.calibration is None:

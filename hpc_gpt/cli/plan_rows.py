@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from hpc_gpt.cluster import ClusterProfile, load_profile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.calibrate import DATA_SHEET, Calibrated, calibrate, calibrate_clusters, fastest, named
 from hpc_gpt.plan.calibration_file import store_calibration, stored_calibration
@@ -17,6 +16,7 @@ from hpc_gpt.plan.record_rows import read_any
 from hpc_gpt.plan.rows import LeftOut, Row, read_rows
 from hpc_gpt.plan.scores import Errors, Scores, score
 from hpc_gpt.plan.validate import SCHEMA, Predicted, as_table, choosing, predict_rows, predicted_only
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 
 _SHOWN = 10
 Entry = Predicted | LeftOut

@@ -12,11 +12,11 @@ from hpc_gpt.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.cluster import ClusterProfile
-    from hpc_gpt.experiment import Experiment, ExperimentFile
-    from hpc_gpt.resolve import Resolved
-    from hpc_gpt.submission import Prepared
-    from hpc_gpt.sweep import Row
+    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.settings.cluster import ClusterProfile
+    from hpc_gpt.settings.experiment import Experiment, ExperimentFile
+    from hpc_gpt.settings.resolve import Resolved
+    from hpc_gpt.settings.sweep import Row
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
 
     `queueing`: the job would really be submitted, so a guessed profile is refused where there is no sbatch.
     """
-    from hpc_gpt.experiment import read_experiment
-    from hpc_gpt.sweep import choose_row
+    from hpc_gpt.settings.experiment import read_experiment
+    from hpc_gpt.settings.sweep import choose_row
 
     profile = choose_profile(request, queueing)
     file = read_experiment(request.experiment)
@@ -48,8 +48,8 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 
     `skip_unfit`: the rows with a fault are left out, as long as there are others.
     """
-    from hpc_gpt.experiment import read_experiment
-    from hpc_gpt.sweep import sweep_of
+    from hpc_gpt.settings.experiment import read_experiment
+    from hpc_gpt.settings.sweep import sweep_of
 
     file = read_experiment(request.experiment)
     sweep = sweep_of(file)
@@ -69,7 +69,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
         except UserError as fault:
             faults[row.name] = fault
     if faults and not (skip_unfit and prepared):
-        from hpc_gpt.submission import faults_of_rows
+        from hpc_gpt.launch.submission import faults_of_rows
 
         refusal = faults_of_rows(faults)
         if prepared:
@@ -81,12 +81,12 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 def _prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
-    from hpc_gpt.chain_ahead import refuse_with_smoke, settle_until, wants_outlook, with_outlook
-    from hpc_gpt.engines import can_resume
-    from hpc_gpt.foresight import foresee, settle_open
-    from hpc_gpt.render import render_script
-    from hpc_gpt.resolve import resolve
-    from hpc_gpt.submission import Prepared
+    from hpc_gpt.launch.chain_ahead import refuse_with_smoke, settle_until, wants_outlook, with_outlook
+    from hpc_gpt.launch.foresight import foresee, settle_open
+    from hpc_gpt.launch.render import render_script
+    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.settings.engines import can_resume
+    from hpc_gpt.settings.resolve import resolve
 
     experiment, given = _load(request, file, row)
     if request.smoke:
@@ -114,7 +114,7 @@ def _prepare_row(
 def earlier_runs() -> Earlier:
     """What the runs of the logs folder tell of how long things take; read when it is first asked."""
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.runs import list_runs
+    from hpc_gpt.runs.find import list_runs
 
     logs = logs_folder()
     return Earlier(lambda: list_runs(logs))
@@ -122,7 +122,7 @@ def earlier_runs() -> Earlier:
 
 def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Experiment, frozenset[str]]:
     """(the experiment, the keys that it and the flags give)."""
-    from hpc_gpt.experiment import keys_given, load_experiment
+    from hpc_gpt.settings.experiment import keys_given, load_experiment
 
     experiment = load_experiment(file, request.overrides, row)
     given = keys_given(file, request.overrides, row)
@@ -141,10 +141,10 @@ def _shrunken(experiment: Experiment, profile: ClusterProfile) -> tuple[Resolved
 
     The real layout is that of a cluster: on a profile that is this one machine, of the fallback's nodes.
     """
-    from hpc_gpt.cluster import FALLBACK, load_profile
-    from hpc_gpt.provenance import list_gpus
-    from hpc_gpt.resolve import resolve
-    from hpc_gpt.smoke import compare, shrink
+    from hpc_gpt.runs.provenance import list_gpus
+    from hpc_gpt.settings.cluster import FALLBACK, load_profile
+    from hpc_gpt.settings.resolve import resolve
+    from hpc_gpt.settings.smoke import compare, shrink
 
     here = profile.scheduler == "local"
     real = resolve(experiment, load_profile(FALLBACK) if here else profile)
@@ -155,13 +155,13 @@ def _shrunken(experiment: Experiment, profile: ClusterProfile) -> tuple[Resolved
 
 def choose_profile(request: Request, queueing: bool) -> Any:
     """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm; this machine for a smoke run."""
-    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
+    from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 
     chosen = request.cluster or user_default()
     if chosen is None and request.smoke:
         return load_profile("local")
     if chosen is None and queueing:
-        from hpc_gpt.slurm.scheduler import has_sbatch
+        from hpc_gpt.launch.slurm.scheduler import has_sbatch
 
         if not has_sbatch():
             raise ConfigError(

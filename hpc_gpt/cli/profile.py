@@ -27,8 +27,8 @@ def profile() -> None:
 @profile.command("list")
 def list_() -> None:
     """Every profile, with what it says of itself and where it lies."""
-    from hpc_gpt.cluster import FALLBACK, list_profiles, load_profile, user_default
     from hpc_gpt.paths import config_dir
+    from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 
     names = list_profiles()
     default = user_default() or FALLBACK
@@ -47,7 +47,7 @@ def show(name: str) -> None:
     from dataclasses import asdict
 
     from hpc_gpt.cli.topics import toml_value
-    from hpc_gpt.cluster import list_profiles, load_profile
+    from hpc_gpt.settings.cluster import list_profiles, load_profile
 
     settings = asdict(load_profile(name))
     tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}

@@ -16,10 +16,10 @@ import click
 from hpc_gpt.cli.experiment_options import Request, experiment_options
 
 if TYPE_CHECKING:
+    from hpc_gpt.launch.submission import Prepared
     from hpc_gpt.rehearsal.life import Stage
     from hpc_gpt.rehearsal.preparation import SmallRun
     from hpc_gpt.rehearsal.rehearsing import Outcome
-    from hpc_gpt.submission import Prepared
 
 # A rehearsal is of one run, and small by itself.
 _NOT_HERE = ("smoke", "sweep")
@@ -101,12 +101,12 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     """(what submit would send, the small run, what is sent in its place)."""
     from hpc_gpt.chain.outlook import Outlook
     from hpc_gpt.cli.preparation import choose_profile, prepare
-    from hpc_gpt.cluster import FALLBACK
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.provenance import list_gpus
+    from hpc_gpt.launch.render import render_script
+    from hpc_gpt.launch.submission import Prepared
     from hpc_gpt.rehearsal.preparation import LINKS, make_small
-    from hpc_gpt.render import render_script
-    from hpc_gpt.submission import Prepared
+    from hpc_gpt.runs.provenance import list_gpus
+    from hpc_gpt.settings.cluster import FALLBACK
 
     if choose_profile(request, queueing=False).scheduler == "local":
         if request.cluster is not None:
@@ -123,7 +123,7 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
 
 
 def _beginning(real: Prepared, small: SmallRun) -> list[str]:
-    from hpc_gpt.smoke import compare
+    from hpc_gpt.settings.smoke import compare
 
     title = f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}"
     return [title, *(f"  {line}" for line in (*compare(real.resolved, small.resolved), *small.notes)), *real.notes]

@@ -26,7 +26,7 @@ def render(request: Request, folder: Path | None) -> None:
     """
     from hpc_gpt.cli.preparation import prepare, prepare_sweep
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.submission import told_of_rows
+    from hpc_gpt.launch.submission import told_of_rows
 
     if request.sweep is not (folder is not None):
         raise ConfigError(

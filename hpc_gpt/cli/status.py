@@ -30,9 +30,9 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     default the newest 20 under logs/. A sweep is one line, which its id, its folder, its array's job id or --open
     opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.runs import find_runs, singles_out
-    from hpc_gpt.status import read_status
-    from hpc_gpt.sweep_status import by_sweep
+    from hpc_gpt.launch.status import read_status
+    from hpc_gpt.launch.sweep_status import by_sweep
+    from hpc_gpt.runs.find import find_runs, singles_out
 
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -68,8 +68,8 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
 
 def _table(rows: list[Any], opened: bool) -> list[str]:
+    from hpc_gpt.launch.sweep_status import SweepStatus, fold
     from hpc_gpt.report.grid import plain
-    from hpc_gpt.sweep_status import SweepStatus, fold
 
     lines = rows if opened else fold(rows)
     shown = [row for row in lines if not isinstance(row, SweepStatus)]

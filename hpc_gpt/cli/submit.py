@@ -51,7 +51,7 @@ def submit(
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     """
-    from hpc_gpt.until import parse_until
+    from hpc_gpt.settings.until import parse_until
 
     request = replace(request, until=parse_until(until))
     if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
@@ -61,7 +61,7 @@ def submit(
         return
     if wait:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
-        from hpc_gpt.waiting import wait_for
+        from hpc_gpt.launch.waiting import wait_for
     if resume is not None:
         submitted = _resume(resume, request, dry_run)
         if submitted is None:
@@ -75,7 +75,7 @@ def submit(
         if dry_run:
             _dry_run(prepared)
             return
-        from hpc_gpt.submission import submit_run
+        from hpc_gpt.launch.submission import submit_run
 
         submitted = submit_run(prepared, logs_folder())
         _foretell(prepared)
@@ -98,7 +98,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
     dry run."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.runs import find_run
+    from hpc_gpt.runs.find import find_run
 
     ctx = click.get_current_context()
     given = [
@@ -119,11 +119,11 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
         )
     run = find_run(name, logs_folder())
     from hpc_gpt.cli.preparation import earlier_runs
-    from hpc_gpt.resumption import outlook_of_same, prepare_resumption, resume_elsewhere, settings_of
+    from hpc_gpt.launch.resumption import outlook_of_same, prepare_resumption, resume_elsewhere, settings_of
 
     if not given and not settings_of(run.resolved(), request.until, request.given):
         return _resume_same(run, outlook_of_same(run, request.until, earlier_runs()), dry_run)
-    from hpc_gpt.cluster import load_profile
+    from hpc_gpt.settings.cluster import load_profile
 
     # What HPC_GPT_* variables say was the run's to heed when it was submitted.
     profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
@@ -144,7 +144,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
 def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
     """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.submission import resume_run
+    from hpc_gpt.launch.submission import resume_run
 
     for line in outlook.lines if outlook else ():
         click.echo(line, err=True)
@@ -171,7 +171,7 @@ def _foretell(prepared: Any) -> None:
 
 
 def _dry_run(prepared: Any) -> None:
-    from hpc_gpt.submission import dry_run
+    from hpc_gpt.launch.submission import dry_run
 
     click.echo(prepared.script, nl=False)
     _foretell(prepared)

@@ -29,8 +29,8 @@ def submit_sweep(
         return
     if wait or here:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the jobs.
-        from hpc_gpt.waiting import wait_for_all
-    from hpc_gpt.sweep_submission import queue_sweep, write_sweep
+        from hpc_gpt.launch.waiting import wait_for_all
+    from hpc_gpt.launch.sweep_submission import queue_sweep, write_sweep
 
     sweep = write_sweep(prepared.name, rows, logs_folder())
     _tell(prepared)
@@ -61,7 +61,7 @@ def submit_sweep(
 
 def _tell(prepared: Any) -> None:
     """What a smoke run made small, what is predicted, and which rows cannot run."""
-    from hpc_gpt.submission import told_of_rows
+    from hpc_gpt.launch.submission import told_of_rows
 
     for note in told_of_rows(prepared.rows):
         click.echo(note, err=True)
@@ -73,8 +73,8 @@ def _tell(prepared: Any) -> None:
 
 def _dry_run(rows: Sequence[Any], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
-    from hpc_gpt.submission import dry_run
-    from hpc_gpt.sweep_submission import plan_jobs
+    from hpc_gpt.launch.submission import dry_run
+    from hpc_gpt.launch.sweep_submission import plan_jobs
 
     for job in [[row] for row in rows] if here else plan_jobs(rows):
         first = job[0].resolved
@@ -100,8 +100,8 @@ def _say(sweep: Any, wait: bool) -> None:
 def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
     """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
     from hpc_gpt.errors import JobFailed
-    from hpc_gpt.sweep_submission import hold_here, start_held
-    from hpc_gpt.waiting import wait_for
+    from hpc_gpt.launch.sweep_submission import hold_here, start_held
+    from hpc_gpt.launch.waiting import wait_for
 
     hold_here(sweep)
     failures = []

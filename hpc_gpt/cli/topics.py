@@ -91,7 +91,7 @@ def keys(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
 def engines(as_json: bool) -> None:
     """Every engine: what it splits the model over, its ZeRO stages, the switches of [engine] it takes."""
-    from hpc_gpt.engines import OFFERS, has_zero
+    from hpc_gpt.settings.engines import OFFERS, has_zero
 
     if as_json:
         rows = [
@@ -147,10 +147,10 @@ def causes(as_json: bool) -> None:
 @help_command.command("template")
 def template() -> None:
     """The blocks and variables of base.sh.j2, for a child of one's own (--template FILE)."""
-    from hpc_gpt.cluster import load_profile
-    from hpc_gpt.experiment import Experiment, LayoutRequest, Model
-    from hpc_gpt.render import variables
-    from hpc_gpt.resolve import resolve
+    from hpc_gpt.launch.render import variables
+    from hpc_gpt.settings.cluster import load_profile
+    from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+    from hpc_gpt.settings.resolve import resolve
 
     example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
     click.echo(
@@ -167,7 +167,7 @@ def template() -> None:
 
 def experiment_keys() -> list[tuple[str, Any, str]]:
     """(dotted key, default, type in words) of every value an experiment can set."""
-    from hpc_gpt.experiment import Experiment
+    from hpc_gpt.settings.experiment import Experiment
 
     return _keys(Experiment, "")
 

@@ -22,10 +22,10 @@ def verify(run: str, as_json: bool) -> None:
     difference means: a run keeps to what was submitted. RUN is a run id, an unambiguous prefix, a job id or a run
     folder. Exit 0 where all is equal, 1 where something differs.
     """
+    from hpc_gpt.launch.verification import MEANS
+    from hpc_gpt.launch.verification import verify as verify_run
     from hpc_gpt.report.grid import plain
-    from hpc_gpt.runs import find_run
-    from hpc_gpt.verification import MEANS
-    from hpc_gpt.verification import verify as verify_run
+    from hpc_gpt.runs.find import find_run
 
     found = verify_run(find_run(run, logs_folder()))
     if as_json:

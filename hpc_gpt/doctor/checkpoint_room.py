@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from hpc_gpt.chain.checkpoint_size import checkpoint_bytes, newest_checkpoint_bytes
-from hpc_gpt.lineage import newest_step
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
 
 GIB = 2**30
 

@@ -17,9 +17,9 @@ from hpc_gpt.doctor.checkpoint_room import free_gib, room_needed_gib
 from hpc_gpt.doctor.site import Partition, Site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
 from hpc_gpt.errors import UserError
-from hpc_gpt.provenance import collect, list_gpus
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.provenance import collect, list_gpus
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
 
 Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from hpc_gpt.devices import DEVICES
 from hpc_gpt.doctor.site import NodeKind, Partition, Site, threads_per_core
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.job_time import limit_s
+from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.tables import close_matches
 
 # A job that asks for less starts sooner; one that goes on by itself loses nothing.

@@ -12,8 +12,8 @@ from typing import TextIO
 from hpc_gpt.doctor.checks import Check, Level
 from hpc_gpt.doctor.preflight import Preflight
 from hpc_gpt.doctor.preflight_table import write_table
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.beats import read_beats, slow_nodes
 from hpc_gpt.errors import UserError
 from hpc_gpt.preflight_lines import PREFLIGHT
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import list_runs
+from hpc_gpt.runs.beats import read_beats, slow_nodes
+from hpc_gpt.runs.find import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json
 
 _NEWEST_RUNS = 20

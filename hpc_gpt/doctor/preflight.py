@@ -20,14 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt import bad_nodes
 from hpc_gpt.doctor.checkpoint_room import room_needed_gib
 from hpc_gpt.doctor.conversation import Conversation, in_sight
 from hpc_gpt.doctor.preflight_table import write_table
 from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.small_files import write_once
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.slurm.scheduler import ask
+from hpc_gpt.launch.slurm.scheduler import ask
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")

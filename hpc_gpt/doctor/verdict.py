@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from hpc_gpt.beats import SLOW
+from hpc_gpt.runs.beats import SLOW
 
 # Seconds that a node's clock may be off the others': told from the first on, its end from the second.
 SKEW_TOLD_S = 2.0

@@ -26,7 +26,7 @@ from hpc_gpt.model.tensor_parallel import (
     VocabParallelLoss,
     name_parameter,
 )
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.model_shape import ModelShape
 
 
 class PositionEmbedding(nn.Module):

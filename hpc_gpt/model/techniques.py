@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.experiment import Engine, Recompute
+from hpc_gpt.settings.experiment import Engine, Recompute
 
 
 @dataclass(frozen=True)

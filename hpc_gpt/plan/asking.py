@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict, replace
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.engines import OFFERS
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.experiment import Engine, Experiment
-from hpc_gpt.layout import Layout, check_gpus, check_nodes, nodes_for
-from hpc_gpt.model_shape import check_split
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import USUAL_ENGINES, Question, Split
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.translation import PLANNED, shape_of, traits_of
-from hpc_gpt.resolve import resolve, resolve_shape
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Engine, Experiment
+from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
+from hpc_gpt.settings.model_shape import check_split
+from hpc_gpt.settings.resolve import resolve, resolve_shape
 
 # Key of an experiment -> field of a Training that it settles.
 _SETTLES = {

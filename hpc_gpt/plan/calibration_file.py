@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
 from hpc_gpt.plan.calibrate import Calibrated
 from hpc_gpt.plan.constants import constants_from
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.small_files import replace_whole
 
 _TABLE = "calibration"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.plan.constants import DEFAULT, Constants
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import TIGHT, Searched, search
 from hpc_gpt.plan.translation import shape_of
+from hpc_gpt.settings.model_shape import ModelShape
 
 FAMILY = (
     "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "

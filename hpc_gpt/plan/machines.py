@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from hpc_gpt.devices import DEVICES, Device
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.fabrics import Fabric, link_gb_s, link_latency_s, parse_fabric
 from hpc_gpt.plan.machine import Machine
+from hpc_gpt.settings.devices import DEVICES, Device
 from hpc_gpt.tables import close_matches
 
 if TYPE_CHECKING:
-    from hpc_gpt.cluster import ClusterProfile
+    from hpc_gpt.settings.cluster import ClusterProfile
 
 # What [machine] must have for a device that devices.toml lacks.
 _OF_A_DEVICE = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hpc_gpt.model_shape import stage_layers
 from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.settings.model_shape import stage_layers
 
 
 @lru_cache(maxsize=4096)

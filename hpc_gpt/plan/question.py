@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hpc_gpt.engines import OFFERS
-from hpc_gpt.experiment import Partition
-from hpc_gpt.model_shape import ModelShape, partition_layers
 from hpc_gpt.plan.training import Offload, Recompute, Shape
 from hpc_gpt.plan.translation import Traits
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Partition
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 
 # Least to most, so that of equals the plainer comes first.
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")

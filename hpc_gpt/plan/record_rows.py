@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_of
 from hpc_gpt.plan.rows import Rows, read_rows_json, row_of, rows_of
+from hpc_gpt.settings.cluster import ClusterProfile
 
 # A row's field by the record's key.
 _SAME = ("gpus", "tp", "pp", "dp", "zero_stage", "hidden", "layers", "heads", "vocab", "seq", "recompute", "dtype")

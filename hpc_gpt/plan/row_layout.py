@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_gpt.model_shape import ModelShape, partition_layers
 from hpc_gpt.plan.row_fields import MOST, Unusable, needed, shown, whole, words
 from hpc_gpt.plan.row_words import degrees_of
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 
 DEFAULT_VOCAB = 51200
 _MOST_BALANCED = 300  # layers, above which balancing them takes long

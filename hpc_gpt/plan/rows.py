@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.devices import DEVICES, device_named
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_named
@@ -37,6 +36,7 @@ from hpc_gpt.plan.row_words import (
     stack_of,
 )
 from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.settings.devices import DEVICES, device_named
 
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, times tp
 _HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}: hpc-gpt help rows shows one'

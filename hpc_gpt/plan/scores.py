@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from hpc_gpt.plan.calibrate import fastest
 from hpc_gpt.plan.validate import Predicted
-from hpc_gpt.record import finite
+from hpc_gpt.runs.record import finite
 
 WITHIN_TIME, WITHIN_MEMORY, WITHIN_PICK = 0.15, 0.10, 0.05
 

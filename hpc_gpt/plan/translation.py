@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import NamedTuple, cast
 
-from hpc_gpt.engines import OFFERS, has_zero
-from hpc_gpt.experiment import Engine, EngineName
-from hpc_gpt.model_shape import ModelShape, partition_layers
 from hpc_gpt.plan.training import Shape, Training
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.engines import OFFERS, has_zero
+from hpc_gpt.settings.experiment import Engine, EngineName
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers
+from hpc_gpt.settings.resolve import Resolved
 
 # What an engine's switches become in a Training; every other switch is taken from the experiment as it is.
 PLANNED = ("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer")

@@ -13,7 +13,7 @@ from hpc_gpt.plan.memory import fits, predict_memory
 from hpc_gpt.plan.prediction import Memory, StepTime
 from hpc_gpt.plan.rows import LeftOut, Row, Rows
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.record import finite
+from hpc_gpt.runs.record import finite
 
 SCHEMA = 1
 Chosen = tuple[Constants, str]

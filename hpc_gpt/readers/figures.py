@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from hpc_gpt.devices import DEVICES, peak_tflops
 from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.devices import DEVICES, peak_tflops
 
 
 class _Run(TypedDict):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.readers.causes.first_cause import Cause
 from hpc_gpt.readers.part import Column, Failure
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 
 def _none() -> Column:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.lineage import newest_step
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.submission import Prepared, resume_run, submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, SmallRun
 from hpc_gpt.rehearsal.processes import marked
 from hpc_gpt.rehearsal.reading_back import first_cause
 from hpc_gpt.rehearsal.script_check import tail
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.small_files import read_json_lines
-from hpc_gpt.status import read_status
-from hpc_gpt.submission import Prepared, resume_run, submit_run
 
 # Nothing here takes minutes, but ranks that share two cores start slowly.
 _PATIENCE_S = 600.0

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.engines import can_resume
-from hpc_gpt.experiment import Experiment
-from hpc_gpt.experiment_text import experiment_tables
-from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.smoke import shrink
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_text import experiment_tables
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.smoke import shrink
 from hpc_gpt.tables import check_tables
 
 # Enough steps for two interruptions and a few undisturbed ones after each.

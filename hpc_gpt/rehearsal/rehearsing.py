@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import DataError, UserError
+from hpc_gpt.launch.submission import Prepared
 from hpc_gpt.rehearsal.life import Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import Missing, SmallRun
 from hpc_gpt.rehearsal.reading_back import read_back
 from hpc_gpt.rehearsal.script_check import ask_slurm, check_script
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.submission import Prepared
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.run_data import ensure_data
 
 # Nodes beside those of a run: what is excluded has a substitute.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpc_gpt.job_time import limit_s
+from hpc_gpt.launch.slurm.arrays import script_directives
 from hpc_gpt.rehearsal.options import parse_options
-from hpc_gpt.slurm.arrays import script_directives
 
 _AHEAD_S = 60
 

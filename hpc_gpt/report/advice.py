@@ -1,13 +1,13 @@
 """What each class of end means, whether starting again mends it, and what to do: in words, for the user.
 
-What a chain does by itself is `hpc_gpt.retries`'s to say.
+What a chain does by itself is `hpc_gpt.runs.retries`'s to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.retries import RETRIES, words_of
+from hpc_gpt.runs.retries import RETRIES, words_of
 
 
 @dataclass(frozen=True)

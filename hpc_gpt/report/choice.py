@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.record import RECORD_KEYS, Record
 from hpc_gpt.report.columns import COLUMNS, NOTHING, Column, show_digits
+from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.tables import close_matches
 
 _HINT = "keys are those of a record, as hpc-gpt help record lists them; settings.engine.optimizer reaches inside one"

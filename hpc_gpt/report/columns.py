@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 NOTHING = "-"
 

@@ -15,10 +15,10 @@ from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
 from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records
 from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record, write_record
 from hpc_gpt.report.seeds.lines import named_sweep, sweep_of
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
+from hpc_gpt.runs.find import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
+from hpc_gpt.runs.record import Record, write_record
+from hpc_gpt.runs.run_folder import RunFolder
 
 
 @dataclass

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from hpc_gpt.record import SCHEMA, Record, finite
 from hpc_gpt.report.columns import NOTHING, share_off, show_digits, show_name, show_seconds, show_share
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.tables import csv_cell
+from hpc_gpt.runs.record import SCHEMA, Record, finite
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.record import SCHEMA, Record
 from hpc_gpt.report.choice import look_up
 from hpc_gpt.report.columns import (
     COLUMNS,
@@ -32,6 +31,7 @@ from hpc_gpt.report.columns import (
     show_whole,
 )
 from hpc_gpt.report.grid import Grid, plain
+from hpc_gpt.runs.record import SCHEMA, Record
 
 
 def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:

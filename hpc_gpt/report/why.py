@@ -13,12 +13,12 @@ from hpc_gpt.readers.causes.first_cause import Cause, first_cause, one_line
 from hpc_gpt.readers.log_files.read_log import read_log
 from hpc_gpt.readers.part import Failure, Part
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.advice import ADVICE, Advice
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.standing import deciding, standing_of, words_between
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.standing import deciding, standing_of, words_between
 
 SCHEMA = 1
 LIVE = ("pending", "running")

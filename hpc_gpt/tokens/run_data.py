@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.build import STDLIB, build_stdlib, build_stdlib_megatron, build_stdlib_shards, stdlib_path
 from hpc_gpt.tokens.character import CHAR, check_table
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron

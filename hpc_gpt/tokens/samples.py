@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.megatron import check_window
 from hpc_gpt.tokens.order import sample_position
 from hpc_gpt.tokens.run_data import open_file, open_shards, split_tokens

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.reader_process import ReaderProcess
 from hpc_gpt.tokens.shard_reader import Chunk, Place, ReaderTask, read_chunks, read_windows
 from hpc_gpt.tokens.shards import ShardSet, readers_per_rank

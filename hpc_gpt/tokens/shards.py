@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
 from hpc_gpt.tokens.tokenizer import tokenizer_name
 

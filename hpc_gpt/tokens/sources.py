@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.paths import data_dir
-from hpc_gpt.requirements import check_package
+from hpc_gpt.settings.requirements import check_package
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".zst")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.requirements import check_package
+from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.tokens.sources import END, find_path
 
 BYTE = "byte"

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.train import patient_output
 from hpc_gpt.train.signals import Signals
 

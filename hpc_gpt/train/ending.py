@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_gpt.engines import can_resume
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.train.room import release
 from hpc_gpt.train.signals import Signals
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from torch import Tensor
 
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
-from hpc_gpt.model_shape import ModelShape
-from hpc_gpt.requirements import check_package
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.requirements import check_package
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.train.checkpoints.peers import Alone
 from hpc_gpt.train.engines.protocol import MODULES

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import DataError, RunFolderError, UserError
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What gloo, NCCL and the store say when it was another rank that died; nothing that a path or a taken port can say.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
 
 # Of each rank's account: what is not over, and so many before.

@@ -12,8 +12,8 @@ import threading
 import time
 
 from hpc_gpt.megatron_line import IterationLine, read_iteration
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import append_line
 from hpc_gpt.train.failure import classify, is_lost_peer
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 from hpc_gpt.train.foreign_log import ForeignLog
 from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_gpt.beats import Beat
+from hpc_gpt.runs.beats import Beat
 from hpc_gpt.train.heartbeat import COMPILING, PHASES, TRAINING
 
 _SHOWN = 8

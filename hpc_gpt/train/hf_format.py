@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.model_shape import ModelShape
 
 _IN_BLOCK = {
     "norm1": "ln_1",

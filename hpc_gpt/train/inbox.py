@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.requests import Request, answer, open_requests
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.requests import Request, answer, open_requests
+from hpc_gpt.runs.run_folder import Attempt
 
 _LOOK_S = 1.0
 

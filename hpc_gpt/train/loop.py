@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word

@@ -10,7 +10,7 @@ import contextlib
 
 import torch
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.preflight.device_probes import matmul_tflops
 
 _GPU_SIZE, _CPU_SIZE = 8192, 1024

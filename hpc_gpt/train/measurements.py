@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import write_once
 from hpc_gpt.train.engines.compilation import compile_seconds
 from hpc_gpt.train.matmul_rate import MatmulRate

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.save import Refusal
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.kept_lines import KeptLines

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.train.failure import RESERVE, is_disk_full
 
 _RESERVE_BYTES = 1 << 16

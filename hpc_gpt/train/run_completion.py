@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from hpc_gpt.ds_config import ENGINES, deepspeed_config
-from hpc_gpt.experiment_text import experiment_text
-from hpc_gpt.provenance import collect
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.provenance import collect
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
+from hpc_gpt.settings.experiment_text import experiment_text
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from hpc_gpt.experiment import Train
+from hpc_gpt.settings.experiment import Train
 from hpc_gpt.small_files import read_json_lines
 
 # Where nothing is evaluated, the mean over so many steps counts: a single batch may be an easy one.

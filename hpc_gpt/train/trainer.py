@@ -10,9 +10,9 @@ import threading
 import torch
 
 from hpc_gpt.errors import CheckpointError, DataError, LayoutError
-from hpc_gpt.lineage import find_ancestors
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.lineage import find_ancestors
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import Samples, open_samples

@@ -25,9 +25,9 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import IO
 
-from hpc_gpt.beats import Beat, read_beats, read_c_dump, write_beat
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.beats import Beat, read_beats, read_c_dump, write_beat
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.train.hang import Frame, Seen, Verdict, judge, main_frames, next_watch_s, stands_at
 from hpc_gpt.train.heartbeat import Heartbeat
 

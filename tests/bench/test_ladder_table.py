@@ -12,7 +12,7 @@ from hpc_gpt.bench.ladder import LADDERS
 from hpc_gpt.bench.ladder_table import as_json, as_text, outcome
 from hpc_gpt.bench.row import Row
 from hpc_gpt.bench.savings import savings_of
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from tests.bench.test_ladder import rungs_of
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpc_gpt.bench.measuring import Measured
 from hpc_gpt.bench.row import row_of
 from hpc_gpt.readers.figures import add_figures
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 SHAPE = Record(
     ended="done",

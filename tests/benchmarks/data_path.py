@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.token_file import TokenWriter

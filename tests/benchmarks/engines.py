@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.resolve import resolve
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.train.engines.protocol import build_engine
 
 ROUNDS = 10

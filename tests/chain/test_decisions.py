@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt import bad_nodes, status
 from hpc_gpt.chain.after import decide_next
 from hpc_gpt.chain.before import Word, may_start, read_word
 from hpc_gpt.chain.history import gpu_hours, read_history
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.launch import status
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.standing import words_between
 from hpc_gpt.small_files import replace_whole
-from hpc_gpt.standing import words_between
-from hpc_gpt.status import read_status
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin

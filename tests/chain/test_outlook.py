@@ -9,10 +9,10 @@ import pytest
 from hpc_gpt.chain.forecast import signal_lead_s
 from hpc_gpt.chain.measured import Measured
 from hpc_gpt.chain.outlook import Known, look_ahead
-from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import Resolved, resolve
 
 SITE = ClusterProfile(name="site", gpus_per_node=4)
 ALIKE = Measured("20261101-a", 8, "tp2-pp2-dp2", 812, 2.0, 50.0, None, 100.0, saves=8)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt import bad_nodes
-from hpc_gpt.beats import Beat, write_beat
 from hpc_gpt.chain.after import decide_next
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.beats import Beat, write_beat
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 

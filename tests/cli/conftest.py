@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hpc_gpt.process import start_time
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import list_runs
+from hpc_gpt.runs.find import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.cancel import cancel_run, interrupt_run
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.experiment import Engine, LayoutRequest
-from hpc_gpt.resumption import prepare_resumption
-from hpc_gpt.submission import resume_run
+from hpc_gpt.launch.cancel import cancel_run, interrupt_run
+from hpc_gpt.launch.resumption import prepare_resumption
+from hpc_gpt.launch.submission import resume_run
+from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from tests.made_runs import unsubmitted_run
 
 

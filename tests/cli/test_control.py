@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.control import ask_runs, await_answer
-from hpc_gpt.experiment import Engine, LayoutRequest
+from hpc_gpt.launch.control import ask_runs, await_answer
 from hpc_gpt.process import start_time
-from hpc_gpt.requests import VERBS, Request, answer, ask, open_requests
-from hpc_gpt.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.runs.requests import VERBS, Request, answer, ask, open_requests
+from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.train.inbox import Inbox
 from tests.cli.command import hpc_gpt, without_slurm
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run

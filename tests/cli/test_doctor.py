@@ -2,7 +2,7 @@
 
 import json
 
-from hpc_gpt.bad_nodes import listed, note
+from hpc_gpt.runs.bad_nodes import listed, note
 from tests.cli.command import error_of, hpc_gpt, without_slurm
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt import follow
 from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.follow import follow_logs, log_path
-from hpc_gpt.status import NO_ANSWER, read_status
+from hpc_gpt.launch import follow
+from hpc_gpt.launch.follow import follow_logs, log_path
+from hpc_gpt.launch.status import NO_ANSWER, read_status
 from tests.cli.command import error_of, hpc_gpt
 
 

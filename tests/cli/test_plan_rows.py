@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
 from hpc_gpt.paths import config_dir
 from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.rows import rows_of
 from hpc_gpt.plan.step_time import predict_step
+from hpc_gpt.settings.cluster import load_profile
 from tests.cli.command import error_of, hpc_gpt
 from tests.plan.row_examples import row
 
@@ -129,7 +129,7 @@ def test_without_a_name_the_cluster_of_the_profiles_machine_counts(own_folders, 
 
 
 def test_records_calibrate_too(own_folders, tmp_path):
-    from hpc_gpt.record import Record
+    from hpc_gpt.runs.record import Record
 
     machine = machine_named("a100-80g", 8, "infiniband 8x200G")
     (read,) = rows_of({"rows": [row()]}, "rows").rows

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import load_experiment
-from hpc_gpt.foresight import foresee, settle_open
+from hpc_gpt.launch.foresight import foresee, settle_open
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.launch.submission import Prepared, write_run
 from hpc_gpt.readers.own_runs.run import read_run
-from hpc_gpt.render import render_script
 from hpc_gpt.report.tables import as_block
-from hpc_gpt.resolve import resolve
-from hpc_gpt.run_folder import PREDICTED, RunFolder
-from hpc_gpt.submission import Prepared, write_run
+from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, hpc_gpt
 from tests.made_runs import add_attempt, metrics_line
 

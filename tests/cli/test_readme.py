@@ -9,9 +9,9 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli.document import VERBS
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import load_experiment
-from hpc_gpt.resolve import resolve
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition(VERBS[0])[0]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs import list_runs
-from hpc_gpt.slurm.arrays import array_script
-from hpc_gpt.sweep import read_rows
+from hpc_gpt.launch.slurm.arrays import array_script
+from hpc_gpt.runs.find import list_runs
+from hpc_gpt.settings.sweep import read_rows
 from tests.cli.command import error_of, hpc_gpt, without_slurm
 from tests.cli.test_completion import offered
 

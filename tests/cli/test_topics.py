@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from hpc_gpt.engines import OFFERS
-from hpc_gpt.experiment import Engine
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Engine
 from tests.cli.command import hpc_gpt
 
 

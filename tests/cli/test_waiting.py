@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
 # Ctrl-C comes while the calls of $CTRL_C are under way.
@@ -26,7 +26,7 @@ echo "scancel $*" >>"${0%/*}/squeue.calls"
 case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*}/squeue.queue" ;; esac
 """
 WAIT = (
-    "import sys; from pathlib import Path; from hpc_gpt import waiting; from hpc_gpt.run_folder import RunFolder; "
+    "import sys; from pathlib import Path; from hpc_gpt.launch import waiting; from hpc_gpt.runs.run_folder import RunFolder; "
     "waiting.SLURM_POLL_S = 0.1; waiting.wait_for(RunFolder(Path(sys.argv[1])))"
 )
 
@@ -102,7 +102,7 @@ def test_what_scancel_says_is_passed_on(clients, monkeypatch, end):
 
 
 def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):
-    from hpc_gpt import status
+    from hpc_gpt.launch import status
 
     monkeypatch.setattr(status, "_slurm_states", lambda wanted: None)
     assert not status.read_status([run])[0].is_over

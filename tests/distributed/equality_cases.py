@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.engines import OFFERS
-from hpc_gpt.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.layout import Layout
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Dtype, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved, resolve
 
 STEPS = 6
 GLOBAL_BATCH = 32  # dp 4 with 8 micro-batches

@@ -9,8 +9,8 @@ import random
 from dataclasses import fields
 
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.experiment import Engine
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.protocol import MODULES
 from tests.distributed.all_pairs import Combination, Space, cover, judge_pairs
 from tests.distributed.equality_cases import CLIP, LAYERS, NAMED, Case

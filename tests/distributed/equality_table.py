@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hpc_gpt.experiment import Engine
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
 from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, Case
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
 

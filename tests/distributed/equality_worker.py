@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.protocol import MODULES, build_engine
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches

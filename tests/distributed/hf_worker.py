@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.experiment import Engine
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.hf_deepspeed import read_weights
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, micro_batches

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.experiment import Train
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.model_shape import ModelShape
 
 
 class PlainBlock(nn.Module):

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.layout import Layout
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.tensor_parallel import (
@@ -28,7 +27,8 @@ from hpc_gpt.model.tensor_parallel import (
     VocabParallelEmbedding,
     VocabParallelLoss,
 )
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import CLIP, STEPS, Case, micro_batches, zero

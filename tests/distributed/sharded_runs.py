@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
 from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import (
     BROKEN,

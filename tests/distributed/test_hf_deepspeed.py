@@ -80,8 +80,8 @@ def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     from hpc_gpt.errors import LayoutError
-    from hpc_gpt.experiment import Engine
-    from hpc_gpt.layout import Layout
+    from hpc_gpt.settings.experiment import Engine
+    from hpc_gpt.settings.layout import Layout
 
     with pytest.raises(LayoutError, match="tp 2 cannot run on engine hf-deepspeed"):
         settings(Layout(2, 1, 1), Engine(name="hf-deepspeed"))

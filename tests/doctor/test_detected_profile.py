@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
 from hpc_gpt.doctor import detected_profile, site
 from hpc_gpt.doctor.detected_profile import choose_kind, choose_partition, chosen_words, guess_device, profile_text
 from hpc_gpt.doctor.site import NodeKind, Partition, Site
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.cluster import load_profile
 
 A100 = NodeKind(8, "a100", 128, 1031000, ("a100", "a100_80gb", "ib"))
 V100 = NodeKind(4, "v100", 40, 192000, ("ib", "v100", "v100-32g"))

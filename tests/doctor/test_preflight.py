@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from hpc_gpt.bad_nodes import listed
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.resolve import resolve
-from hpc_gpt.run_folder import create_run
+from hpc_gpt.runs.bad_nodes import listed
+from hpc_gpt.runs.run_folder import create_run
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpc_gpt.cluster import load_profile
-from hpc_gpt.experiment import load_experiment
-from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.sweep import Row, Sweep, find_sweep
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.sweep import Row, Sweep, find_sweep
 
 # Rows of each folder: as many as its seed's tables have, and those that the seed names without a figure.
 COUNTS = {

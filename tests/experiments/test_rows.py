@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.experiment import DEFAULT_EXPERIMENT, Experiment, list_experiments, load_experiment, read_tables
-from hpc_gpt.render import render_script
-from hpc_gpt.resolve import resolve
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, Experiment, list_experiments, load_experiment, read_tables
+from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import check_tables, merge_tables
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 

@@ -10,9 +10,9 @@ import sys
 import time
 from types import SimpleNamespace
 
-from hpc_gpt.local.controller import RunController
+from hpc_gpt.launch.local.controller import RunController
 from hpc_gpt.process import is_alive
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY

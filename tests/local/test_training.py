@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 
-from hpc_gpt.run_folder import RunFolder
-from hpc_gpt.runs import list_runs
+from hpc_gpt.runs.find import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.cluster import ClusterProfile, Container
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.megatron_checkout import check_checkout, known_options
-from hpc_gpt.megatron_lm import megatron_arguments, names_of
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile, Container
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.megatron_checkout import check_checkout, known_options
+from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
+from hpc_gpt.settings.resolve import Resolved, resolve
 from tests.megatron_lm.checkout import make_checkout
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)

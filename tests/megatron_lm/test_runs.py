@@ -13,7 +13,7 @@ import pytest
 
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.own_runs.run import read_run
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import Done, error_of, hpc_gpt
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until

@@ -6,12 +6,12 @@ import tomllib
 
 import pytest
 
-from hpc_gpt.cluster import list_profiles, load_profile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
 from hpc_gpt.plan.calibrate import Calibrated
 from hpc_gpt.plan.calibration_file import calibration_path, store_calibration, stored_calibration, without_table
 from hpc_gpt.plan.constants import Constants
+from hpc_gpt.settings.cluster import list_profiles, load_profile
 
 NAME = "jean-zay-v100-32g"
 FOUND = Calibrated(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.cluster import ClusterProfile, list_profiles, load_profile
-from hpc_gpt.devices import DEVICES
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.fabrics import link_gb_s, parse_fabric
 from hpc_gpt.plan.machines import check_reach, machine_named, machine_of
+from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.settings.devices import DEVICES
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)
 

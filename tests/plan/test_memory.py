@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.plan.buffers import gathered
 from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.memory import fits, predict_memory
@@ -18,6 +17,7 @@ from hpc_gpt.plan.states import RULES, held
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Shape, Training
 from hpc_gpt.plan.translation import shape_of
+from hpc_gpt.settings.model_shape import ModelShape
 
 GIB = 2.0**30
 ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "megatron-lm")

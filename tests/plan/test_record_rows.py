@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.record_rows import read_any
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.cluster import load_profile
 from tests.plan.row_examples import row
 
 NAME = "jean-zay-v100-32g"

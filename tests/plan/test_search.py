@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.engines import OFFERS
 from hpc_gpt.errors import UserError
-from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.plan import search as module
 from hpc_gpt.plan.asking import question_of
 from hpc_gpt.plan.machine import Machine
@@ -23,7 +20,10 @@ from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Shape
 from hpc_gpt.plan.translation import PLANNED, engine_for, training_of
-from hpc_gpt.resolve import resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import resolve
 
 ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "megatron-lm")
 PROFILE = ClusterProfile("test", device="a100-40g", gpus_per_node=4)

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.formulas import memory_seed003_gib
 from hpc_gpt.readers.figures import add_figures
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 RUN = Record(
     gpus=8, tp=2, pp=2, dp=2, micro_batch=4, global_batch=32, seq=128, hidden=64, layers=4, heads=4, vocab=1000,

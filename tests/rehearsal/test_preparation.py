@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.cluster import ClusterProfile, Container, load_profile
-from hpc_gpt.directives import sbatch_directives
-from hpc_gpt.experiment import load_experiment
+from hpc_gpt.launch.directives import sbatch_directives
 from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, Missing, SmallRun, make_small
 from hpc_gpt.rehearsal.rehearsing import look_at_data
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import Resolved, resolve
 
 
 def real(profile: ClusterProfile | None = None, **overrides: object) -> Resolved:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 figures = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e308, 5e-324, 1.0]))
 sizes = st.one_of(st.none(), st.integers(-(10**30), 10**30))

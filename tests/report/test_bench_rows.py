@@ -8,9 +8,9 @@ from hpc_gpt.bench.folder import make_folder
 from hpc_gpt.bench.row import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
-from hpc_gpt.record import Record
 from hpc_gpt.report.comparison.compared import read_compared
 from hpc_gpt.report.gather import gather_paths, read_one
+from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 

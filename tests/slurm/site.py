@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_gpt.cluster import ClusterProfile, load_profile
 from hpc_gpt.paths import clusters_dir
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from tests.slurm.cluster import ClusterSpec, Nodes
 
 FOUR_GPU_NODES = 64

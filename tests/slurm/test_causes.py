@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.cluster import Cluster, send
 from tests.slurm.launcher import PROFILE, Job, Launcher
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.chain.measured import measure_run
-from hpc_gpt.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from tests.slurm.launcher import PROFILE, Job, Launcher, any_has_pending, pause_after
 from tests.slurm.test_runs import ended, losses
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.cluster import load_profile
+from hpc_gpt.settings.cluster import load_profile
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PROFILE, Job, Launcher
 

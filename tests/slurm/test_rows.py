@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.render import render_script
+from hpc_gpt.launch.render import render_script
 from tests.experiments.sweeps import COUNTS, PROFILES, settle, sweep
 from tests.slurm.cluster import Cluster
 

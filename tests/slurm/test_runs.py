@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.cluster import Cluster, send
 from tests.slurm.launcher import Job, Launcher, any_has_pending, pause_after
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.launcher import PYTHON, Job, Launcher
 
 # Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.

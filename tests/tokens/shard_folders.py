@@ -10,9 +10,9 @@ from typing import Any
 
 import zstandard
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import Resolved, resolve
 
 SEQ = 4
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=64, gpu_flag="none", chain="none")

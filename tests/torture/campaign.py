@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.run_folder import job_ids
+from hpc_gpt.runs.run_folder import job_ids
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
 from tests.torture.checks import lost_steps, problems, reference_of, resumed_steps, settled_class

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_gpt.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from tests.slurm.cluster import Cluster, send
 from tests.slurm.launcher import PYTHON, Job, Launcher
 from tests.torture.order import STEPS, Planned

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.ds_config import deepspeed_config
-from hpc_gpt.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.resolve import Resolved, resolve
-from hpc_gpt.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.runs.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.ds_config import deepspeed_config
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import Resolved, resolve
 
 
 def run_rank(environment: dict[str, str], log: str) -> None:

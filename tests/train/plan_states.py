@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.cluster import ClusterProfile
-from hpc_gpt.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.layout import Layout
-from hpc_gpt.resolve import Resolved, resolve
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import micro_batches
 from tests.distributed.equality_worker import forget

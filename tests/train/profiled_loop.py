@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.experiment import Engine
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.engines.protocol import build_engine

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import Launch, lines, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from hpc_gpt.errors import CheckpointError, ConfigError
-from hpc_gpt.experiment import Engine
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.engines.protocol import MODULES
 from hpc_gpt.train.export import export_hf
 from tests.cli.command import error_of, hpc_gpt

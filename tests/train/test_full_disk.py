@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import Launch, lines, new_run, settings
 
 PP2 = {"tp": 1, "pp": 2, "dp": 1}

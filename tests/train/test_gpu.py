@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.beats import Beat
+from hpc_gpt.runs.beats import Beat
 from hpc_gpt.train.flight_recorder import stuck_in
 from hpc_gpt.train.hang import Frame, Seen, judge, main_frames, next_watch_s, stands_at
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.beats import read_beats
-from hpc_gpt.requests import ask
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.beats import read_beats
+from hpc_gpt.runs.requests import ask
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import Launch, lines, new_run, settings
 
 LONG = 1_000_000

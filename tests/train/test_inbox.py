@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.requests import ask, open_requests
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.requests import ask, open_requests
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.train import inbox
 from hpc_gpt.train.inbox import Inbox
 from tests.train.filling import fill

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
 STEPS = 40

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hpc_gpt.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise, write_measured
 from hpc_gpt.train.ranks import Ranks

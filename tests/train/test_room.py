@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import write_once
 from hpc_gpt.train import room
 from hpc_gpt.train.ending import STOPPED, write_end

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.experiment import Engine
 from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.settings.experiment import Engine
 from tests.train.launch import figures, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.experiment import Engine
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Engine
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
 STEPS = 12

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.experiment import Data
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.readers.own_runs.run import read_run
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Data
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions

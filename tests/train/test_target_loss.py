@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.experiment import Train
+from hpc_gpt.settings.experiment import Train
 from hpc_gpt.train.target_loss import WINDOW, TargetLoss
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.train.ranks import RankIdentity
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.trainer import Trainer

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from hpc_gpt.devices import device_named
-from hpc_gpt.layout import Layout
 from hpc_gpt.readers.foreign_runs.draft import Draft
+from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.layout import Layout
 
 _DTYPES = {
     "float16": "fp16",

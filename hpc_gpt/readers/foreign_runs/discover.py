@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, is_bench
-from hpc_gpt.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder
 
 STDIN = "-"
 _HEAD = 4096  # bytes in which a script is looked for

@@ -27,7 +27,7 @@ from hpc_gpt.readers.foreign_runs.true_params import settle_params
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
 # Fields that no key of a record holds, and where settings keep them.

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.devices import device_named
 from hpc_gpt.readers.foreign_runs.shell_words import assignment, expand, logical_lines
 from hpc_gpt.readers.foreign_runs.stated import SCRIPT, Stated
+from hpc_gpt.settings.devices import device_named
 
 _LARGEST = 1 << 20
 _DIRECTIVE = re.compile(r"^\s*#SBATCH\s+(.{1,2000})")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.readers.foreign_runs.derived import is_on, number
 from hpc_gpt.readers.foreign_runs.draft import Draft
 from hpc_gpt.readers.part import Part
+from hpc_gpt.settings.model_shape import ModelShape
 
 # Engines whose model is GPT-2's unless their arguments say otherwise.
 _GPT2 = frozenset(("megatron-lm", "deepspeed-3d", "deepspeed-zero", "gpt-neox", "hf", "hf-deepspeed"))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from hpc_gpt.process import is_alive
 from hpc_gpt.readers.own_runs.metrics import Metrics, read_metrics
-from hpc_gpt.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain
+from hpc_gpt.runs.standing import deciding, standing_of, time_of
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.small_files import read_json
-from hpc_gpt.standing import deciding, standing_of, time_of
 
 # A run that has not written for this long is no longer known to run.
 SILENT_S = 600.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.record import RECORD_KEYS, Record
+from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.small_files import read_json
 
 # What `bench` leaves of its rows, beside the runs of their rounds.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.record import Record
-from hpc_gpt.run_folder import PREDICTED, RunFolder
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.small_files import read_json
 
 

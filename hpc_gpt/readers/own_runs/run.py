@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.devices import device_named
-from hpc_gpt.ds_config import zero_stage
-from hpc_gpt.engines import has_zero
-from hpc_gpt.lineage import RESUMED_FROM
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.readers.own_runs.attempts import (
     AttemptRead,
@@ -31,12 +27,16 @@ from hpc_gpt.readers.own_runs.metrics import Metrics
 from hpc_gpt.readers.own_runs.predicted import with_prediction
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
-from hpc_gpt.record import Record
-from hpc_gpt.resolve import Resolved
-from hpc_gpt.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.lineage import RESUMED_FROM
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.standing import standing_of, words_between
 from hpc_gpt.secrets import hide_secrets, without_secrets
+from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.ds_config import zero_stage
+from hpc_gpt.settings.engines import has_zero
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
-from hpc_gpt.standing import standing_of, words_between
 
 DIALECT = "hpc-gpt"
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.comparison.difference import Interval, Series, Values, resolution, series_of, speed_change
 from hpc_gpt.report.comparison.loss_difference import LossDifference, loss_difference
 from hpc_gpt.report.comparison.settings import Apart, settings_apart
+from hpc_gpt.runs.record import Record
 
 # What decides how much work a step is.
 _BATCH = ("global_batch", "seq")

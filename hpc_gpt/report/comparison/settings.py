@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
 # Keys of a record that are settings, those that decide speed first. What follows them is `settings.*`.

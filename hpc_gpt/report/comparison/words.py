@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import SCHEMA, finite
 from hpc_gpt.report.choice import show_value
 from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
 from hpc_gpt.report.comparison.compare import Comparison, Speed
 from hpc_gpt.report.comparison.difference import LEVEL, Interval
 from hpc_gpt.report.comparison.settings import Apart
 from hpc_gpt.report.grid import plain
+from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
 
 # Differing settings that are shown; --json has them all.

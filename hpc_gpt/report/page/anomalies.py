@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.columns import show_digits
 from hpc_gpt.report.page.run_charts import trained_again
 from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.runs.record import Record
 
 LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.page.anomalies import ended_words
 from hpc_gpt.report.page.safe_text import safe
 from hpc_gpt.report.page.table import SHOWN_KEYS, ended_sign
+from hpc_gpt.runs.record import Record
 
 _LONGEST = 160
 _PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import RECORD_KEYS, Record
 from hpc_gpt.report.columns import NOTHING, show_digits
 from hpc_gpt.report.page.anomalies import ended_words
 from hpc_gpt.report.page.layouts import stage_bars
@@ -14,6 +13,7 @@ from hpc_gpt.report.page.run_charts import Figure, Sampled, run_figures, samples
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg
 from hpc_gpt.report.page.table import ended_sign, figure_words
+from hpc_gpt.runs.record import RECORD_KEYS, Record
 
 MOST_FLAGS = 40
 MOST_FAILURES = 12

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_params
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg, element, ornament
 from hpc_gpt.report.page.table import figure_words, layout_words, rate_words, tokens_per_s_gpu
+from hpc_gpt.runs.record import Record
 
 BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
 MOST_LINES = 60

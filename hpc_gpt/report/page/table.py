@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_name, show_params, show_whole
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
 from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.runs.record import Record
 
 # What is larger than this is no figure of a training; it is shown in powers of ten.
 _LARGEST = 1e18

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hpc_gpt.engines import has_zero
 from hpc_gpt.plan.prediction import StepTime
 from hpc_gpt.plan.search import NEAR, Candidate
 from hpc_gpt.plan.training import Training
+from hpc_gpt.settings.engines import has_zero
 
 
 class Part(NamedTuple):

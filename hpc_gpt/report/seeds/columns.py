@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_gpt.record import Record
 from hpc_gpt.report.columns import COLUMNS, NOTHING, Column, show_digits, show_params, show_whole
+from hpc_gpt.runs.record import Record
 
 # One line's figures under a record's keys: a run's, or what the sweep's file asks for in a row that has none.
 Figures = Mapping[str, Any]

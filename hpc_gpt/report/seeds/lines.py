@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.experiment import SWEEP_FILE, Experiment, read_tables
 from hpc_gpt.paths import experiments_dir
 from hpc_gpt.readers.figures import add_figures
-from hpc_gpt.record import Record
-from hpc_gpt.sweep import Row, Sweep, find_sweep
+from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.experiment import SWEEP_FILE, Experiment, read_tables
+from hpc_gpt.settings.sweep import Row, Sweep, find_sweep
 from hpc_gpt.tables import check_tables, merge_tables
 
 # The note of a run that was shrunken: the seed's figures stand in a line of their own, not beside it.
@@ -116,8 +116,8 @@ def _with_size(row: Row, preset: str | None) -> Row:
 
 def _asked(sweep: Sweep, row: Row) -> tuple[Record, str | None]:
     """What the file asks for in a row, by a record's keys, and the preset. A node has 4 GPUs, as the seeds' have."""
-    from hpc_gpt.cluster import ClusterProfile
-    from hpc_gpt.resolve import resolve, resolve_shape
+    from hpc_gpt.settings.cluster import ClusterProfile
+    from hpc_gpt.settings.resolve import resolve, resolve_shape
 
     tables = read_tables(sweep.path)
     tables.pop("rows")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.record import SCHEMA
 from hpc_gpt.report.columns import NOTHING
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.seeds.columns import SeedTable, seed_table
 from hpc_gpt.report.seeds.lines import SeedLine, SweepLines
 from hpc_gpt.report.tables import as_jsonl as records_as_jsonl
 from hpc_gpt.report.tables import csv_cell
+from hpc_gpt.runs.record import SCHEMA
 
 # The heading of the seed's own figure, behind ours.
 SEED = "seed"

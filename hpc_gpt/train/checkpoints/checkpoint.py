@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions
 from hpc_gpt.train.checkpoints.folders import (
     COMPLETE,

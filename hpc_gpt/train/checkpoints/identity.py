@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 NAME = "model.json"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.lineage import convertible
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.runs.lineage import convertible
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import check_identity, read_identity
 from hpc_gpt.train.checkpoints.saved_states import WEIGHTS, SavedStates
 from hpc_gpt.train.checkpoints.state_pieces import Piece, flat_states, pieces_of, places_of

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 
 _KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import Engine
 from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.tensor_parallel import VocabParallelLoss
+from hpc_gpt.settings.experiment import Engine
 
 _INSTEAD = 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_gpt import lineage
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.runs import lineage
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
 from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
 from hpc_gpt.train.checkpoints.rank_files import RankFiles

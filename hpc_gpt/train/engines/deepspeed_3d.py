@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.ds_config import clips_itself, deepspeed_config, is_alone
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, is_alone
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import put_identity
 from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
 from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state

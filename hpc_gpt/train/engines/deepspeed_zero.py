@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.ds_config import clips_itself, deepspeed_config, is_alone, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.errors import CheckpointError, ConfigError
-from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.requirements import check_offload_path
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, is_alone, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.requirements import check_offload_path
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import put_identity
 from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
 from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hpc_gpt import lineage
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.runs import lineage
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
 from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
 from hpc_gpt.train.checkpoints.rank_files import RankFiles

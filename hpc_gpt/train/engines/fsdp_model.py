@@ -16,12 +16,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from hpc_gpt.layout import Layout
 from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.compilation import compile_model
 from hpc_gpt.train.engines.master_weights import HALF
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.layout import Layout
 
 
 def own_group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup | None:

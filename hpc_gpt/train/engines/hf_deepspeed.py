@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, name_parameter
-from hpc_gpt.model_shape import ModelShape
-from hpc_gpt.requirements import check_package
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.requirements import check_package
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints import saved_states
 from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names

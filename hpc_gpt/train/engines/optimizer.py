@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from hpc_gpt.experiment import Train
+from hpc_gpt.settings.experiment import Train
 
 
 def learning_rate(train: Train, step: int) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
 from hpc_gpt.train.engines.gradient_norm import counts, whole_norm
 

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _probe(node: str, local: int, say: Any) -> None:
-    from hpc_gpt.run_folder import RunFolder
+    from hpc_gpt.runs.run_folder import RunFolder
 
     run = RunFolder(Path(os.environ["HPC_GPT_RUN"]))
     attempt = run.attempt(int(os.environ["HPC_GPT_ATTEMPT"])).folder

@@ -21,7 +21,7 @@ import torch
 
 from hpc_gpt import __version__
 from hpc_gpt.preflight_lines import NODE_FILE, SEEN_BY_ALL, SHARED
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GIB = 2**30

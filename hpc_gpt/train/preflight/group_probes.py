@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.preflight.device_probes import four_digits
 
 _MIB = 2**20

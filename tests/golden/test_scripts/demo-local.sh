@@ -202,7 +202,7 @@ if [ ! -e "$code.tar.gz" ]; then # nobody has submitted: the code here and now i
   "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
     die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
       "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-  "$HPC_GPT_PYTHON" -m hpc_gpt.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
+  "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
 fi
 code_is_submitted() { # the archive is that of provenance.json, where there is one
   local sum
@@ -232,7 +232,7 @@ if [ -e "$code.tar.gz" ]; then
   code_is_whole || unpack_code || die "cannot unpack $code" "is the disk full or read-only?"
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 fi
-  exec "$HPC_GPT_PYTHON" -m hpc_gpt.local.by_hand "$HPC_GPT_RUN"
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN"
 fi
 # The code as it was submitted, whatever PYTHONPATH the profile sets.
 export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"

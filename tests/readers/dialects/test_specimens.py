@@ -14,7 +14,7 @@ from hpc_gpt.readers.log_files.armed import armed, find
 from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Part
 from hpc_gpt.readers.pattern import Dialect
-from hpc_gpt.record import RECORD_KEYS
+from hpc_gpt.runs.record import RECORD_KEYS
 
 PREFIXES = (
     "12: ",

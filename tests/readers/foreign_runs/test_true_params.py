@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.model_shape import ModelShape, stage_params
 from hpc_gpt.readers.foreign_runs.draft import Draft
 from hpc_gpt.readers.foreign_runs.true_params import Architecture, architecture, settle_params
 from hpc_gpt.readers.part import Fact, Part, Place
+from hpc_gpt.settings.model_shape import ModelShape, stage_params
 
 LLAMA = {"gated": True, "biases": False, "qkv_biases": False, "learned_positions": False, "rms_norm": True}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.record import Record
 from hpc_gpt.report.audit import audit
+from hpc_gpt.runs.record import Record
 
 EXCERPT = Path(__file__).with_name("excerpt.md")
 FORMULA = "TFLOPs: `8 * model_size_in_B * seq * global_batch_size / (step_time * gpus * 1e3)`"

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpc_gpt.readers.part import Failure, Place
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.record import Record
+from hpc_gpt.runs.record import Record
 
 HOSTILE = (
     "<script>window.hacked=1</script>",

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.model_shape import ModelShape
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.prediction import Memory, StageMemory, StepTime
 from hpc_gpt.plan.search import Candidate
@@ -18,6 +17,7 @@ from hpc_gpt.report.plans.bars import memory_bar, time_bar
 from hpc_gpt.report.plans.explanation import explain
 from hpc_gpt.report.plans.table import LINES, as_table, heading, left_out_words, legend, unchecked, wrapped
 from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words, shares
+from hpc_gpt.settings.model_shape import ModelShape
 from tests.report.plans.searches import figures_for, searched_for
 
 STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.layout import Layout
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.data_position import read_positions
 from hpc_gpt.train.checkpoints.identity import NAME, check_identity, put_identity, read_identity
 from hpc_gpt.train.checkpoints.rank_files import RankFiles

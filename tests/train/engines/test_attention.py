@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.attention import attention_kernels, attention_used
 from tests.train.launch import settings
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.experiment import Engine
 from hpc_gpt.model.activation_offload import ActivationOffload
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.engines.compilation import compile_model, compile_seconds
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.cluster import ClusterProfile
 from hpc_gpt.errors import LayoutError, UserError
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.train.engines.protocol import allow_tf32, check_dtype
 from hpc_gpt.train.ranks import RankIdentity, choose_device
 from tests.train.launch import LOCAL, settings

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.experiment import Train
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import name_parameter
-from hpc_gpt.model_shape import ModelShape
+from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.engines.gradient_norm import GradientNorm
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.layout import Layout
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.preflight.group_probes import AXES, plan_exchanges
 
 SIZES = st.integers(1, 4)

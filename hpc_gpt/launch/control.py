@@ -1,0 +1,144 @@
+"""Asking runs to stop, to save, or to go back to the queue, through files in their folders: no ssh, no scheduler.
+
+The scheduler is only asked how a run stands, and where it gives no answer the request is left all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_status
+from hpc_gpt.runs.requests import Request, answer_of, ask
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+
+_POLL_S = 0.5
+# Between two looks at how a run stands that says nothing itself.
+_STATUS_S = 15.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was left in a run's folder, in words for the user. `attempt` and `request` are None where it is for the
+    next start of the run's job; `refused` says why nothing was left.
+    """
+
+    run: RunFolder
+    verb: str
+    words: str
+    refused: bool = False
+    attempt: Attempt | None = None
+    request: Request | None = None
+
+
+def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
+    """Asks each run; the scheduler is asked once for all. RunFolderError where a folder cannot be written."""
+    return [_ask(run, verb, status) for run, status in zip(runs, read_status(runs), strict=True)]
+
+
+def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
+    no_answer = status.state == "unknown" and (status.cause == NO_ANSWER or status.scheduler == "local")
+    if status.state not in ("pending", "running") and not no_answer:
+        ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
+        return Asked(run, verb, f"nothing to {verb}, {ended}", refused=True)
+    try:
+        if words := _impossible(run, verb):
+            return Asked(run, verb, words, refused=True)
+    except UserError as fault:
+        return Asked(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
+    attempts = run.attempts()
+    open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    if verb == "stop":
+        # Should the attempt die before it has seen the request, no other is to follow.
+        _mark(run, status)
+    if open_ is not None:
+        request = ask(open_, verb)
+        doubt = " (Slurm does not answer, so nothing says that it runs)" if no_answer else ""
+        does = _DOES[verb] if verb == "save" or run.resolved().train.save_last else _DOES_UNSAVED[verb]
+        return Asked(run, verb, f"asked to {does}{doubt}", attempt=open_, request=request)
+    waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
+    if verb == "stop":
+        return Asked(
+            run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
+        )
+    return Asked(run, verb, f"nothing to {verb}, {waits}", refused=True)
+
+
+_DOES = {
+    "stop": "save and end at the next step's edge",
+    "save": "save at the next step's edge and go on",
+    "requeue": "save at the next step's edge and go back to the queue",
+}
+
+
+# Where train.save_last is false.
+_DOES_UNSAVED = {
+    "stop": "end at the next step's edge, unsaved: train.save_last is false",
+    "requeue": "go back to the queue at the next step's edge, unsaved: train.save_last is false",
+}
+
+
+def _impossible(run: RunFolder, verb: str) -> str:
+    """Why a run cannot do that; empty where it can."""
+    resolved = run.resolved()
+    if verb == "save" and resolved.engine.name == MEGATRON_LM:
+        return "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
+    if verb == "requeue" and resolved.cluster.chain == "none":
+        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and submit --resume takes it up again'
+    if verb == "requeue" and not can_resume(resolved.engine):
+        return "what is offloaded to NVMe is in no checkpoint: it would begin anew"
+    return ""
+
+
+def _mark(run: RunFolder, status: RunStatus) -> None:
+    """For every job that the run was handed to the scheduler as; a run that waits for its turn here is passed over."""
+    marks = [run.stop_mark(job_id) for job_id in job_ids(run)]
+    if status.state == "pending" and newest_submission(run).get("queue"):
+        marks = [run.cancelled_mark(IN_QUEUE)]
+    try:
+        for mark in marks:
+            mark.touch()
+    except OSError as fault:
+        raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", f"hpc-gpt cancel {run.run_id}") from None
+
+
+def await_answer(asked: Asked) -> tuple[bool, str]:
+    """Waits until what was asked for has happened, or cannot any more; (whether it has, what has happened)."""
+    looked = time.monotonic()
+    while True:
+        if (found := _outcome(asked)) is not None:
+            return found
+        if time.monotonic() - looked > _STATUS_S:
+            looked = time.monotonic()
+            (status,) = read_status([asked.run])
+            # The attempt may have said so in between.
+            if status.is_over and _outcome(asked) is None:
+                return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
+        time.sleep(_POLL_S)
+
+
+def _outcome(asked: Asked) -> tuple[bool, str] | None:
+    """The same as far as the run's folder says it; None as long as it does not."""
+    attempt = asked.attempt
+    if attempt is None:  # for a start that is yet to come
+        attempts = asked.run.attempts()
+        attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
+        return None if attempt is None else (True, _end_words(attempt))
+    if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
+        done = bool(said.get("done"))
+        return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
+    if end := attempt.ended():
+        wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
+        return end.get("ended") == wanted, _end_words(attempt)
+    later = [each for each in asked.run.attempts() if each.number > attempt.number]
+    return (False, f"attempt {attempt.number} ended without a word, attempt {later[-1].number} runs") if later else None
+
+
+def _end_words(attempt: Attempt) -> str:
+    end = attempt.ended()
+    cause = f": {end['cause']}" if end.get("cause") else ""
+    return f"attempt {attempt.number} ended as {end.get('ended')} after step {end.get('step')}{cause}"

@@ -1,0 +1,293 @@
+"""What the planner says of a run before it is submitted: what it leaves to it, what is predicted, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt import __version__
+from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import has_zero, splits
+from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.settings.resolve import Resolved, resolve
+
+if TYPE_CHECKING:
+    from hpc_gpt.plan.constants import Constants
+    from hpc_gpt.plan.machine import Machine
+    from hpc_gpt.plan.prediction import Memory, StepTime
+    from hpc_gpt.plan.search import Candidate
+    from hpc_gpt.plan.training import Training
+
+SCHEMA = 1
+# Switches that are the planner's to choose where nobody gives them, and what each is called.
+_OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage"}
+# Of the layout, what nobody need give: with one stage that does not fit, more of them.
+_PP = "layout.pp"
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """One line for the user; and the prediction as predicted.json holds it, None where nothing is predicted."""
+
+    line: str
+    tables: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    training: Training
+    machine: Machine
+    memory: Memory
+    step: StepTime | None
+    no_time: str
+    fits: bool
+
+
+def settle_open(
+    experiment: Experiment, profile: ClusterProfile, given: Collection[str]
+) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment with what `given` (dotted keys) and the rules leave open as the planner picks it, and a line that
+    says so; as it is where the profile does not tell enough, or nothing fits.
+
+    Open are the ZeRO stage and recomputation, and pp where one stage holds too little. Raises what `resolve` does.
+    """
+    from hpc_gpt.plan.machines import machine_of
+
+    resolved = resolve(experiment, profile)
+    try:
+        picked = _pick(experiment, profile, resolved, machine_of(profile), given)
+    except UserError:
+        return experiment, ()
+    if picked is None:
+        return experiment, ()
+    run = picked.training
+    settled = {"engine.recompute": run.recompute, "engine.zero_stage": run.zero_stage, _PP: run.pp}
+    rules = {
+        "engine.recompute": resolved.engine.recompute,
+        "engine.zero_stage": resolved.engine.zero_stage,
+        _PP: resolved.layout.pp,
+    }
+    changed = {key: value for key, value in settled.items() if key not in given and value != rules[key]}
+    if "engine.zero_stage" in changed and not has_zero(resolved.engine.name):
+        del changed["engine.zero_stage"]
+    if not changed:
+        return experiment, ()
+    engine: dict[str, Any] = {
+        key.partition(".")[2]: value for key, value in changed.items() if key.startswith("engine.")
+    }
+    layout: dict[str, Any] = {"pp": run.pp, "tp": run.tp, "dp": run.dp} if _PP in changed else {}
+    batch: dict[str, Any] = (
+        {"micro_batch": run.micro_batch, "micro_batches": run.micro_batches} if _PP in changed else {}
+    )
+    settled_experiment = replace(
+        experiment,
+        engine=replace(experiment.engine, **engine),
+        layout=replace(experiment.layout, **layout, **batch),
+    )
+    try:
+        resolve(settled_experiment, profile)
+    except UserError:
+        return experiment, ()  # a switch that goes with the rules' choice alone
+    names = {**_OPEN, _PP: "pp"}
+    words = ", ".join(f"{names[key]} {value}" for key, value in changed.items())
+    return settled_experiment, (f"from plan: {words}, which neither flags nor experiment settle",)
+
+
+def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresight:
+    """What is predicted of a run on its profile.
+
+    `refuse`: raises LayoutError, with the nearest layout that fits, where this one is predicted not to.
+    """
+    try:
+        found = _predict(resolved, profile)
+    except UserError as fault:
+        return Foresight(f"not predicted: {fault}")
+    if not found.fits and refuse:
+        raise _refusal(resolved, profile, found)
+    return Foresight(_line(resolved, found), _tables(found, profile))
+
+
+def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
+    from hpc_gpt.plan.machines import check_reach, machine_of
+
+    machine = machine_of(profile)
+    check_reach(machine, resolved.gpus)
+    from hpc_gpt.plan.asking import check_dtype
+    from hpc_gpt.plan.memory import fits, predict_memory
+    from hpc_gpt.plan.step_time import predict_step
+    from hpc_gpt.plan.translation import training_of
+
+    training = training_of(resolved)
+    memory = predict_memory(training, machine)
+    step, no_time = None, ""
+    try:
+        check_dtype(training.dtype, machine)
+        step = predict_step(training, machine, constants_of(profile))
+    except ConfigError as fault:
+        no_time = str(fault)
+    return _Predicted(training, machine, memory, step, no_time, fits(memory, machine))
+
+
+def constants_of(profile: ClusterProfile) -> Constants:
+    """The planner's constants: the profile's calibration over those for data sheets."""
+    from hpc_gpt.plan.constants import constants_from
+
+    return constants_from(profile.calibration.constants if profile.calibration else {})
+
+
+def _line(resolved: Resolved, found: _Predicted) -> str:
+    deciding = found.memory.deciding
+    need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
+    where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
+    memory = f"{need:.1f} of {card:.1f} GiB{where}"
+    if found.step is None:
+        time = f"no time: {found.no_time}"
+    else:
+        time = f"{_seconds(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
+    fits = "" if found.fits else ": does not fit"
+    return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
+
+
+def _tables(found: _Predicted, profile: ClusterProfile) -> dict[str, Any]:
+    """The text of predicted.json as tables."""
+    stages = [{**asdict(stage), "allocated": stage.allocated} for stage in found.memory.stages]
+    step = {**asdict(found.step), "step_s": found.step.step_s} if found.step else None
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "fits": found.fits,
+        "memory_gib": {"card": found.machine.memory_gib, "deciding": found.memory.deciding, "stages": stages},
+        "step": step,
+        "calibrated": bool(profile.calibration and profile.calibration.constants),
+        "machine": asdict(found.machine),
+    }
+
+
+def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> LayoutError:
+    deciding = found.memory.deciding
+    need = found.memory.stages[deciding].nvidia_smi
+    message = (
+        f"{resolved.layout} is predicted not to fit: stage {deciding} needs {need:.1f} GiB, "
+        f"but a {found.machine.device} has {found.machine.memory_gib:.1f}"
+    )
+    nearest = _nearest(resolved, profile, found)
+    if nearest is None:
+        return LayoutError(
+            message,
+            f"no layout of {resolved.gpus} GPUs fits it at global batch {resolved.batch.global_batch}: more GPUs, "
+            "a smaller model, or --force to run it anyway",
+        )
+    step = f", {_seconds(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
+    what = f"{nearest.split}: {nearest.need_gib:.1f} GiB{step}"
+    return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
+
+
+# What may change to make it fit, the smallest changes first; what is not named is kept.
+_SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
+_NEARER: tuple[tuple[str, ...], ...] = (
+    ("engine.recompute",),
+    _SMALL,
+    (*_SMALL, "engine.sequence_parallel"),
+    ("layout.pp", "layout.dp"),
+    (*_SMALL, "layout.pp", "layout.dp"),
+    (*_SMALL, "layout.pp", "layout.dp", "layout.tp"),
+    (*_SMALL, "layout.pp", "layout.dp", "layout.tp", "engine.sequence_parallel", "engine.sharded_optimizer",
+     "engine.offload"),
+    (*_SMALL, "layout.pp", "layout.dp", "layout.tp", "engine.sequence_parallel", "engine.sharded_optimizer",
+     "engine.offload", "engine.name"),
+)  # fmt: skip
+_ALL = frozenset(key for keys in _NEARER for key in keys)
+
+
+def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
+    """The fastest of those that fit after the smallest change of settings; None where none does."""
+    experiment = _experiment_of(resolved)
+    for open_keys in _NEARER:
+        try:
+            picked = _search(experiment, profile, found.machine, _ALL - set(open_keys))
+        except UserError:
+            continue
+        if picked is not None:
+            return picked
+    return None
+
+
+def _experiment_of(resolved: Resolved) -> Experiment:
+    from hpc_gpt.settings.experiment_text import experiment_tables
+
+    tables = experiment_tables(resolved)
+    model, layout = Model(**tables["model"]), LayoutRequest(**tables["layout"])
+    return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, resolved.job)
+
+
+def _pick(
+    experiment: Experiment, profile: ClusterProfile, resolved: Resolved, machine: Machine, given: Collection[str]
+) -> Candidate | None:
+    """The planner's choice of what is open under the layout of the rules, else with more stages; None if none fits, or
+    if what the rules take is as good."""
+    layout, batch = resolved.layout, resolved.batch
+    ruled = replace(
+        experiment,
+        layout=replace(experiment.layout, gpus=resolved.gpus, nodes=resolved.nodes, **asdict(layout), **asdict(batch)),
+    )
+    open_keys = {key for key in _OPEN if key not in given}
+    as_ruled = _search(ruled, profile, machine, _ALL)
+    picked = _search(ruled, profile, machine, _ALL - open_keys) if open_keys else as_ruled
+    if picked is not None:
+        return picked if as_ruled is None or as_ruled.rank[0] > picked.rank[0] else None
+    if {_PP, "layout.tp", "layout.dp"} & set(given) or layout.pp != 1 or not splits(resolved.engine.name, "pp"):
+        return None
+    return _search(ruled, profile, machine, _ALL - open_keys - {_PP, "layout.dp"})
+
+
+def _search(
+    experiment: Experiment, profile: ClusterProfile, machine: Machine, holds: Collection[str]
+) -> Candidate | None:
+    """The best that fits, with the keys `holds` as the experiment has them and the global batch as it is."""
+    from hpc_gpt.plan.asking import question_of
+    from hpc_gpt.plan.search import search
+
+    question = question_of(experiment, profile, {*holds, "layout.global_batch"})
+    candidates = search(question, _rankable(machine, question.dtype), constants_of(profile)).candidates
+    return candidates[0] if candidates else None
+
+
+def _rankable(machine: Machine, dtype: str) -> Machine:
+    """With a rate for a dtype that the device has no unit for, so that what fits can be ranked: it runs as fp32."""
+    if dtype in machine.peak_tflops:
+        return machine
+    return replace(machine, peak_tflops={**machine.peak_tflops, dtype: machine.peak_tflops["fp32"]})
+
+
+def _flags(asked: Training, nearest: Training) -> str:
+    """The words on the command line that turn one into the other."""
+    words = []
+    for name, flag in _FLAGS.items():
+        value = getattr(nearest, name)
+        if name == "zero_stage" and not has_zero(nearest.engine):
+            words += ["--set engine.zero_stage="] if has_zero(asked.engine) else []
+        elif value != getattr(asked, name):
+            words.append(f"{flag}{str(value).lower() if isinstance(value, bool) else value}")
+    if (asked.micro_batch, asked.dp) != (nearest.micro_batch, nearest.dp):
+        words.append(f"--global-batch-size {nearest.global_batch}")
+    return " ".join(words)
+
+
+_FLAGS: Mapping[str, str] = {
+    "engine": "--engine ",
+    "tp": "--tp ",
+    "pp": "--pp ",
+    "dp": "--dp ",
+    "micro_batch": "--micro-batch-size ",
+    "zero_stage": "--zero-stage ",
+    "recompute": "--set engine.recompute=",
+    "sequence_parallel": "--set engine.sequence_parallel=",
+    "distributed_optimizer": "--set engine.sharded_optimizer=",
+    "offload": "--set engine.offload=",
+}
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"

@@ -1,0 +1,30 @@
+"""What job.sh starts when it is run by hand on one machine: an attempt in the run folder, in the foreground.
+
+python -m hpc_gpt.launch.local.by_hand RUN
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hpc_gpt.launch.local.controller import RunController
+from hpc_gpt.launch.local.executor import begin_attempt, note_start
+from hpc_gpt.runs.run_folder import RunFolder
+
+
+def main(arguments: list[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    attempt = begin_attempt(run)
+    note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
+    print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
+    controller = RunController(run, attempt)
+    controller.run()
+    end = attempt.ended()
+    print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
+    return controller.exit_code()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""The process that stands over a local run's ranks: submitit's controller, with what that leaves undone.
+
+It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and has
+the last word on how the attempt ended. It outlives the terminal and the command that started it.
+
+    python -m hpc_gpt.launch.local.controller RUN ATTEMPT
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from submitit.local.local import Controller
+
+from hpc_gpt.job_time import limit_s
+from hpc_gpt.process import start_time
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.small_files import replace_whole
+
+POLL_S = 0.05
+PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
+KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
+_PR_SET_PDEATHSIG = 1
+
+
+class RunController(Controller):
+    """Runs all ranks of one attempt and waits for them."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt) -> None:
+        resolved = run.resolved()
+        self.limit_s = limit_s(resolved.job.time)
+        self.lead_s = resolved.job.signal_lead_s or 0
+        self.attempt = attempt
+        self.run_folder = run
+        self.codes: dict[int, int] = {}
+        self.kill_at: float | None = None
+        self.cancelled = False
+        os.environ.update(controller_environment(run, attempt, resolved.gpus))
+        super().__init__(attempt.folder)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(signum, self._pass_on)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM is a cancel and gives the ranks KILL_WAIT_S to save; Ctrl-C and USR2 are theirs to answer."""
+        if signum == signal.SIGTERM:
+            self.cancelled = True
+            self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + KILL_WAIT_S)
+        self._forward_signal(signal.Signals(signum))
+
+    def start_tasks(self) -> None:
+        """Starts job.sh for every rank, each in a process group of its own: the terminal's Ctrl-C comes here only."""
+        self.attempt.ranks.mkdir(exist_ok=True)
+        log = self.attempt.log.open("ab")
+        self.stdouts = [log]
+        for rank in range(self.ntasks):
+            env = os.environ | {
+                "SUBMITIT_LOCAL_LOCALID": str(rank),
+                "SUBMITIT_LOCAL_GLOBALID": str(rank),
+                "SUBMITIT_LOCAL_JOB_ID": self.pid,
+            }
+            task = subprocess.Popen(
+                self.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=_die_with_parent,
+            )
+            self.tasks.append(task)
+            self._note_rank(rank, None)
+
+    def _note_rank(self, rank: int, code: int | None) -> None:
+        path = self.attempt.ranks / f"{rank}.json"
+        pid = self.tasks[rank].pid
+        started = start_time(pid) if code is None else json.loads(path.read_text())["pid_start"]
+        replace_whole(path, json.dumps({"pid": pid, "pid_start": started, "exit_code": code}) + "\n")
+
+    def wait(self, freq: int = 24) -> list[int | None]:
+        """Waits for all ranks; ends the rest when one has failed or the time is over."""
+        begun = time.monotonic()
+        warned = False
+        failed_at: float | None = None
+        while True:
+            for rank, task in enumerate(self.tasks):
+                if rank not in self.codes and (code := task.poll()) is not None:
+                    self.codes[rank] = code
+                    self._note_rank(rank, code)
+            now = time.monotonic()
+            if len(self.codes) == len(self.tasks):
+                return list(self.codes.values())
+            if failed_at is None and any(self.codes.values()):
+                failed_at = now
+                self.kill_at = min(self.kill_at or float("inf"), now + PEERS_S)
+            if failed_at is not None and (now > failed_at + 1 or min(self.codes.values()) < 0):
+                self._say_failed()
+            if self.limit_s is not None:
+                if not warned and now - begun > self.limit_s - self.lead_s:
+                    warned = True
+                    self._forward_signal(signal.SIGUSR2)
+                if now - begun > self.limit_s and self.kill_at is None:
+                    self._say("walltime", f"the time limit of {self.limit_s} s is over")
+                    self._forward_signal(signal.SIGTERM)
+                    self.kill_at = now + KILL_WAIT_S
+            if self.kill_at is not None and now > self.kill_at:
+                self._kill_groups()
+            time.sleep(POLL_S)
+
+    def _kill_groups(self) -> None:
+        """SIGKILL to what is left of every rank and of the processes it started."""
+        for task in self.tasks:
+            try:
+                os.killpg(task.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def _say(self, ended: str, cause: str) -> None:
+        if not self.attempt.ended():  # wait() says it again at every turn until the last rank is gone
+            self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
+
+    def _say_failed(self) -> None:
+        rank, code = next((rank, code) for rank, code in self.codes.items() if code)
+        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        self._say("cancelled" if self.cancelled else "error", f"rank {rank} ended with {how}")
+
+    def run(self, max_retry: int = 1) -> None:
+        """One start, to its end; then ended.json is there and nothing of the attempt still runs."""
+        try:
+            self.start_tasks()
+            self.wait()
+        finally:
+            self._kill_groups()
+            if any(self.codes.values()):
+                self._say_failed()
+            elif len(self.codes) < self.ntasks:
+                self._say("error", "the ranks could not be started")
+            elif self.cancelled:
+                self._say("cancelled", "SIGTERM")
+            else:
+                self._say("error", "exit code 0, but the trainer left no word")
+            for file in self.stdouts:
+                file.close()
+
+    def exit_code(self) -> int:
+        """The worst of the ranks' exit codes, as a shell gives it."""
+        return max((code if code >= 0 else 128 - code for code in self.codes.values()), default=1)
+
+
+def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
+    """What submitit's controller and job.sh read. The time limit is kept here, not by submitit."""
+    import shlex
+
+    return {
+        "HPC_GPT_RUN": str(run.path),
+        "HPC_GPT_ATTEMPT": str(attempt.number),
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_NTASKS": str(ranks),
+        "SUBMITIT_LOCAL_COMMAND": shlex.join(["bash", str(run.job_script)]),
+        "SUBMITIT_LOCAL_TIMEOUT_S": "0",
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
+        "SUBMITIT_LOCAL_NODEID": "0",
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+        "SUBMITIT_STDERR_TO_STDOUT": "1",
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+    }
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: the rank gets SIGKILL should the controller die first (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    controller: Any = RunController(run, run.attempt(int(arguments[1])))
+    controller.run()
+    return int(controller.exit_code())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""The environment a submission passes on: nothing of an enclosing job leaks into the new one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from hpc_gpt.settings.resolve import Resolved
+
+# Where the cluster is and who we are there; without them a client finds no controller.
+_KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
+_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
+_NAMES = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT",
+    "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
+}  # fmt: skip
+
+
+def leaks(environment: Mapping[str, str]) -> list[str]:
+    """Names in `environment` that belong to an enclosing job or would silently change the submission."""
+    return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
+
+
+def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without its leaks, with `own` laid over."""
+    drop = set(leaks(environment))
+    return {name: value for name, value in environment.items() if name not in drop} | dict(own)
+
+
+def job_python(resolved: Resolved) -> dict[str, str]:
+    """HPC_GPT_PYTHON for the job: this very interpreter, unless the profile brings its own."""
+    profile = resolved.cluster
+    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
+        return {}
+    return {"HPC_GPT_PYTHON": sys.executable}

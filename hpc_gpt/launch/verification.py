@@ -1,0 +1,227 @@
+"""What of a run differs from now: its code, versions, profile, experiment, data, script and newest checkpoint.
+
+Nothing is changed. A difference is no fault by itself: the run keeps to what was submitted. What each means is said.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import read_json
+
+# Of each check, what a difference in it means for the run.
+MEANS = {
+    "archive": "the run cannot start again: its code is not what was submitted",
+    "code": "the run keeps the code that was submitted; a new submission would run what is here",
+    "unpacked": "the next attempt sets code/ aside and unpacks the archive again",
+    "versions": "the next attempt runs with what is installed then: figures and losses may differ",
+    "profile": "the run keeps the profile it was submitted under; a new submission would follow the present one",
+    "experiment": "the run keeps the settings it was submitted with; a new submission would follow the file",
+    "data": "the trainer refuses to go on from the checkpoint with other data",
+    "script": "the run keeps its own job.sh; a new submission would get another",
+    "settings": "ranks read resolved.json and a start checks it against job.sh: one of them was edited",
+    "checkpoint": "the trainer sets it aside and goes on from the one before",
+}
+_HERE_DOCUMENT = re.compile(r"<<'HPC_GPT_RESOLVED'[^\n]*\n(.*?)^HPC_GPT_RESOLVED$", re.DOTALL | re.MULTILINE)
+_PIECE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`check` is a key of MEANS, `name` the file, package or key, `words` how it differs."""
+
+    check: str
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The differences, and the checks that could not be made, by why."""
+
+    run: str
+    differences: tuple[Difference, ...]
+    not_checked: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "equal": not self.differences,
+            "differences": [{**asdict(one), "means": MEANS[one.check]} for one in self.differences],
+            "not_checked": dict(self.not_checked),
+        }
+
+
+def verify(run: RunFolder) -> Verification:
+    """Compares a run with what is here now. Raises RunFolderError or ConfigError where it has no settings to read."""
+    resolved = run.resolved()
+    checks: dict[str, Callable[[], Iterable[Difference]]] = {
+        "code": lambda: _code(run.path),
+        "versions": lambda: _versions(run.path),
+        "profile": lambda: _profile(resolved),
+        "experiment": lambda: _experiment(run.path, resolved),
+        "data": lambda: _data(run, resolved),
+        "script": lambda: _script(run, resolved),
+        "settings": lambda: _settings(run),
+        "checkpoint": lambda: _checkpoint(run),
+    }
+    found: list[Difference] = []
+    not_checked: dict[str, str] = {}
+    for name, check in checks.items():
+        try:
+            found += check()
+        except (UserError, OSError, LookupError) as fault:
+            not_checked[name] = str(fault)
+    return Verification(run.run_id, tuple(found), not_checked)
+
+
+def _code(run: Path) -> Iterator[Difference]:
+    """The archive against its SHA-256, the code here and the unpacked code against the archive."""
+    from hpc_gpt.runs.snapshot import ARCHIVE, FOLDER, SUMS, code_files, read_archive, submitted_sha256, unpacked_files
+
+    submitted = submitted_sha256(run)
+    if submitted is None and not (run / ARCHIVE).exists():
+        raise LookupError("the run has no snapshot of its code: it is older, or has not started yet")
+    try:
+        sha256, archived = read_archive(run)
+    except RunFolderError as fault:
+        yield Difference("archive", ARCHIVE, str(fault))
+        return
+    if submitted not in (None, sha256):
+        yield Difference("archive", ARCHIVE, f"SHA-256 {sha256[:12]}…, but {str(submitted)[:12]}… was submitted")
+    archived.pop(SUMS, None)
+    here = {name: path.read_bytes() for name, path in code_files().items()}
+    yield from _files("code", archived, here)
+    if (run / FOLDER).is_dir():
+        yield from _files("unpacked", archived, unpacked_files(run))
+
+
+def _files(check: str, submitted: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterator[Difference]:
+    for name in sorted(submitted.keys() | now.keys()):
+        if submitted.get(name) != now.get(name):
+            words = "changed" if name in submitted and name in now else "removed" if name in submitted else "added"
+            yield Difference(check, name, words)
+
+
+def _versions(run: Path) -> Iterator[Difference]:
+    from hpc_gpt.runs.provenance import collect
+
+    then = read_json(run / "provenance.json").get("versions")
+    if not isinstance(then, dict):
+        raise LookupError("provenance.json has no versions")
+    yield from _keys("versions", then, collect()["versions"])
+
+
+def _profile(resolved: Resolved) -> Iterator[Difference]:
+    from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
+
+    then, now = asdict(resolved.cluster), asdict(load_profile(resolved.cluster.name))
+    yield from _keys(
+        "profile", *({k: v for k, v in tables.items() if k not in OF_THE_PLANNER} for tables in (then, now))
+    )
+
+
+def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """The keys that differ. An environment variable's values are not told: one may be a secret."""
+    for key in sorted(then.keys() | now.keys()):
+        before, after = then.get(key), now.get(key)
+        if before != after:
+            told = isinstance(before, Mapping) or isinstance(after, Mapping)
+            yield Difference(check, key, "changed" if told else f"was {before!r}, is {after!r}")
+
+
+def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
+    from hpc_gpt.settings.experiment import find_experiment
+
+    if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
+        raise LookupError("the run's experiment.toml was written from its settings")
+    file = find_experiment(resolved.sweep or resolved.name)
+    if file.read_bytes() != (run / "experiment.toml").read_bytes():
+        yield Difference("experiment", str(file), "differs from the run's experiment.toml")
+
+
+def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
+    from hpc_gpt.tokens.run_data import data_path, open_file, open_shards
+
+    newest = _newest_checkpoint(run)
+    then = read_json(newest / "complete.json").get("data") if newest else None
+    if not isinstance(then, str):
+        raise LookupError("no checkpoint says yet which data were read")
+    path = data_path(resolved)
+    if path is None:
+        now = "random"
+    elif resolved.data.source == "stream":
+        now = open_shards(resolved).identity
+    else:
+        now = open_file(resolved).sha
+    if now != then:
+        yield Difference("data", str(path or "random"), f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read")
+
+
+def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
+    from hpc_gpt.launch.render import render_script
+
+    if run.job_script.read_text(encoding="utf-8") != render_script(resolved):
+        yield Difference("script", "job.sh", "differs from what is rendered now; one of --template's own does, too")
+
+
+def _settings(run: RunFolder) -> Iterator[Difference]:
+    carried = _HERE_DOCUMENT.search(run.job_script.read_text(encoding="utf-8"))
+    if carried is None:
+        raise LookupError("job.sh carries no settings")
+    if carried[1] != (run.path / "resolved.json").read_text(encoding="utf-8"):
+        yield Difference("settings", "resolved.json", "differs from the settings that job.sh carries")
+
+
+def _checkpoint(run: RunFolder) -> Iterator[Difference]:
+    """The newest checkpoint's files against their sizes and CRC-32, all of them read."""
+    newest = _newest_checkpoint(run)
+    if newest is None:
+        raise LookupError("the run has no checkpoint yet")
+    files = read_json(newest / "complete.json").get("files")
+    if not isinstance(files, dict) or not files:
+        yield Difference("checkpoint", newest.name, "no complete.json that names its files")
+        return
+    for name, sums in files.items():
+        if not isinstance(sums, dict) or not _is_inside(newest, name):
+            yield Difference("checkpoint", newest.name, f"complete.json is damaged where it names {name!r}")
+            continue
+        try:
+            size, crc = _read_through(newest / name)
+        except OSError as fault:
+            yield Difference("checkpoint", f"{newest.name}/{name}", str(fault.strerror))
+            continue
+        if (size, crc) != (sums.get("bytes"), sums.get("crc32")):
+            words = f"{size} bytes, CRC-32 {crc:08x}: not what was written"
+            yield Difference("checkpoint", f"{newest.name}/{name}", words)
+
+
+def _newest_checkpoint(run: RunFolder) -> Path | None:
+    return max((path for path in run.checkpoints.glob("step-*") if path.is_dir()), default=None)
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether it names a file of the folder, or none; reading a pipe would wait."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        return False
+    return (folder / path).is_file() or not (folder / path).exists()
+
+
+def _read_through(path: Path) -> tuple[int, int]:
+    size = crc = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            size += len(piece)
+            crc = zlib.crc32(piece, crc)
+    return size, crc

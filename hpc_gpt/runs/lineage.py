@@ -1,0 +1,239 @@
+"""A run that goes on from another one's checkpoint in another layout: what may differ, and where it comes from.
+
+It is a run of its own, with its own folder and script; `resumed_from.json` in it names the parent. While it has no
+checkpoint its trainer takes the parent's newest, and goes on with its step, its data and its schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_text import experiment_tables
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.small_files import read_json
+from hpc_gpt.tables import check_tables
+
+RESUMED_FROM = "resumed_from.json"
+
+_ANY_LAYOUT = frozenset(
+    {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
+)
+# In what a checkpoint of each engine may differ from the run that takes it up.
+CONVERTIBLE: dict[str, frozenset[str]] = {
+    "deepspeed-3d": _ANY_LAYOUT,
+    "deepspeed-zero": _ANY_LAYOUT,
+    "hf-deepspeed": frozenset({"layout.dp", "engine.zero_stage"}),
+    "fsdp": frozenset({"layout.tp", "layout.dp"}),
+    "ddp": frozenset({"layout.dp"}),
+    "megatron-lm": frozenset(),
+}
+# These train the same model and keep its parameters alike, so that each takes up the other's checkpoints.
+RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
+
+# Keys of [train] that change neither the weights nor the order of the data.
+_FREE = {"minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches", "save_every",
+         "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves", "hang_multiple",
+         "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
+# Keys of [data] that let a stream repeat and skip no sample, whatever they are.
+_FREE_DATA = {"workers", "on_bad_shard"}
+# Keys of [job] that belong to one site, or to one moment.
+_OF_SITE = {"partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"}
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run that another one goes on from, and the step of its newest checkpoint when that was submitted."""
+
+    run: str
+    path: str
+    step: int
+
+
+def convertible(saved: str, wanted: str) -> frozenset[str]:
+    """In what a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
+    return CONVERTIBLE[wanted] | ({"engine.name"} if {saved, wanted} <= RELATED else frozenset())
+
+
+def newest_step(run: RunFolder) -> int | None:
+    """The step of the newest checkpoint that looks complete; the trainer looks closer."""
+    complete = run.checkpoints.glob("step-*/complete.json")
+    steps = (read_json(path).get("step", 0) for path in complete)
+    return max((step for step in steps if isinstance(step, int)), default=None)
+
+
+def check_resumable(resolved: Resolved) -> None:
+    """ConfigError where the engine of a run could not go on from a checkpoint: the trainer would end at once."""
+    if resolved.engine.offload_path is not None:
+        raise ConfigError(
+            f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: no "
+            "checkpoint is resumed with it",
+            "submit a new run that trains in one go, or offloads to the host's memory",
+        )
+
+
+def find_ancestors(run: RunFolder) -> list[RunFolder]:
+    """The runs that this one goes on from, the nearest first."""
+    ancestors: list[RunFolder] = []
+    while path := read_json(run.path / RESUMED_FROM).get("path"):
+        run = RunFolder(Path(str(path)))
+        if run in ancestors:
+            raise RunFolderError(f"{run.path} goes on from itself", f"mend {RESUMED_FROM} there")
+        ancestors.append(run)
+    return ancestors
+
+
+def parent_of(run: RunFolder) -> Parent:
+    """`run` as a parent. ConfigError where neither it nor a run before it has a checkpoint."""
+    for ancestor in (run, *find_ancestors(run)):
+        step = newest_step(ancestor)
+        if step is not None:
+            return Parent(run.run_id, str(run.path), step)
+    raise ConfigError(
+        f"run {run.run_id} has no checkpoint to go on from", "submit a new run, with train.save_every set"
+    )
+
+
+def descend(
+    parent: Resolved,
+    changes: Mapping[str, Any],
+    profile: ClusterProfile,
+    step: int,
+    length: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that goes on after `step`.
+
+    GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
+    batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end,
+    which may move the schedule. Raises LayoutError or ConfigError for what cannot run, and for what would be another
+    training.
+    """
+    name = str(changes.get("engine.name") or parent.engine.name)
+    if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
+        raise ConfigError(
+            f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot become one of it",
+            "keep the engine, or submit a new run",
+        )
+    tables: dict[str, Any] = experiment_tables(parent)
+    asked = {key.removeprefix("layout."): value for key, value in changes.items() if key.startswith("layout.")}
+    batch = asked.get("global_batch")
+    if batch is not None and batch != parent.batch.global_batch:
+        _refuse_batch(parent, batch, step)
+    tables["layout"] = _layout(parent, asked, profile)
+    _leave_site(tables["job"], parent, profile)
+    if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
+        tables["train"]["optimizer_mode"] = None  # it follows from where the states are
+    for key, value in changes.items():
+        table, _, name = key.rpartition(".")
+        if table != "layout":
+            _table(tables, table, key)[name] = value
+    tables["train"].update(length or {})
+    given = {name: _given(table) for name, table in tables.items() if isinstance(table, dict)}
+    experiment = check_tables({"name": parent.name, **tables, **given}, Experiment, "the parent's settings and yours")
+    resolved = resolve(experiment, profile)
+    _check_same_training(parent, resolved, frozenset(length or ()))
+    return resolved
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    table = tables if not name else tables.get(name)
+    if not isinstance(table, dict):
+        raise ConfigError(f"unknown key {key}", "hpc-gpt help keys lists every key")
+    return table
+
+
+def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
+    """The [layout] of the new run: its sizes are the parent's where nothing that is asked for settles them."""
+    old = parent.layout
+    tp, pp = asked.get("tp") or old.tp, asked.get("pp") or old.pp
+    gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
+    if gpus is None and nodes is None:
+        gpus = tp * pp * dp if dp else parent.gpus
+        if gpus == parent.gpus and profile == parent.cluster:
+            nodes = parent.nodes
+    if gpus is not None and dp is None and gpus % (tp * pp):
+        raise LayoutError(
+            f"tp {tp} x pp {pp} = {tp * pp} does not divide {gpus} GPUs: {gpus} / {tp * pp} = {gpus / (tp * pp):.2f}",
+            f"give --gpus, a multiple of {tp * pp}",
+        )
+    micro_batch = asked.get("micro_batch") or (None if "micro_batches" in asked else parent.batch.micro_batch)
+    ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
+    _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // (tp * pp))
+    across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
+    sizes = {
+        "gpus": gpus,
+        "nodes": nodes,
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "global_batch": parent.batch.global_batch,
+        "micro_batch": micro_batch,
+        "micro_batches": asked.get("micro_batches"),
+        "allow_tp_across_nodes": asked.get("allow_tp_across_nodes", across),
+    }
+    return {**asked, **sizes}
+
+
+def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
+    """LayoutError with the nearest size that works where the global batch, which stays, cannot be dealt out so."""
+    if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
+        return
+    fits = math.gcd(micro_batch, global_batch // dp)
+    raise LayoutError(
+        f"global_batch {global_batch} stays, and is not a multiple of micro_batch x dp = {micro_batch} x {dp} = "
+        f"{micro_batch * dp}",
+        f"use a dp that divides {global_batch}" if global_batch % dp else f"use --micro-batch-size {fits}",
+    )
+
+
+def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
+    """Takes out of the parent's [job] what its profile laid there, and on another site what is of the old one."""
+    job["dependency"] = None
+    for key, value in job.items():
+        if value == getattr(parent.cluster, key, None) or (key in _OF_SITE and profile.name != parent.cluster.name):
+            job[key] = None
+
+
+def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
+    old = parent.batch.global_batch
+    done = step * old
+    even = f"which is step {done // batch}" if done % batch == 0 else f"which lies within step {done // batch + 1}"
+    raise LayoutError(
+        f"the run has read {step} steps x {old} = {done} samples; with global_batch {batch} it would go on after "
+        f"sample {done} = {done / batch:g} x {batch}, {even} of another order and another schedule",
+        f"keep --global-batch-size {old}, or submit a new run",
+    )
+
+
+def _check_same_training(parent: Resolved, resolved: Resolved, free: frozenset[str]) -> None:
+    """Refuses what the checkpoint cannot be turned into, and what would train something else."""
+    faults = []
+    for name in ("model", "data", "train"):
+        before, after = asdict(getattr(parent, name)), asdict(getattr(resolved, name))
+        faults += [
+            f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
+            for key in before
+            if before[key] != after[key] and key not in {"train": _FREE | free, "data": _FREE_DATA}.get(name, set())
+        ]
+    may = convertible(parent.engine.name, resolved.engine.name)
+    pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}
+    for key in ("name", "zero_stage", "partition", "tiles"):
+        pairs[f"engine.{key}"] = getattr(parent.engine, key), getattr(resolved.engine, key)
+    faults += [
+        f"{key} would be {after}, but a checkpoint of engine {parent.engine.name} with {before} cannot become that"
+        for key, (before, after) in pairs.items()
+        if before != after and key not in may
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults), "leave these out, or submit a new run")

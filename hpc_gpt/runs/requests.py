@@ -1,0 +1,87 @@
+"""What is asked of a run through files in its folder, so that it works where only the shared disk reaches the nodes.
+
+    attempts/<n>/asked/save-1.json        asked for: who, and when
+    attempts/<n>/asked/save-1.done.json   what came of it: the step, and whether it is saved
+    stop.<job id>                         the job is to stop, should it start, or start once more, before it is seen;
+                                          taken away once it has: who requeues it by hand has a newer wish
+
+Each is made whole and by one writer. Rank 0 looks at a step's edge, and all ranks do it at the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.small_files import give_name, read_json, write_once
+
+VERBS = ("stop", "save", "requeue")
+_ASKED = re.compile(r"(stop|save|requeue)-([1-9][0-9]{0,5})\.json")
+
+
+@dataclass(frozen=True, order=True)
+class Request:
+    """The `number`-th wish of its kind in an attempt."""
+
+    verb: str
+    number: int
+
+    def path(self, attempt: Attempt) -> Path:
+        return attempt.asked / f"{self.verb}-{self.number}.json"
+
+    def answer_path(self, attempt: Attempt) -> Path:
+        return attempt.asked / f"{self.verb}-{self.number}.done.json"
+
+
+def ask(attempt: Attempt, verb: str) -> Request:
+    """Leaves a request in an attempt's folder; two at once get two numbers. RunFolderError where the disk refuses."""
+    assert verb in VERBS, verb
+    text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
+    aside = attempt.asked / f".{verb}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        attempt.asked.mkdir(exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        number = 1
+        while True:
+            request = Request(verb, number)
+            try:
+                give_name(aside, request.path(attempt))
+                return request
+            except FileExistsError:
+                number += 1
+    except OSError as fault:
+        raise RunFolderError(
+            f"cannot write in {attempt.asked}: {fault.strerror}", "is the disk full or read-only?"
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def open_requests(attempt: Attempt) -> list[Request]:
+    """What is asked for and not yet answered; nothing where the folder cannot be read just now."""
+    try:
+        names = set(os.listdir(attempt.asked))
+    except OSError:
+        return []
+    found = [Request(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
+    return sorted(request for request in found if f"{request.verb}-{request.number}.done.json" not in names)
+
+
+def answer(attempt: Attempt, request: Request, step: int, done: bool, words: str = "") -> None:
+    """Rank 0's word on a request. RunFolderError where the disk refuses."""
+    what = {"step": step, "done": done, "words": words, "time": time.time()}
+    write_once(request.answer_path(attempt), json.dumps(what) + "\n")
+
+
+def answer_of(attempt: Attempt, request: Request) -> dict[str, Any]:
+    """`step, done, words, time`; empty as long as there is none."""
+    return read_json(request.answer_path(attempt))

@@ -1,0 +1,310 @@
+"""A run: one folder that alone reproduces and explains one submission.
+
+Everything in it is written once or appended to; only `record.json` is replaced, whole. `attempts/<n>/` holds each
+start. Its paths are settled here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import append_line, read_json, read_json_lines, write_once
+
+if TYPE_CHECKING:
+    from hpc_gpt.runs.snapshot import Snapshot
+
+# In the place of a job id: a run of a sweep that waits for its turn on this machine.
+IN_QUEUE = "queue"
+# What the planner said before the job was submitted.
+PREDICTED = "predicted.json"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run: `attempts/<number>/`."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def log(self) -> Path:
+        """All output of the attempt's ranks."""
+        return self.folder / "log"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line for every optimizer step."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def requeue(self) -> Path:
+        """Left empty by rank 0 when the job must go back to the queue."""
+        return self.folder / "requeue"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.folder / "rendezvous"
+
+    @property
+    def ranks(self) -> Path:
+        return self.folder / "ranks"
+
+    @property
+    def asked(self) -> Path:
+        """What is asked of the attempt while it runs, a file each; see `requests`."""
+        return self.folder / "asked"
+
+    @property
+    def beats(self) -> Path:
+        """A file for each rank that lives, by its number; see `beats`."""
+        return self.folder / "beats"
+
+    @property
+    def stacks(self) -> Path:
+        """Where the threads of each rank stood when no step was made any more, `<rank>.txt`."""
+        return self.folder / "stacks"
+
+    def started(self) -> dict[str, Any]:
+        """attempt.json: `attempt, job_id, restart, node_list, started`; empty where it was not written."""
+        return _with_sound_job_id(read_json(self.folder / "attempt.json"))
+
+    def ended(self) -> dict[str, Any]:
+        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` where it is laid to one; empty while the
+        attempt runs or was killed."""
+        return read_json(self.folder / "ended.json")
+
+    def verdict(self) -> dict[str, Any]:
+        """next.json: whether the run goes on behind the attempt, when, without which nodes and why (`chain.judge`);
+        empty where nobody has judged."""
+        return read_json(self.folder / "next.json")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another attempt is to follow by itself: the judge's word, else what the trainer asked for."""
+        return bool(self.verdict().get("go_on", self.ended().get("requeue")))
+
+    def last_metrics(self) -> dict[str, Any]:
+        """The last whole line of metrics.jsonl; empty before the first. Of a long file the end alone is read."""
+        lines = read_json_lines(self.metrics, last_bytes=8192)
+        return lines[-1] if lines else {}
+
+    def write_ended(
+        self,
+        ended: str,
+        cause: str | None,
+        step: int,
+        requeue: bool = False,
+        rank: int | None = None,
+        node: str | None = None,
+    ) -> None:
+        """Writes ended.json, the cause without secrets, unless it is there: the first word on an attempt's end stands.
+
+        `rank` and `node` are those that it is laid to, where that is known.
+        """
+        cause = hide_secrets(cause) if cause else cause
+        end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
+        end |= {key: value for key, value in (("rank", rank), ("node", node)) if value is not None}
+        write_once(self.folder / "ended.json", json.dumps(end) + "\n")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, `logs/<experiment>/<run-id>/`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def job_script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def sweep_id(self) -> str | None:
+        """The id that the runs of one `submit --sweep` share; None for a run of no sweep."""
+        found = read_json(self.path / "sweep.json").get("id")
+        return str(found) if found else None
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    def resolved(self) -> Resolved:
+        """The run's settings; ConfigError where resolved.json is missing or damaged."""
+        try:
+            return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
+        except OSError as fault:
+            raise RunFolderError(
+                f"{self.path}: no resolved.json to read ({fault.strerror})", "is this a run folder?"
+            ) from None
+
+    def attempts(self) -> list[Attempt]:
+        """Every start, first to last."""
+        folder = self.path / "attempts"
+        numbers = sorted(
+            int(entry.name) for entry in folder.glob("[0-9]*") if re.fullmatch("[1-9][0-9]{0,8}", entry.name)
+        )
+        return [Attempt(folder / str(number)) for number in numbers]
+
+    def attempt(self, number: int) -> Attempt:
+        return Attempt(self.path / "attempts" / str(number))
+
+    def new_attempt(self) -> Attempt:
+        """Makes the next free `attempts/<n>/`; two starts at once get two numbers."""
+        attempts = self.attempts()
+        number = attempts[-1].number + 1 if attempts else 1
+        while True:
+            try:
+                (self.path / "attempts" / str(number)).mkdir(parents=True)
+                return self.attempt(number)
+            except FileExistsError:
+                number += 1
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Every line of submissions.jsonl, first to last."""
+        return [_with_sound_job_id(line) for line in read_json_lines(self.path / "submissions.jsonl")]
+
+    def add_submission(self, submission: Mapping[str, Any]) -> None:
+        append_line(self.path / "submissions.jsonl", json.dumps({"time": time.time(), **submission}))
+
+    def cancelled_mark(self, job_id: str) -> Path:
+        """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
+        return self.path / f"cancelled.{job_id}"
+
+    def stop_mark(self, job_id: str) -> Path:
+        """The file `hpc-gpt stop` leaves, so that a job that has yet to start, or starts once more, ends as stopped."""
+        return self.path / f"stop.{job_id}"
+
+
+def create_run(
+    logs: Path,
+    resolved: Resolved,
+    script: str,
+    experiment_text: str,
+    ds_config: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any] | None = None,
+    resumed_from: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    predicted: Mapping[str, Any] | None = None,
+    code: Snapshot | None = None,
+) -> RunFolder:
+    """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
+
+    The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError where the folder
+    cannot be written; what was begun is then taken away again.
+    """
+    parts = {"experiment.toml": experiment_text}
+    notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
+    notes |= {"sweep.json": sweep, PREDICTED: predicted}
+    parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
+    parts["job.sh"] = script
+    run = RunFolder(claim_folder(logs / resolved.slug))
+    try:
+        if code is not None:
+            code.place(run.path)
+        # Nobody else knows the folder. It is a run to those who look for some from its last file on.
+        for name, text in parts.items():
+            (run.path / name).write_text(text, encoding="utf-8")
+        write_once(run.path / "resolved.json", resolved.to_json())
+    except (RunFolderError, OSError) as fault:
+        for path in run.path.iterdir():
+            path.unlink(missing_ok=True)
+        run.path.rmdir()
+        if isinstance(fault, OSError):
+            raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", "is the disk full?") from None
+        raise
+    return run
+
+
+def claim_folder(parent: Path) -> Path:
+    """Makes a folder named by the time and four random hex digits, a run's or a sweep's id; RunFolderError."""
+    for _ in range(100):
+        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            continue
+        except OSError as fault:
+            raise RunFolderError(
+                f"cannot make run folder {path}: {fault.strerror}", "set HPC_GPT_LOGS to a folder you can write"
+            ) from None
+    raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
+
+
+def job_ids(run: RunFolder) -> list[str]:
+    """The ids of the jobs a run has had, first to last, each once."""
+    ids = [str(line["job_id"]) for line in run.submissions() if line.get("job_id")]
+    ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
+    return list(dict.fromkeys(ids))
+
+
+def newest_submission(run: RunFolder) -> dict[str, Any]:
+    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
+    lines = run.submissions()
+    last = lines[-1] if lines else {}
+    attempts = run.attempts()
+    aside = _stepped_aside(attempts)
+    if aside:  # what is left of them tells how the run stands
+        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
+        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
+        last = lines[-1] if lines else {}
+    start = attempts[-1].started() if attempts else {}
+    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
+    # Plain sbatch leaves no line; a `submit --resume` after it is the newer job, though that has not started.
+    if by_sbatch and not _seconds(start.get("started")) < _seconds(last.get("time")):
+        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
+    return last
+
+
+def _stepped_aside(attempts: list[Attempt]) -> set[str]:
+    """The jobs, newest first, that found another one of their run at work or its chain at an end, unless all did."""
+    jobs: set[str] = set()
+    for attempt in reversed(attempts):
+        if attempt.ended().get("ended") != "refused":
+            return jobs
+        jobs.add(str(attempt.started().get("job_id")))
+    return set()
+
+
+def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of the jobs that were submitted last: of a chain of jobs that wait for each other all that were taken,
+    first to last; else the newest submission alone."""
+    newest, lines = newest_submission(run), run.submissions()
+    if newest not in lines:
+        return [newest] if newest else []
+    # A job that the last one of a chain has sent names that one.
+    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
+    chain = lines[begins[-1] if begins else 0 :]
+    return [line for line in chain if line.get("job_id") and not line.get("refused")] or [newest]
+
+
+def _seconds(moment: Any) -> float:
+    return float(moment) if isinstance(moment, int | float) else 0.0
+
+
+def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
+    """Without a job id that can be none: it becomes part of a file's name."""
+    job_id = tables.get("job_id")
+    if isinstance(job_id, str | int) and re.fullmatch(r"[\w.\[\]+-]{1,64}", str(job_id)[:65]):
+        return tables
+    return {key: value for key, value in tables.items() if key != "job_id"}

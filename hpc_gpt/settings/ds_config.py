@@ -1,0 +1,188 @@
+"""The DeepSpeed configuration of a run, every key that matters written out.
+
+DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so none is relied upon.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpc_gpt.settings.resolve import Resolved
+
+ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
+BUCKET_ELEMENTS = 500_000_000
+
+
+def zero_stage(resolved: Resolved) -> int:
+    """The ZeRO stage that runs; 0 for an engine that is not DeepSpeed's.
+
+    fp32 runs the stage asked for. With bf16 and fp16 stage 0 becomes 1: a pipeline in bf16 always gets
+    BF16_Optimizer, which shards the optimizer whatever the stage, and DeepSpeed sums bf16 gradients in fp32 only from
+    stage 1 on; fp16 without ZeRO has no gradient norm that is right for tied weights. The arithmetic is the same.
+    """
+    stage = resolved.engine.zero_stage
+    assert stage is not None, "resolve settles it"
+    if resolved.engine.name not in ENGINES or resolved.train.dtype == "fp32":
+        return stage
+    return max(1, stage)
+
+
+def clips_itself(resolved: Resolved) -> bool:
+    """Whether norm and clipping are ours (`train.engines.gradient_norm`), not DeepSpeed's.
+
+    Without ZeRO DeepSpeed 0.19.8 takes the norm over stage 0 alone (and, unclipped, takes none).
+    """
+    return zero_stage(resolved) == 0
+
+
+def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
+    """Whether it is DeepSpeed's BF16_Optimizer that runs: ZeRO-1 in bf16 whose gradients are summed in fp32."""
+    return resolved.train.dtype == "bf16" and zero_stage(resolved) == 1 and resolved.engine.offload == "none"
+
+
+def is_alone(resolved: Resolved) -> bool:
+    """Whether one rank has all of the data-parallel states, and on its own device: `train.engines.zero_alone`.
+
+    fp16 goes DeepSpeed's own way, which its loss scale is bound up with, and so does transformers' model, untried.
+    """
+    ours = resolved.engine.name != "hf-deepspeed" and resolved.train.dtype != "fp16"
+    return ours and resolved.layout.dp == 1 and resolved.engine.offload == "none"
+
+
+def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
+    """What `deepspeed.initialize` gets and ds_config.json holds; plain JSON values."""
+    batch, dtype = resolved.batch, resolved.train.dtype
+    # fp16 gradients stay fp16: with a wider buffer DeepSpeed sums tied gradients of the wrong tensor.
+    accumulate = "fp16" if dtype == "fp16" else "fp32"
+    config: dict[str, Any] = {
+        "train_batch_size": batch.global_batch,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.micro_batches,
+        "gradient_clipping": 0.0 if clips_itself(resolved) else resolved.train.clip,
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "data_types": {"grad_accum_dtype": accumulate},
+        "communication_data_type": accumulate,
+        "bf16": {
+            "enabled": dtype == "bf16",
+            # Adds each gradient to its fp32 buffer as it comes, and frees the bf16 one.
+            "immediate_grad_update": True,
+            # ZeRO-1's and ZeRO-3's optimizers look at the norm anyway; the one of ZeRO-2, and of ZeRO-1 offloaded,
+            # would take a step that is not finite.
+            "check_grad_overflow": zero_stage(resolved) in (1, 2) and not shards_in_bf16_optimizer(resolved),
+        },
+        "fp16": {
+            "enabled": dtype == "fp16",
+            "auto_cast": False,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "consecutive_hysteresis": False,
+            "min_loss_scale": 1,
+        },
+        "zero_optimization": _zero(resolved),
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "checkpoint": {"tag_validation": "Ignore", "load_universal": False, "use_node_local_storage": False},
+        # Cycles of Python objects may hold GPU memory; whether its collector costs time here is not measured.
+        "disable_python_gc": False,
+        # Everything below measures or prints, and synchronises the device to do so.
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+        "memory_breakdown": False,
+        "dump_state": False,
+        "timers": {"throughput": {"enabled": False, "synchronized": False}},
+        "flops_profiler": {"enabled": False},
+        "comms_logger": {"enabled": False},
+    }
+    if resolved.engine.name == "deepspeed-3d":
+        config["pipeline"] = {
+            # Recomputation is the model's own (`Block.recompute`), the same for every engine.
+            "activation_checkpoint_interval": 0,
+            "use_reentrant": False,
+            "pipe_partitioned": False,
+            "grad_partitioned": False,
+        }
+    if resolved.engine.offload_path is not None:
+        config["aio"] = {
+            "block_size": 1 << 20,
+            "queue_depth": 8,
+            "intra_op_parallelism": 1,
+            "single_submit": False,
+            "overlap_events": True,
+            "use_gds": False,
+        }
+    return config
+
+
+def _zero(resolved: Resolved) -> dict[str, Any]:
+    """The section on ZeRO; the keys of stage 3 and of offloading stand there only where they are used."""
+    engine, stage = resolved.engine, zero_stage(resolved)
+    # The host's copies order themselves; a pipeline reduces after its last micro-batch.
+    overlaps = stage > 1 and resolved.layout.dp > 1 and (stage == 3 or engine.offload == "none")
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "reduce_scatter": True,
+        # Buckets are for what is sent.
+        "contiguous_gradients": not is_alone(resolved),
+        "overlap_comm": overlaps,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "use_multi_rank_bucket_allreduce": True,
+        "allgather_partitions": True,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "round_robin_gradients": False,
+        "parameter_alignment": False,
+        "load_from_fp32_weights": True,
+        "elastic_checkpoint": False,
+        "ignore_unused_parameters": True,
+        "compute_grad_norm": True,
+        "enable_sanity_checks": False,
+    }
+    if stage == 3:
+        zero |= {
+            "sub_group_size": 1_000_000_000,
+            "stage3_prefetch_bucket_size": 50_000_000,
+            # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
+            # another rank for a part of it.
+            "stage3_param_persistence_threshold": 2**63 - 1 if is_alone(resolved) else 4 * resolved.model.hidden,
+            "stage3_model_persistence_threshold": 2**63 - 1,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_module_granularity_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": False,
+            "stage3_use_all_reduce_for_fetch_params": False,
+            "stage3_allgather_sequential": False,
+            "memory_efficient_linear": False,
+            "zero_hpz_partition_size": 1,
+            "zero_quantized_weights": False,
+            "zero_quantized_nontrainable_weights": False,
+            "zero_quantized_gradients": False,
+            "override_module_apply": True,
+            "log_trace_cache_warnings": False,
+            "pipeline_loading_checkpoint": False,
+        }
+    if engine.offload != "none":
+        place = _place(resolved)
+        # Four states of a parameter are on their way at once: itself, its gradient and two moments.
+        zero["offload_optimizer"] = place | {
+            "buffer_count": 4,
+            "pipeline_read": False,
+            "pipeline_write": False,
+            "fast_init": False,
+            "ratio": engine.offload_ratio,
+        }
+        if engine.offload == "full":
+            zero["offload_param"] = place | {
+                "buffer_count": 5,
+                "buffer_size": 100_000_000,
+                "max_in_cpu": 1_000_000_000,
+            }
+    return zero
+
+
+def _place(resolved: Resolved) -> dict[str, Any]:
+    path = resolved.engine.offload_path
+    # Pinned memory is CUDA's: the engine switches it off where the ranks find no GPU.
+    place: dict[str, Any] = {"device": "cpu" if path is None else "nvme", "pin_memory": True}
+    return place if path is None else place | {"nvme_path": path}

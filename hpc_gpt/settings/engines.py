@@ -1,0 +1,221 @@
+"""What each engine offers: which switches it takes, and which combinations cannot run, with the nearest that can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One engine's: the axes it splits over beside dp, its ZeRO stages, the one taken by default, its switches."""
+
+    axes: frozenset[str]
+    zero_stages: tuple[int, ...]
+    zero_stage: int
+    switches: frozenset[str]
+
+
+# Switches of the model, which every engine that trains ours takes.
+_MODEL = {"recompute", "attention", "compile", "compile_backend", "activation_offload", "loss_chunks"}
+_OFFLOAD = {"offload", "offload_path", "offload_ratio"}
+
+OFFERS = {
+    "deepspeed-3d": Offer(frozenset({"tp", "pp"}), (0, 1), 1, frozenset(_MODEL | {"sequence_parallel", "partition"})),
+    "deepspeed-zero": Offer(
+        frozenset({"tp"}), (0, 1, 2, 3), 1, frozenset(_MODEL | _OFFLOAD | {"sequence_parallel", "tiles"})
+    ),
+    "fsdp": Offer(frozenset({"tp"}), (0,), 0, frozenset(_MODEL | {"offload", "prefetch", "reshard"})),
+    "ddp": Offer(frozenset(), (0,), 0, frozenset(_MODEL | {"sharded_optimizer"})),
+    "hf-deepspeed": Offer(
+        frozenset(), (1, 2, 3), 3, frozenset(_OFFLOAD | {"recompute", "attention", "compile", "compile_backend"})
+    ),
+    "megatron-lm": Offer(
+        frozenset({"tp", "pp"}),
+        (0,),
+        0,
+        frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "megatron_args"}),
+    ),
+}
+
+# What is meant by a switch that an engine lacks, where another setting of it does the same.
+_INSTEAD = {
+    ("fsdp", "zero_stage"): "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
+    ("fsdp", "sharded_optimizer"): "fsdp shards the optimizer always; leave it out",
+    ("ddp", "zero_stage"): "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
+    ("ddp", "offload"): "use --engine deepspeed-zero",
+    ("deepspeed-3d", "offload"): "use --engine deepspeed-zero with --pp 1",
+    ("deepspeed-3d", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
+    ("deepspeed-zero", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
+    ("hf-deepspeed", "sharded_optimizer"): "engine.zero_stage = 1 shards the optimizer",
+    ("megatron-lm", "zero_stage"): "engine.sharded_optimizer = true is Megatron's distributed optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that cannot run, and the nearest that can."""
+
+    message: str
+    hint: str
+    of_layout: bool = False
+
+
+def splits(name: str, axis: str) -> bool:
+    """Whether the engine splits the model over `axis` (tp or pp)."""
+    return axis in OFFERS[name].axes
+
+
+def has_zero(name: str) -> bool:
+    """Whether the engine shards by a ZeRO stage."""
+    return len(OFFERS[name].zero_stages) > 1
+
+
+def can_resume(engine: Engine) -> bool:
+    """Whether a run of it can go on from its checkpoints.
+
+    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run goes wrong without a word.
+    """
+    return engine.offload_path is None
+
+
+def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
+    """The engine with every switch settled.
+
+    Raises LayoutError or ConfigError for what cannot run, every fault a line, the nearest that works as hint.
+    """
+    offer = OFFERS[engine.name]
+    settled = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
+    faults = [*_layout_faults(settled, layout), *_switch_faults(settled, layout)]
+    faults += _offload_faults(settled, train)
+    faults += _size_faults(settled, layout, shape)
+    if faults:
+        kind = LayoutError if faults[0].of_layout else ConfigError
+        hints = dict.fromkeys(fault.hint for fault in faults)
+        raise kind("\n".join(fault.message for fault in faults), "; ".join(hints))
+    return settled
+
+
+def settle_optimizer(train: Train, engine: Engine) -> Train:
+    """[train] with the optimizer's mode settled: fused kernels, or the host's own where its states are offloaded."""
+    mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
+    return replace(train, optimizer_mode=mode)
+
+
+def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
+    offer, stage = OFFERS[engine.name], engine.zero_stage
+    assert stage is not None
+    for axis in ("tp", "pp"):
+        size = getattr(layout, axis)
+        if size > 1 and axis not in offer.axes:
+            others = " or ".join(name for name, other in OFFERS.items() if axis in other.axes)
+            yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
+                        f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
+    if stage not in (0, 1, 2, 3):
+        yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {offer.zero_stage}")
+    elif layout.pp > 1 and stage > 1:
+        yield Fault(
+            f"pp {layout.pp} with ZeRO-{stage} cannot run: a pipeline keeps its gradients between "
+            "micro-batches, ZeRO-2 and -3 give them away",
+            "use --zero-stage 1, or --pp 1 on engine deepspeed-zero",
+            of_layout=True,
+        )
+    elif stage not in offer.zero_stages:
+        stages = ", ".join(map(str, offer.zero_stages))
+        if not has_zero(engine.name):
+            message = f"engine {engine.name} takes no engine.zero_stage, but it is {stage}"
+            yield Fault(message, _INSTEAD.get((engine.name, "zero_stage"), "leave it out"))
+        else:
+            nearest = min(offer.zero_stages, key=lambda other: abs(other - stage))
+            yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
+
+
+def _switch_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
+    offer, plain = OFFERS[engine.name], Engine()
+    for entry in fields(Engine):
+        value = getattr(engine, entry.name)
+        if entry.name in offer.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
+            continue
+        takers = [name for name, other in OFFERS.items() if entry.name in other.switches]
+        hint = _INSTEAD.get((engine.name, entry.name), f"leave it out, or use --engine {' or '.join(takers)}")
+        yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
+    if engine.name == "hf-deepspeed" and engine.recompute == "selective":
+        yield Fault("engine.recompute is selective, which transformers' model does not have", "use full or none")
+    if engine.name == "hf-deepspeed" and engine.attention not in ("auto", "math"):
+        yield Fault(f"engine.attention is {engine.attention}, which engine hf-deepspeed does not have",
+                    "use auto (torch chooses) or math")  # fmt: skip
+    if engine.sequence_parallel and layout.tp == 1:
+        yield Fault("engine.sequence_parallel splits over the tensor-parallel group, but tp is 1",
+                    "use --tp 2 or more, or leave it out")  # fmt: skip
+    if engine.sharded_optimizer and layout.dp == 1:
+        yield Fault("engine.sharded_optimizer shards over data-parallel ranks, but dp is 1",
+                    "use --dp 2 or more, or leave it out")  # fmt: skip
+    if engine.partition != "layers" and layout.pp == 1:
+        yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
+    if engine.compile == "whole" and engine.zero_stage == 3:
+        yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
+                    'use engine.compile = "block"')  # fmt: skip
+    if engine.tiles > 1 and engine.zero_stage != 3:
+        yield Fault(f"engine.tiles is {engine.tiles}, but only ZeRO-3 gathers weights tile by tile",
+                    "use --zero-stage 3, or engine.tiles = 1")  # fmt: skip
+
+
+def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    stage = engine.zero_stage or 0
+    if engine.offload == "none":
+        if engine.offload_path is not None or engine.offload_ratio != 1.0:
+            key = "offload_path" if engine.offload_path is not None else "offload_ratio"
+            yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
+        return
+    if "offload" not in OFFERS[engine.name].switches:
+        return  # said of the engine already; its ZeRO stage has no part in it
+    if engine.name == "fsdp":
+        if engine.offload != "full":
+            yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",
+                        'use engine.offload = "full"')  # fmt: skip
+    elif stage == 0:
+        yield Fault("ZeRO-0 keeps every state on its GPU and offloads none", "use --zero-stage 1")
+    elif engine.offload == "full" and stage != 3:
+        yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
+                    'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
+    if engine.offload_path is not None and stage != 3 and engine.name != "fsdp":
+        yield Fault(f"engine.offload_path offloads to NVMe, which only ZeRO-3 can; engine.zero_stage is {stage}",
+                    "use --zero-stage 3, or leave the path out to offload to the host's memory")  # fmt: skip
+    if not 0 < engine.offload_ratio <= 1:
+        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but must be above 0 and at most 1", "use 1.0")
+    elif engine.offload_ratio < 1 and (stage != 3 or engine.offload_path is not None):
+        where = "NVMe" if engine.offload_path is not None else f"ZeRO-{stage}"
+        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but {where} offloads all or nothing",
+                    "use engine.offload_ratio = 1.0, or --zero-stage 3 without a path")  # fmt: skip
+    if train.optimizer_mode in ("fused", "foreach"):
+        yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates what is offloaded, "
+                    "where those kernels do not run",
+                    "leave train.optimizer_mode out: the host's own kernel is taken")  # fmt: skip
+
+
+def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
+    for key in ("tiles", "loss_chunks"):
+        if getattr(engine, key) < 1:
+            yield Fault(f"engine.{key} is {getattr(engine, key)}, but must be at least 1", "use 1")
+    if engine.tiles > shape.hidden // layout.tp > 0:
+        yield Fault(
+            f"engine.tiles is {engine.tiles}, but a layer of model.hidden {shape.hidden} over tp {layout.tp} has "
+            f"{shape.hidden // layout.tp} outputs",
+            f"use engine.tiles = {shape.hidden // layout.tp} or less",
+        )
+    if engine.sequence_parallel and shape.seq % layout.tp:
+        seq = shape.seq // layout.tp * layout.tp
+        yield Fault(f"engine.sequence_parallel: tp {layout.tp} does not divide model.seq {shape.seq}",
+                    f"use --seq {seq or layout.tp}, or a tp that divides {shape.seq}")  # fmt: skip
+    if isinstance(engine.partition, tuple):
+        blocks = engine.partition
+        words = f"engine.partition is {list(blocks)}"
+        if len(blocks) != layout.pp or sum(blocks) != shape.layers or min(blocks, default=0) < 1:
+            yield Fault(f"{words}, {len(blocks)} stages with {sum(blocks)} layers, but pp is {layout.pp} and the model "
+                        f"has {shape.layers} layers; every stage needs one",
+                        f"give {layout.pp} numbers above 0 that add up to {shape.layers}")  # fmt: skip

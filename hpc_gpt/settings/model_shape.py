@@ -1,0 +1,144 @@
+"""The shape of a GPT and what follows from it: parameters, the layers of each pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpc_gpt.errors import LayoutError
+from hpc_gpt.settings.experiment import Partition
+from hpc_gpt.settings.layout import Layout
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A GPT-2 shaped model: pre-norm blocks, learned positions, GELU, biases everywhere.
+
+    `vocab` is the tokenizer's; the embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    vocab: int = 50257
+    seq: int = 1024
+    tied: bool = True
+    vocab_multiple: int = 64
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding. 64 takes GPT-2's 50257 to 50304, seed 002's own step."""
+        return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def params(self) -> int:
+        """Parameters of the whole model, the tied embedding counted once."""
+        embedding = self.padded_vocab * self.hidden * (1 if self.tied else 2)
+        return self.layers * self.block_params + embedding + self.seq * self.hidden + 2 * self.hidden
+
+    @property
+    def block_params(self) -> int:
+        """Parameters of one transformer layer.
+
+        12 h^2 + 13 h: QKV 3h^2 + 3h, projection h^2 + h, MLP 8h^2 + 5h, two norms 4h.
+        """
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Refuses a shape that is no model: sizes below 1, heads that do not divide the hidden size."""
+    for name in ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple"):
+        size = getattr(shape, name)
+        if size < 1:
+            raise LayoutError(f"model.{name} is {size}, but must be at least 1", f"give a positive {name}")
+    if shape.hidden % shape.heads:
+        raise LayoutError(
+            f"hidden {shape.hidden} is not a multiple of heads {shape.heads}: "
+            f"{shape.hidden} / {shape.heads} = {shape.hidden / shape.heads:.2f}",
+            "choose heads that divide hidden",
+        )
+
+
+def check_split(shape: ModelShape, layout: Layout) -> None:
+    """Refuses a layout that cannot split the model: heads, vocabulary rows or layers that do not divide."""
+    if shape.heads % layout.tp:
+        raise LayoutError(
+            f"tp {layout.tp} does not divide the {shape.heads} heads: {shape.heads} / {layout.tp} = "
+            f"{shape.heads / layout.tp:.2f}",
+            f"use a tp that divides {shape.heads}",
+        )
+    if shape.padded_vocab % layout.tp:
+        raise LayoutError(
+            f"tp {layout.tp} does not divide the padded vocabulary {shape.padded_vocab} "
+            f"({shape.vocab} padded to a multiple of {shape.vocab_multiple})",
+            f"set model.vocab_multiple to a multiple of {layout.tp}",
+        )
+    if shape.layers < layout.pp:
+        raise LayoutError(
+            f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
+            f"use --pp {shape.layers} or fewer",
+        )
+
+
+def stage_layers(layers: int, pp: int) -> list[int]:
+    """Transformer layers of each pipeline stage, as even as can be; the earlier stages take the rest.
+
+    >>> stage_layers(10, 4)
+    [3, 3, 2, 2]
+    """
+    return [layers // pp + (stage < layers % pp) for stage in range(pp)]
+
+
+def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
+    """Transformer layers of each pipeline stage under `engine.partition`.
+
+    "layers" is `stage_layers`. "parameters" makes the largest stage as small as can be, the first holding the
+    embeddings, the last the final norm and the head's weight (a tied one too: that stage has a copy of it).
+    Numbers are taken as they are.
+
+    >>> partition_layers(ModelShape(hidden=768, layers=12, heads=12), 4, "parameters")
+    [1, 5, 5, 1]
+    """
+    if partition == "layers":
+        return stage_layers(shape.layers, pp)
+    if partition == "parameters":
+        return _by_parameters(shape, pp)
+    fits = len(partition) == pp and sum(partition) == shape.layers and min(partition) > 0
+    assert fits, "engines.settle_engine refuses it"
+    return list(partition)
+
+
+def stage_params(shape: ModelShape, blocks: list[int]) -> list[int]:
+    """Parameters of each stage (of all its tensor-parallel ranks together), given its transformer layers."""
+    rows = shape.padded_vocab * shape.hidden
+    params = [count * shape.block_params for count in blocks]
+    params[0] += rows + shape.seq * shape.hidden
+    params[-1] += 2 * shape.hidden
+    if not shape.tied or len(blocks) > 1:
+        params[-1] += rows
+    return params
+
+
+def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
+    """Among the splits whose largest stage is smallest, the one whose stages are nearest to each other."""
+    if pp == 1:
+        return [shape.layers]
+    middle = pp - 2
+
+    def candidates() -> Iterator[list[int]]:
+        for first in range(1, shape.layers - middle):
+            for last in range(1, shape.layers - middle - first + 1):
+                left = shape.layers - first - last
+                # Stages in between are alike, so they share what is left as evenly as can be.
+                if middle or not left:
+                    yield [first, *(stage_layers(left, middle) if middle else []), last]
+
+    def unevenness(blocks: list[int]) -> tuple[int, int]:
+        params = stage_params(shape, blocks)
+        return max(params), sum(count * count for count in params)
+
+    return min(candidates(), key=unevenness)

@@ -1,0 +1,45 @@
+"""What a machine must have for a run, asked before anything is queued or started there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.resolve import Resolved
+
+# package -> (extra of setup.cfg, what asks for it)
+_PACKAGES = {"hf-deepspeed": ("transformers", "hf")}
+
+
+def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
+    """ConfigError where this machine, on which the ranks are to run, lacks what they need."""
+    engine = resolved.engine
+    if resolved.train.dtype == "fp16" and not has_gpu and "deepspeed" in engine.name:
+        raise ConfigError(
+            "train.dtype is fp16, but this machine has no GPU, and DeepSpeed does not train in fp16 on a CPU",
+            "use --set train.dtype=fp32 or bf16, or --engine ddp or fsdp",
+        )
+    if engine.name in _PACKAGES:
+        check_package(*_PACKAGES[engine.name], f"engine {engine.name}")
+    if engine.offload_path is not None:
+        check_offload_path(engine.offload_path)
+
+
+def check_package(package: str, extra: str, user: str) -> None:
+    """ConfigError with the command to install it, where a package that is no dependency of everybody is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")
+
+
+def check_offload_path(path: str) -> None:
+    """ConfigError unless engine.offload_path is a folder here."""
+    if not Path(path).is_dir():
+        raise ConfigError(
+            f"engine.offload_path is {path}, but there is no such folder on {platform.node()}",
+            "name a folder on every node's NVMe disk, or leave it out to offload to the host's memory",
+        )
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"engine.offload_path {path} cannot be written", "name a folder that you can write")

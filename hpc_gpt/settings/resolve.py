@@ -1,0 +1,279 @@
+"""From what the user said to what runs: every value settled, every contradiction refused.
+
+`Resolved` is the one object that rendering, submission, training and reporting share; `resolved.json` in a run
+folder is its text. It holds no run id, time, host or path of the machine that made it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from hpc_gpt import __version__
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.settings import megatron_lm
+from hpc_gpt.settings.batch import Batch, solve_batch
+from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.settings.engines import settle_engine, settle_optimizer, splits
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
+from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split
+from hpc_gpt.settings.presets import preset
+from hpc_gpt.stored_settings import from_tables
+
+SCHEMA = 1
+
+# Keys of [train] that may be 0 and not less.
+_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps", "keep_last", "keep_every")
+_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay", "hang_multiple", "hang_floor_s")
+# Kinds of data that have a path: what it is not, and what to do.
+_NEED_PATH = {
+    "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
+    "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
+    "stream": ("no text", 'set data.path to a folder of text, or to "stdlib" to try it'),
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One run's settings, complete. `job` is the experiment's request laid over the profile's.
+
+    `cluster` lacks what the planner alone reads, so that no calibration changes a script.
+    `sweep` and `row` say which row of which sweep it is, if it is one.
+    """
+
+    name: str
+    preset: str | None
+    model: ModelShape
+    data: Data
+    engine: Engine
+    layout: Layout
+    batch: Batch
+    gpus: int
+    nodes: int
+    ranks_per_node: int
+    train: Train
+    job: Job
+    cluster: ClusterProfile
+    sweep: str | None = None
+    row: str | None = None
+    version: str = __version__
+    schema: int = SCHEMA
+
+    @property
+    def slug(self) -> str:
+        """The experiment's name as a folder name."""
+        return folder_name(self.name)
+
+    def to_json(self) -> str:
+        """The text of resolved.json, the same bytes for the same settings."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
+        tables = asdict(self)
+        for key in OF_THE_PLANNER:
+            del tables["cluster"][key]
+        return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Resolved:
+        """The object whose `to_json` this is; ConfigError where it is none, or of another schema."""
+        try:
+            tables = json.loads(text)
+            if tables["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
+                    f"use the version that wrote it: {tables['version']}",
+                )
+            resolved = from_tables(Resolved, tables)
+            _check_stored(resolved)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+            if isinstance(fault, ConfigError):
+                raise
+            raise ConfigError(
+                f"resolved.json cannot be read: {fault!r}", "the run folder is damaged; submit again"
+            ) from None
+        assert isinstance(resolved, Resolved)
+        return resolved
+
+
+def folder_name(name: str) -> str:
+    """A name as a folder's: what is no letter, digit, dot, dash or underscore becomes `_`.
+
+    >>> folder_name("../x y")
+    '_x_y'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
+
+
+def _check_stored(resolved: Resolved) -> None:
+    """ValueError or LayoutError for settings that `resolve` never gives."""
+    check_shape(resolved.model)
+    sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}")
+    if resolved.engine.zero_stage is None:
+        raise ValueError("engine.zero_stage is null")
+
+
+def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
+    """Settles everything the experiment and the profile leave open, and refuses what cannot run.
+
+    Raises LayoutError or ConfigError, before anything is written or queued.
+    """
+    shape = resolve_shape(experiment.model)
+    layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
+    check_split(shape, layout)
+    asked = experiment.layout
+    batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
+    _check_train(experiment.train)
+    _check_budget(experiment.job.max_gpu_hours)
+    engine = settle_engine(experiment.engine, layout, shape, experiment.train)
+    _check_data(experiment.data)
+    data = experiment.data
+    if engine.name == megatron_lm.NAME:
+        data = megatron_lm.megatron_data(data)
+        megatron_lm.check_run(layout, shape, experiment.train)
+    resolved = Resolved(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=data,
+        engine=engine,
+        layout=layout,
+        batch=batch,
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=settle_optimizer(experiment.train, engine),
+        job=_job_over_profile(experiment, profile),
+        cluster=replace(profile, fabric=None, machine=None, calibration=None),  # OF_THE_PLANNER
+    )
+    if engine.name == megatron_lm.NAME:
+        megatron_lm.check_own_words(resolved)
+    return resolved
+
+
+def resolve_shape(model: Model) -> ModelShape:
+    """The preset's sizes with the given ones laid over; ConfigError where neither settles one."""
+    given = {key: size for key, size in asdict(model).items() if size is not None and key != "preset"}
+    if model.preset is not None:
+        shape = replace(preset(model.preset), **given)
+    else:
+        missing = [name for name in ("hidden", "layers", "heads") if name not in given]
+        if missing:
+            raise ConfigError(
+                f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
+            )
+        shape = ModelShape(**given)
+    check_shape(shape)
+    return shape
+
+
+def _resolve_layout(
+    asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
+) -> tuple[Layout, int]:
+    """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest.
+
+    An engine that has no pipeline splits over tp only where that is asked for.
+    """
+    for name in ("gpus", "nodes", "tp", "pp", "dp"):
+        size = getattr(asked, name)
+        if size is not None and size < 1:
+            raise LayoutError(f"layout.{name} is {size}, but must be at least 1", f"give a positive {name}")
+    per_node = profile.gpus_per_node
+    gpus = asked.gpus
+    pp = asked.pp or 1
+    if gpus is None:
+        if asked.nodes is not None:
+            gpus = asked.nodes * per_node
+        elif asked.tp and asked.dp:
+            gpus = asked.tp * pp * asked.dp
+        else:
+            gpus = per_node
+    tp = asked.tp
+    if tp is None and not splits(engine.name, "pp") and not (asked.dp and splits(engine.name, "tp")):
+        tp = 1
+    if tp is None:
+        if gpus % pp:
+            raise LayoutError(
+                f"pp {pp} does not divide {gpus} GPUs: {gpus} / {pp} = {gpus / pp:.2f}",
+                f"use --gpus {-(-gpus // pp) * pp}, or a pp that divides {gpus}",
+            )
+        if asked.dp and gpus % (pp * asked.dp) == 0 and gpus // (pp * asked.dp) <= per_node:
+            tp = gpus // (pp * asked.dp)
+        else:
+            spread = asked.nodes is not None and gpus % asked.nodes == 0
+            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape.heads, pp)
+    layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
+    if asked.nodes is not None and asked.gpus is None:
+        check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
+    check_gpus(layout, gpus)
+    nodes = asked.nodes or nodes_for(gpus, per_node)
+    if gpus % nodes:
+        raise LayoutError(
+            f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
+    check_nodes(layout, nodes, per_node, asked.allow_tp_across_nodes)
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"layout {layout} needs {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return layout, nodes
+
+
+def _check_train(train: Train) -> None:
+    values = asdict(train)
+    endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
+    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
+    for key, limit in least.items():
+        if key not in endless and values[key] < limit:
+            faults.append(f"train.{key} is {values[key]}, but must {'be at least 1' if limit else 'not be negative'}")
+    if train.eval_every > 0 and not train.eval_batches:
+        faults.append("train.eval_batches is 0, but must be at least 1 where train.eval_every is not 0")
+    if train.minutes is not None and train.minutes <= 0:
+        faults.append(f"train.minutes is {train.minutes}, but must be above 0")
+    for key in ("beta1", "beta2"):
+        if key not in endless and not 0 <= values[key] < 1:
+            faults.append(f"train.{key} is {values[key]}, but must be in [0, 1)")
+    if faults:
+        raise ConfigError("\n".join(faults), "hpc-gpt help keys lists every key")
+
+
+def _check_budget(hours: float | None) -> None:
+    if hours is not None and not (math.isfinite(hours) and hours > 0):
+        raise ConfigError(f"job.max_gpu_hours is {hours}, but must be a number above 0", "leave it out for no budget")
+
+
+def _check_data(data: Data) -> None:
+    if data.source in _NEED_PATH and not data.path:
+        raise ConfigError(
+            f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
+            _NEED_PATH[data.source][1],
+        )
+    if data.workers < 0:
+        raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")
+    if not 0 <= data.eval_fraction < 1:
+        raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
+
+
+def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
+    """The experiment's request where it makes one, else the profile's. Extra flags add up, the profile's first."""
+    job = experiment.job
+    settled: dict[str, Any] = {}
+    for entry in fields(Job):
+        value = getattr(job, entry.name)
+        if entry.name in ("sbatch", "srun"):
+            value = (*getattr(profile, entry.name), *value)
+        elif value is None:
+            value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
+        settled[entry.name] = value
+    return Job(**settled)

@@ -1,0 +1,143 @@
+"""A run made small enough for any machine: same engine and switches, every axis at most 2, a tiny model, 5 steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpc_gpt.settings.experiment import Data, Dtype, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolve import Resolved
+
+STEPS = 5
+HIDDEN = 64
+SEQ = 64
+LAYERS_A_STAGE = 2
+# Kernels that torch has for GPUs alone.
+_GPU_ATTENTION = ("cudnn", "efficient")
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The small experiment, and what could not stay as it was, in words."""
+
+    experiment: Experiment
+    notes: tuple[str, ...] = ()
+
+
+def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
+    """The experiment made small, `real` being what it resolves to at full size.
+
+    tp, pp and dp above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it trains on
+    bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
+    """
+    tp, pp, dp = (min(2, size) for size in (real.layout.tp, real.layout.pp, real.layout.dp))
+    stages = _stages(real.engine.partition, real.model.layers, real.layout.pp, pp)
+    seq = min(SEQ, real.model.seq)
+    model = _model(real.model, tp, layers=sum(stages), seq=max(tp, seq // tp * tp))
+    layout = LayoutRequest(
+        gpus=tp * pp * dp,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=min(2, real.batch.micro_batch),
+        micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
+        allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
+    )
+    dtype, notes = _dtype(real, has_gpu)
+    engine = replace(
+        experiment.engine,
+        partition=tuple(stages) if isinstance(real.engine.partition, tuple) else real.engine.partition,
+        loss_chunks=min(real.engine.loss_chunks, SEQ),
+    )
+    if not has_gpu and engine.attention in _GPU_ATTENTION:
+        notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
+        engine = replace(engine, attention="auto")
+    small = Experiment(
+        name=f"{experiment.name}-smoke",
+        model=model,
+        data=_data(experiment.data),
+        engine=engine,
+        layout=layout,
+        train=_train(experiment.train, dtype),
+        job=_job(experiment.job),
+    )
+    return Smoke(small, tuple(notes))
+
+
+def compare(real: Resolved, small: Resolved) -> list[str]:
+    """The shrunken run beside the real one, a line for each of layout, model and batch."""
+    return [
+        f"{name:<7} {before}  ->  {after}"
+        for (name, before), (_, after) in zip(_sizes(real).items(), _sizes(small).items(), strict=True)
+    ]
+
+
+def _sizes(resolved: Resolved) -> dict[str, str]:
+    shape, batch = resolved.model, resolved.batch
+    gpus = f"{resolved.gpus} GPU{'s' if resolved.gpus > 1 else ''}"
+    return {
+        "layout": f"{resolved.layout} on {gpus}",
+        "model": f"{shape.layers} layers of {shape.hidden}, {shape.heads} heads, seq {shape.seq}, vocab {shape.vocab}",
+        "batch": f"{batch.micro_batch} x {batch.micro_batches} x dp {resolved.layout.dp} = {batch.global_batch}",
+        "train": f"{resolved.train.steps} steps in {resolved.train.dtype}",
+    }
+
+
+def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int) -> list[int]:
+    """Layers of each small stage, at most 2; uneven where the real ones are by the user's list.
+
+    >>> _stages("layers", 64, 16, 2), _stages("layers", 1, 1, 1), _stages((3, 5, 5, 3), 16, 4, 2)
+    ([2, 2], [1], [1, 2])
+    """
+    if isinstance(partition, tuple) and len(set(partition)) > 1:
+        return [1, 2] if partition[0] <= partition[-1] else [2, 1]
+    return [min(LAYERS_A_STAGE, layers // real_pp)] * pp
+
+
+def _model(real: ModelShape, tp: int, layers: int, seq: int) -> Model:
+    hidden, heads = real.hidden, real.heads
+    if hidden > HIDDEN or heads % tp:
+        hidden = HIDDEN
+        heads = next(count for count in (4, 2, 1) if count <= max(heads, tp) and count % tp == 0)
+    vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
+    return Model(
+        hidden=hidden, layers=layers, heads=heads, vocab=256, seq=seq, tied=real.tied, vocab_multiple=vocab_multiple
+    )
+
+
+def _rows(vocab_multiple: int) -> int:
+    """Rows of the embedding of 256 bytes."""
+    return -(-256 // vocab_multiple) * vocab_multiple
+
+
+def _data(data: Data) -> Data:
+    """Bytes of the standard library from the same kind of source; random tokens stay random."""
+    here = replace(data, tokenizer="byte", workers=min(2, data.workers))
+    if data.source in ("stream", "megatron"):
+        return replace(here, path="stdlib")
+    return replace(here, source="random" if data.source == "random" else "stdlib", path=None)
+
+
+def _dtype(real: Resolved, has_gpu: bool) -> tuple[Dtype, list[str]]:
+    if real.train.dtype == "fp16" and not has_gpu and "deepspeed" in real.engine.name:
+        return "bf16", ["DeepSpeed does not train in fp16 on a CPU: bf16 here"]
+    return real.train.dtype, []
+
+
+def _train(train: Train, dtype: Dtype) -> Train:
+    """Five steps, each logged; evaluation and saving once, at the end, where there are any."""
+    return replace(
+        train,
+        steps=STEPS,
+        minutes=None,
+        dtype=dtype,
+        warmup_steps=min(1, train.warmup_steps),
+        log_every=1,
+        eval_every=STEPS if train.eval_every else 0,
+        eval_batches=min(1, train.eval_batches),
+        save_every=STEPS if train.save_every else 0,
+    )
+
+
+def _job(job: Job) -> Job:
+    return replace(job, time="00:10:00", signal_lead_s=60)

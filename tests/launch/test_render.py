@@ -1,0 +1,162 @@
+"""Rendering: what is refused before it, with its key; how a broken template is reported; whose words win."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import ConfigError, RenderError
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.settings.cluster import Container, load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import Resolved, resolve
+
+
+def resolved_demo(overrides=None, profile="generic-slurm", **changes) -> Resolved:
+    return resolve(load_experiment("demo", overrides or {}), replace(load_profile(profile), **changes))
+
+
+@pytest.mark.parametrize("key", ["account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
+                                 "comment", "dependency", "mem", "name"])  # fmt: skip
+@pytest.mark.parametrize(("bad", "word"), [("a\nb", "newline"), ("a\0b", "NUL"), ("a\x1bb", "control character")])
+def test_what_a_directive_cannot_carry_is_refused_by_key(key, bad, word):
+    with pytest.raises(ConfigError, match=rf"job\.{key} holds .*{word}"):
+        render_script(resolved_demo({f"job.{key}": bad}))
+
+
+@pytest.mark.parametrize("bad", ["a%jb", "a\\b", "a/b"])
+def test_a_job_name_that_breaks_the_outputs_name_is_refused(bad):
+    with pytest.raises(ConfigError, match=r"job\.name .*%x-%j\.out"):
+        render_script(resolved_demo({"job.name": bad}))
+
+
+def test_an_experiments_name_counts_as_the_jobs():
+    with pytest.raises(ConfigError, match=r"job\.name"):
+        render_script(resolved_demo({"name": "two\nlines"}))
+
+
+def test_all_faults_come_at_once():
+    with pytest.raises(ConfigError) as failure:
+        render_script(resolved_demo({"job.account": "a\n", "job.qos": "", "job.time": "soon", "job.cpus_per_task": 0}))
+    lines = str(failure.value).splitlines()
+    assert len(lines) == 4
+    assert all(any(key in line for line in lines) for key in ("account", "qos", "time", "cpus_per_task"))
+
+
+@pytest.mark.parametrize("flag", ["mail-user=x", "--mail-user x\ny", "; rm -rf ~", "$(reboot)", "", "--", "-"])
+def test_extra_flags_must_be_flags(flag):
+    for table in ("sbatch", "srun"):
+        with pytest.raises(ConfigError, match=rf"job\.{table}\[0\]"):
+            render_script(resolved_demo({f"job.{table}": [flag]}))
+
+
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [("--time=5", "job.time"), ("-t5", "job.time"), ("--gpus-per-task=1", "NCCL"), ("-W", "itself"),
+     ("--parsable", "itself"), ("--output=x", "attempts"),
+     ("--export=NONE", "environment"), ("--nodes=3", "layout.nodes"), ("--array=0-3", "itself")],
+)  # fmt: skip
+def test_flags_the_script_settles_are_refused_with_the_key_that_does(flag, word):
+    with pytest.raises(ConfigError, match=word):
+        render_script(resolved_demo({"job.sbatch": [flag]}))
+
+
+def test_gpus_are_never_asked_for_by_task():
+    for flag, line in (("gres", "#SBATCH --gres=gpu:a100:4\n"), ("gpus-per-node", "#SBATCH --gpus-per-node=a100:4\n")):
+        script = render_script(resolved_demo(gpu_flag=flag, gpu_type="a100"))
+        assert line in script
+        assert "#SBATCH --ntasks-per-node=4\n" in script
+        assert "gpus-per-task" not in script
+    assert "gpu:" not in render_script(resolved_demo(gpu_flag="none")).split("set -o pipefail")[0]
+
+
+def test_no_directive_points_into_a_folder():
+    script = render_script(resolved_demo({"job.name": "x; rm -rf ~"}))
+    assert [line for line in script.splitlines() if line.startswith("#SBATCH --output")] == [
+        "#SBATCH --output=%x-%j.out"
+    ]
+
+
+def test_the_signal_comes_before_the_walltime_or_the_job_is_refused():
+    assert "#SBATCH --signal=USR2@120\n" in render_script(resolved_demo({"job.time": "1:00:00"}))
+    assert "--signal" not in render_script(resolved_demo({"job.time": "unlimited"}))
+    assert "--signal" in render_script(resolved_demo({"job.time": None})), "the partition's limit holds"
+    with pytest.raises(ConfigError, match=r"signal_lead_s 120 s leaves nothing of job\.time 2 \(120 s\)"):
+        render_script(resolved_demo({"job.time": "2"}))
+
+
+def test_a_mount_with_a_comma_is_refused_for_pyxis():
+    with pytest.raises(ConfigError, match=r"container\.mounts\[0\].*comma"):
+        render_script(resolved_demo(container=Container("pyxis", "i", ("/a,b",))))
+
+
+def test_a_container_on_this_machine_is_refused():
+    with pytest.raises(ConfigError, match="without a container"):
+        render_script(resolved_demo(profile="local", container=Container("pyxis", "i")))
+
+
+def test_a_variables_name_is_checked():
+    with pytest.raises(ConfigError, match="no name of a variable"):
+        render_script(resolved_demo(environment={"A B": "1"}))
+
+
+def test_the_scripts_here_document_is_the_resolved_experiment():
+    resolved = resolved_demo({"job.comment": "HPC_GPT_RESOLVED", "data.path": "/a b/'c'\n$(reboot)"}, "local")
+    text = render_script(resolved)
+    carried = text.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("\nHPC_GPT_RESOLVED\n", 1)[0]
+    assert Resolved.from_json(carried) == resolved
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_any_comment_is_refused_or_stays_one_line(comment):
+    try:
+        script = render_script(resolved_demo({"job.comment": comment}))
+    except ConfigError as fault:
+        assert "job.comment" in str(fault)
+        return
+    head = script.split("set -o pipefail")[0]
+    assert sum(line.startswith("#SBATCH --comment=") for line in head.split("\n")) == 1
+    assert all(line.startswith("#") or not line for line in head.split("\n"))
+
+
+class TestOwnTemplate:
+    def render(self, tmp_path, text, name="mine.sh.j2"):
+        path = tmp_path / name
+        path.write_text(text)
+        return render_script(resolved_demo(), path)
+
+    def test_a_child_replaces_a_block_and_keeps_the_rest(self, tmp_path):
+        script = self.render(
+            tmp_path,
+            '{% extends "base.sh.j2" %}{% block environment %}{{ super() }}export X={{ slug | quote }}\n{% endblock %}',
+        )
+        assert "export X=demo\n" in script
+        assert "srun --export=ALL" in script
+
+    def test_it_may_have_the_name_of_a_shipped_one(self, tmp_path):
+        assert self.render(tmp_path, "mine\n", "deepspeed-3d.sh.j2") == "mine\n"
+
+    def test_a_missing_variable_is_named_with_file_and_line(self, tmp_path):
+        with pytest.raises(RenderError, match=r"mine\.sh\.j2:3: 'nosuch' is undefined"):
+            self.render(tmp_path, '{% extends "base.sh.j2" %}\n{% block launch %}\n{{ nosuch }}\n{% endblock %}\n')
+
+    def test_a_missing_attribute_too(self, tmp_path):
+        with pytest.raises(RenderError, match=r"mine\.sh\.j2:2: .*no attribute 'nosuch'"):
+            self.render(tmp_path, "\n{{ job.nosuch }}\n")
+
+    def test_a_syntax_error_is_named_with_file_and_line(self, tmp_path):
+        with pytest.raises(RenderError, match=r"mine\.sh\.j2:2: "):
+            self.render(tmp_path, "\n{% block %}\n")
+
+    def test_a_missing_file_and_a_missing_parent_are_named(self, tmp_path):
+        with pytest.raises(RenderError, match=r"no template '.*nosuch\.sh\.j2'"):
+            render_script(resolved_demo(), tmp_path / "nosuch.sh.j2")
+        with pytest.raises(RenderError, match=r"bsae\.sh\.j2"):
+            self.render(tmp_path, '{% extends "bsae.sh.j2" %}')
+
+    def test_a_fault_of_python_in_it_is_no_traceback(self, tmp_path):
+        with pytest.raises(RenderError, match=r"mine\.sh\.j2:1: "):
+            self.render(tmp_path, "{{ 1 // 0 }}")

@@ -1,0 +1,107 @@
+"""What `verify` says of a run that is as it was submitted, and of each thing that may differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.launch.verification import MEANS, verify
+from hpc_gpt.paths import experiments_dir
+from hpc_gpt.runs.provenance import collect
+from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.runs.snapshot import ARCHIVE, KEY, take_snapshot, unpack
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from tests.cli.command import hpc_gpt
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run of the demo on random tokens, with a checkpoint, as it is when nothing has changed."""
+    resolved = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
+    provenance = {**collect(), KEY: take_snapshot().sha256}
+    text = (experiments_dir() / "demo.toml").read_text()
+    found = create_run(
+        tmp_path / "logs", resolved, render_script(resolved), text, None, provenance, code=take_snapshot()
+    )
+    found.add_submission({"scheduler": "local", "job_id": None})
+    unpack(found.path)
+    checkpoint = found.checkpoints / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights").write_bytes(b"w" * 1000)
+    files = {"weights": {"bytes": 1000, "crc32": zlib.crc32(b"w" * 1000)}}
+    (checkpoint / "complete.json").write_text(json.dumps({"schema": 1, "step": 10, "data": "random", "files": files}))
+    return found
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Not in place: the other runs of this process have the same file by other names."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_nothing_differs_of_a_run_just_submitted(run: RunFolder) -> None:
+    found = verify(run)
+    assert (found.differences, found.not_checked) == ((), {})
+    done = hpc_gpt("verify", run.path)
+    assert (done.code, done.stdout) == (0, f"{run.run_id}: equal to what was submitted\n")
+
+
+DAMAGES = {
+    "archive": lambda run: replace(run.path / ARCHIVE, b"nothing"),
+    "unpacked": lambda run: (run.path / "code" / "hpc_gpt" / "batch.py").write_text("edited"),
+    "versions": lambda run: edit(run.path / "provenance.json", '"submitit": "', '"submitit": "0.'),
+    "experiment": lambda run: edit(run.path / "experiment.toml", "name", "nom"),
+    "data": lambda run: edit(run.checkpoints / "step-00000010" / "complete.json", '"random"', '"0123456789abcdef"'),
+    "script": lambda run: edit(run.job_script, "set -o pipefail", "set -o pipefail -x"),
+    "settings": lambda run: edit(run.path / "resolved.json", '"seed": ', '"seed": 9'),
+    "checkpoint": lambda run: (run.checkpoints / "step-00000010" / "weights").write_bytes(b"w" * 999 + b"v"),
+}
+
+
+@pytest.mark.parametrize("check", DAMAGES)
+def test_what_differs_is_named(run: RunFolder, check: str) -> None:
+    DAMAGES[check](run)
+    found = verify(run)
+    assert check in {one.check for one in found.differences}, found
+    assert {one.check for one in found.differences} <= {check, "script"}  # what is rendered follows from the settings
+    done = hpc_gpt("verify", run.path, "--json")
+    assert done.code == 1
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["equal"]) == (1, False)
+    assert next(one["means"] for one in told["differences"] if one["check"] == check) == MEANS[check]
+    assert re.search(f"^{check} ", hpc_gpt("verify", run.path).stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("files", [{"weights": 3}, {"../../resolved.json": {"bytes": 1}}, {"pipe": {"bytes": 1}}])
+def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, files: dict[str, object]) -> None:
+    complete = run.checkpoints / "step-00000010" / "complete.json"
+    os.mkfifo(complete.with_name("pipe"))
+    complete.write_text(json.dumps({"schema": 1, "step": 10, "data": 5, "files": files}))
+    (found,) = [one for one in verify(run).differences if one.check == "checkpoint"]
+    assert "complete.json is damaged" in found.words
+
+
+def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:
+    clusters = tmp_path / "config" / "clusters"
+    clusters.mkdir(parents=True)
+    shipped = Path(__file__).parents[2] / "templates" / "clusters" / "local.toml"
+    (clusters / "local.toml").write_text(f'{shipped.read_text()}\n[environment]\nA_TOKEN = "hidden"\n')
+    done = hpc_gpt("verify", run.path)
+    assert "profile     environment: changed\n" in done.stdout
+    assert "hidden" not in done.stdout + done.stderr
+
+
+def test_a_run_that_is_none_exits_with_5() -> None:
+    assert hpc_gpt("verify", "no-such-run").code == 5

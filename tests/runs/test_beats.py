@@ -1,0 +1,76 @@
+"""Beats: written in place and read back whole or not at all; which node is slow by them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.beats import LINE_BYTES, Beat, read_beats, read_c_dump, slow_nodes, write_beat
+
+BEAT = Beat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
+
+
+def test_the_last_of_many_is_read_back_and_the_file_does_not_grow(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        write_beat(tmp_path, replace(BEAT, beat=number, place="x" * number))
+    assert read_beats(tmp_path) == {3: replace(BEAT, beat=3, place="xxx")}
+    assert (tmp_path / "3.json").stat().st_size == LINE_BYTES
+
+
+def test_words_that_are_long_or_odd_leave_room_for_all(tmp_path: Path) -> None:
+    odd = replace(BEAT, host='é\\"\n' * 300, place="\x00\x07" * 300, collective="\u4e00" * 300)
+    write_beat(tmp_path, odd)
+    (beat,) = read_beats(tmp_path).values()
+    assert (beat.rank, beat.step, beat.phase) == (3, 17, "training")
+
+
+def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    write_beat(tmp_path, BEAT)
+    for name, text in (("0.json", ""), ("1.json", '{"rank": 1'), ("2.json", "[]"), ("x.json", "{}"), ("5.txt", "{}")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "4.json").mkdir()
+    os.mkfifo(tmp_path / "6.json")
+    (tmp_path / "7.json").write_text("[" * 2000)
+    for number, odd in enumerate(
+        ({"rank": [1]}, {"host": [1]}, {"probe_s": "x"}, {"probe_s": math.nan}, {"step": None})
+    ):
+        (tmp_path / f"1{number}.json").write_text(json.dumps({**asdict(BEAT), **odd}))
+    assert list(read_beats(tmp_path)) == [3]
+    assert read_beats(tmp_path / "none") == {}
+
+
+def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> None:
+    write_beat(tmp_path, BEAT)
+    with open(tmp_path / "3.json", "ab") as file:
+        file.write(b"Timeout (0:05:00)!\n")
+    write_beat(tmp_path, replace(BEAT, beat=2))
+    assert read_beats(tmp_path)[3].beat == 2
+    assert read_c_dump(tmp_path, 3) == "Timeout (0:05:00)!\n"
+    assert read_c_dump(tmp_path, 9) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slow"),
+    [
+        ({"n1": 1.0, "n2": 1.0, "n3": 1.17}, []),  # 14.5 % less
+        ({"n1": 1.0, "n2": 1.0, "n3": 1.19}, ["n3"]),  # 16 % less
+        ({"n1": 1.0, "n2": 1.3}, ["n2"]),
+        ({"n1": 1.0, "n2": 1.5, "n3": 2.0, "n4": 1.0}, ["n3", "n2"]),
+        ({"n1": 1.0}, []),
+        ({"n1": None, "n2": 9.0}, []),
+    ],
+)
+def test_a_node_is_slow_beside_the_median_of_its_peers(seconds: dict[str, float | None], slow: list[str]) -> None:
+    beats = [replace(BEAT, rank=rank, host=host, probe_s=probe) for rank, (host, probe) in enumerate(seconds.items())]
+    assert [each.node for each in slow_nodes(beats)] == slow
+
+
+def test_a_node_is_as_slow_as_its_slowest_device() -> None:
+    beats = [replace(BEAT, rank=rank, host=f"n{rank // 2}", probe_s=2.0 if rank == 3 else 1.0) for rank in range(8)]
+    (slow,) = slow_nodes({beat.rank: beat for beat in beats})
+    assert str(slow) == "n1 computes 50% less than the median of its peers (2 s for 1 s)"

@@ -1,0 +1,130 @@
+"""Names of runs and of sweeps: what an id, an array's job id, an element's or a folder means."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
+from hpc_gpt.launch.cancel import cancel_run
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.submission import Prepared
+from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
+from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
+from hpc_gpt.launch.waiting import wait_for_all
+from hpc_gpt.paths import logs_dir
+from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.runs.find import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
+from hpc_gpt.runs.run_folder import IN_QUEUE
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.resolve import resolve
+from tests.made_runs import unsubmitted_run
+
+
+def prepared(row: str, **changes) -> Prepared:
+    settings = load_experiment("demo", {"name": f"table-{row}", "data.source": "random", **changes})
+    resolved = resolve(settings, load_profile("local"))
+    resolved = type(resolved)(**{**vars(resolved), "sweep": "table", "row": row})
+    return Prepared(resolved, render_script(resolved), "")
+
+
+ROWS = [prepared(row) for row in ("a", "b", "c")]
+
+
+@pytest.fixture
+def sweep() -> SubmittedSweep:
+    """Three runs, of which the first two are an array's."""
+    sweep = write_sweep("table", ROWS, logs_dir())
+    for run, job_id in zip(sweep.runs, ("4711_0", "4711_1", "4712"), strict=True):
+        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    link_runs(sweep, 1, sweep.runs[:2])
+    link_runs(sweep, 2, sweep.runs[2:])
+    return sweep
+
+
+def test_a_name_means_a_run_or_a_sweep(sweep):
+    a, b, c = sweep.runs
+    logs, other = logs_dir(), unsubmitted_run()
+    other.add_submission({"job_id": "47"})
+    assert find_run("4711_1", logs) == b
+    assert named_runs("4711_1", logs) == [b]
+    assert named_runs("4711", logs) == [a, b]
+    assert named_runs("47", logs) == [other]
+    assert named_runs("4712", logs) == [c]
+    assert named_runs(sweep.id, logs) == named_runs(str(sweep.folder), logs) == [a, b, c]
+    assert find_runs([sweep.id, b.run_id], logs) == [a, b, c]
+    assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]
+    assert find_runs([str(sweep.folder / "2")], logs) == [c]
+    assert len(list_runs(logs)) == 4
+    with pytest.raises(NoSuchRun, match="'4711' fits 2 runs") as refusal:
+        find_run("4711", logs)
+    assert refusal.value.hint == "name one of the sweep's runs"
+    with pytest.raises(NoSuchRun, match="fits 4 runs") as refusal:
+        find_run(sweep.id[:8], logs)
+    assert refusal.value.hint == "give more of the id"
+    with pytest.raises(NoSuchRun, match="no run '471'"):
+        named_runs("471", logs)
+
+
+def test_only_a_sweeps_own_folder_singles_it_out(sweep):
+    for name in (sweep.id, "4711", str(sweep.folder), str(sweep.runs[0].path)):
+        assert singles_out(name), name
+    for folder in (logs_dir(), sweep.folder.parent, sweep.folder / "1"):
+        assert not singles_out(str(folder)), folder
+    assert not is_sweep_folder(sweep.runs[0].path)
+
+
+def test_links_stand_when_logs_are_moved(sweep, tmp_path):
+    logs_dir().rename(tmp_path / "moved")
+    moved = list_runs(tmp_path / "moved" / "table" / sweep.id)
+    assert [run.resolved().row for run in moved] == ["a", "b", "c"]
+    assert {run.sweep_id for run in moved} == {sweep.id}
+
+
+def test_a_sweep_is_one_line(sweep):
+    by_itself = unsubmitted_run()
+    for run, ended in zip(sweep.runs, ("done", "nan", "done"), strict=True):
+        attempt = run.new_attempt()
+        (attempt.folder / "attempt.json").write_text(json.dumps({"job_id": run.submissions()[0]["job_id"]}))
+        attempt.write_ended(ended, None, 5)
+    first, line = fold(read_status([by_itself, *sweep.runs]))
+    assert not isinstance(first, SweepStatus)
+    assert isinstance(line, SweepStatus)
+    assert (line.id, line.name, line.states, line.jobs) == (sweep.id, "table", "2 done, 1 nan", ["4711", "4712"])
+    with pytest.raises(JobFailed, match=f"^run {sweep.runs[1].run_id}: b nan") as failure:
+        wait_for_all(sweep.runs)
+    assert failure.value.hint == f"hpc-gpt logs {sweep.runs[1].run_id}"
+    assert [status.state for status in wait_for_all([sweep.runs[0], sweep.runs[2]])] == ["done", "done"]
+
+
+def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_queue_dies():
+    sweep = write_sweep("table", ROWS, logs_dir())
+    hold_here(sweep)
+    assert count_states(read_status(sweep.runs)) == "3 pending"
+    assert cancel_run(sweep.runs[1]) == IN_QUEUE
+    assert start_held(sweep.runs[1], ROWS[1]) is None
+    gone = {"pid": os.getpid(), "pid_start": "0"}
+    sweep.runs[2].add_submission({**sweep.runs[2].submissions()[-1], "queue": gone})
+    rows = read_status(sweep.runs)
+    assert [(row.state, row.cause) for row in rows] == [
+        ("pending", "waits for its turn"),
+        ("cancelled", "while it waited"),
+        ("cancelled", "what ran the sweep ended before its turn"),
+    ]
+    assert all(row.sweep_id == sweep.id for row in rows)
+    assert [read_run(run).ended for run in sweep.runs] == ["pending", "cancelled", "cancelled"]
+    assert named_runs(sweep.id, logs_dir()) == sweep.runs
+
+
+def test_where_one_folder_cannot_be_written_the_others_say_so():
+    logs_dir().mkdir(parents=True)
+    (logs_dir() / "table-c").write_text("in the way")
+    with pytest.raises(RunFolderError, match="table-c"):
+        write_sweep("table", ROWS, logs_dir())
+    rows = read_status(list_runs(logs_dir()))
+    assert [(row.row, row.state) for row in rows] == [("a", "refused"), ("b", "refused")]
+    assert "the folder of row 'c' could not be written" in str(rows[0].cause)

@@ -1,0 +1,261 @@
+"""What a run that goes on from another's checkpoint keeps, what it may change, and what it is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
+from hpc_gpt.runs.lineage import CONVERTIBLE, RESUMED_FROM, convertible, descend, find_ancestors, newest_step, parent_of
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.small_files import write_once
+
+SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
+OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
+
+
+def parent(engine: Engine | None = None, profile: ClusterProfile = SITE, **layout: int) -> Resolved:
+    """tp2-pp2-dp2 on two nodes, 32 = 2 x 8 x 2 samples a step."""
+    sizes = {"gpus": 8, "tp": 2, "pp": 2, "dp": 2, "micro_batch": 2, "global_batch": 32, **layout}
+    experiment = Experiment(
+        name="tiny",
+        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=engine or Engine(),
+        layout=LayoutRequest(**sizes),
+        train=Train(steps=50, save_every=10),
+        job=Job(time="1:00", constraint="v100", comment="mine", dependency="afterok:1", sbatch=("--y",)),
+    )
+    return resolve(experiment, profile)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "nodes", "micro_batches"),
+    [
+        ({"layout.tp": 1}, Layout(1, 2, 4), 2, 4),
+        ({"layout.pp": 1}, Layout(2, 1, 4), 2, 4),
+        ({"layout.tp": 1, "layout.pp": 1, "layout.dp": 2}, Layout(1, 1, 2), 1, 8),
+        ({"layout.dp": 1}, Layout(2, 2, 1), 1, 16),
+        ({"layout.gpus": 16}, Layout(2, 2, 4), 4, 4),
+        ({"layout.nodes": 1, "layout.gpus": None}, Layout(2, 2, 1), 1, 16),
+        ({"layout.tp": 4, "layout.pp": 4, "layout.gpus": 16}, Layout(4, 4, 1), 4, 16),
+        ({"layout.micro_batch": 4}, Layout(2, 2, 2), 2, 4),
+        ({"layout.micro_batches": 4}, Layout(2, 2, 2), 2, 4),
+        ({"engine.zero_stage": 0}, Layout(2, 2, 2), 2, 8),
+    ],
+)
+def test_what_is_not_given_follows_and_the_step_keeps_its_samples(changes, layout, nodes, micro_batches):
+    resolved = descend(parent(), changes, SITE, 20)
+    assert (resolved.layout, resolved.nodes, resolved.batch.micro_batches) == (layout, nodes, micro_batches)
+    assert resolved.batch.global_batch == 32
+    assert (resolved.model, resolved.data, resolved.train) == (parent().model, parent().data, parent().train)
+    assert resolved.name == "tiny"
+
+
+def test_nothing_changed_is_the_same_run_but_for_what_belonged_to_its_moment():
+    settings = parent()
+    job = replace(settings.job, dependency=None)
+    assert descend(settings, {}, SITE, 20) == replace(settings, job=job)
+    again = Resolved.from_json(settings.to_json())
+    assert descend(again, {}, again.cluster, 20) == replace(settings, job=job)
+
+
+def test_another_cluster_gets_its_own_account_and_partition_and_the_users_other_wishes():
+    resolved = descend(parent(), {}, OTHER, 20)
+    job = resolved.job
+    assert (job.partition, job.account, job.constraint) == ("h100", None, None)
+    assert (job.time, job.comment, job.sbatch, job.dependency) == ("1:00", "mine", ("--y",), None)
+    assert (resolved.gpus, resolved.nodes) == (8, 1)
+    given = descend(parent(), {"job.partition": "big", "job.dependency": "afterok:2"}, OTHER, 20).job
+    assert (given.partition, given.dependency) == ("big", "afterok:2")
+
+
+def test_an_offloaded_optimizer_runs_where_its_states_are():
+    settings = parent(Engine("deepspeed-zero", 2), pp=1, gpus=4)
+    resolved = descend(settings, {"engine.offload": "optimizer"}, SITE, 20)
+    assert (settings.train.optimizer_mode, resolved.train.optimizer_mode) == ("fused", "host")
+
+
+def test_an_optimizer_taken_back_from_the_host_is_fused_again():
+    offloaded = parent(Engine("deepspeed-zero", offload="optimizer"), pp=1, dp=4)
+    assert offloaded.train.optimizer_mode == "host"
+    assert descend(offloaded, {"engine.offload": "none"}, SITE, 20).train.optimizer_mode == "fused"
+
+
+def test_ranks_that_were_spread_over_more_nodes_than_they_need_stay_so():
+    spread = parent(nodes=4)
+    assert (spread.nodes, spread.ranks_per_node) == (4, 2)
+    assert descend(spread, {"engine.zero_stage": 0}, SITE, 20).nodes == 4
+
+
+def test_nodes_alone_are_those_of_the_site_it_goes_to():
+    assert descend(parent(), {"layout.nodes": 1, "layout.gpus": None}, OTHER, 20).gpus == 8
+
+
+def test_the_global_batch_may_be_given_as_it_was():
+    assert descend(parent(), {"layout.global_batch": 32}, SITE, 20) == descend(parent(), {}, SITE, 20)
+
+
+def test_another_account_of_the_same_site_is_taken_up():
+    """The profile laid the parent's there; nobody asked for it."""
+    assert descend(parent(), {}, replace(SITE, account="next"), 20).job.account == "next"
+
+
+def test_tp_across_nodes_stays_allowed_for_the_tp_that_it_was_given_for():
+    spread = parent(tp=8, pp=1, dp=1, allow_tp_across_nodes=True)
+    assert descend(spread, {"layout.micro_batch": 4}, SITE, 20).layout == Layout(8, 1, 1)
+    with pytest.raises(LayoutError, match="nodes"):
+        descend(parent(gpus=16, tp=4, pp=2), {"layout.tp": 8}, SITE, 20)
+    with pytest.raises(LayoutError, match="nodes"):
+        descend(spread, {"layout.tp": 16, "layout.gpus": 16}, SITE, 20)
+
+
+STREAM = Data(source="stream", path="stdlib")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.minutes": 5.0},
+        {"train.deterministic": True},
+        {"train.tf32": True},
+        {"train.optimizer_mode": "foreach"},
+        {"train.log_every": 1, "train.eval_every": 5, "train.eval_batches": 1, "train.save_every": 5},
+        {"train.max_bad_steps": 5},
+        {"data.workers": 2, "data.on_bad_shard": "skip"},
+    ],
+)
+def test_what_changes_neither_weights_nor_the_order_of_the_data_is_free(changes):
+    settings = replace(parent(), data=STREAM)
+    resolved = descend(settings, changes, SITE, 20)
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        assert getattr(getattr(resolved, table), name) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(f"train.{key}", 0.5) for key in ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps", "clip")],
+        *[(f"train.{key}", 7) for key in ("seed", "warmup_steps")],
+        *[("train.optimizer", "sgd"), ("train.decay", "constant")],
+        *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
+    ],
+)
+def test_what_would_train_other_weights_or_read_other_samples_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key} would be"):
+        descend(replace(parent(), data=STREAM), {key: value}, SITE, 20)
+
+
+def test_each_engine_takes_up_what_it_can_and_no_strangers_checkpoint():
+    fsdp = parent(Engine("fsdp"), tp=1, pp=1, gpus=4, dp=4)
+    assert descend(fsdp, {"layout.tp": 2}, SITE, 20).layout == Layout(2, 1, 2)
+    stage_3 = parent(Engine("hf-deepspeed"), tp=1, pp=1, gpus=4, dp=4)
+    assert descend(stage_3, {"engine.zero_stage": 1}, SITE, 20).engine.zero_stage == 1
+    assert convertible("deepspeed-3d", "deepspeed-zero") == convertible("deepspeed-zero", "deepspeed-3d")
+    assert "engine.name" in convertible("deepspeed-3d", "deepspeed-zero")
+    for saved, wanted in [("ddp", "fsdp"), ("deepspeed-zero", "hf-deepspeed"), ("fsdp", "deepspeed-3d")]:
+        assert "engine.name" not in convertible(saved, wanted)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stage"),
+    [("deepspeed-3d", "deepspeed-zero", 3), ("deepspeed-zero", "deepspeed-3d", 1)],
+)
+def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, stage):
+    changes = {"engine.name": after, "engine.zero_stage": stage, "layout.pp": 1}
+    resolved = descend(parent(Engine(before), pp=1, gpus=4), changes, SITE, 20)
+    assert (resolved.engine.name, resolved.engine.zero_stage) == (after, stage)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layout.global_batch": 64}, "20 steps x 32 = 640 samples; with global_batch 64 .* which is step 10"),
+        ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which lies within step 14"),
+        ({"layout.tp": 3}, "tp 3 x pp 2 = 6 does not divide 8 GPUs: 8 / 6 = 1.33"),
+        ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
+        ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
+        ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
+        ({"train.steps": 100}, "train.steps would be 100, but is 50"),
+        ({"data.source": "stdlib"}, "data.source would be stdlib, but is random"),
+        ({"engine.name": "fsdp", "engine.zero_stage": None, "layout.pp": 1}, "engine.name would be fsdp"),
+        ({"engine.zero_stage": 2}, "pp 2 with ZeRO-2 cannot run"),
+        ({"engine.nosuch": 2}, "engine.nosuch"),
+        ({"layout.nosuch": 2}, "layout.nosuch"),
+        ({"nosuch.tp": 2}, "unknown key nosuch.tp"),
+    ],
+)
+def test_what_would_be_another_training_is_refused_before_anything_is_queued(changes, said):
+    with pytest.raises(UserError, match=said) as caught:
+        descend(parent(), changes, SITE, 20)
+    assert isinstance(caught.value, LayoutError | ConfigError)
+    assert caught.value.hint
+
+
+def test_the_hint_is_the_micro_batch_that_fits():
+    with pytest.raises(LayoutError) as caught:
+        descend(parent(micro_batch=8), {"layout.tp": 1, "layout.pp": 1}, SITE, 20)
+    assert caught.value.hint == "use --micro-batch-size 4"
+    with pytest.raises(LayoutError) as caught:
+        descend(parent(), {"layout.tp": 1, "layout.pp": 1, "layout.gpus": 12}, SITE, 20)
+    assert caught.value.hint == "use a dp that divides 32"
+
+
+def test_an_engine_is_refused_what_its_checkpoints_cannot_become():
+    settings = parent(Engine("ddp"), tp=1, pp=1, gpus=2)
+    assert descend(settings, {"layout.dp": 4}, SITE, 20).layout == Layout(1, 1, 4)
+    with pytest.raises(LayoutError, match="tp 2 cannot run on engine ddp"):
+        descend(settings, {"layout.tp": 2}, SITE, 20)
+    assert {"layout.dp"} <= set.intersection(
+        *(set(keys) for name, keys in CONVERTIBLE.items() if name != "megatron-lm")
+    )
+
+
+def run_with(folder: Path, *steps: int, parent: RunFolder | None = None) -> RunFolder:
+    """A run folder that holds complete checkpoints of these steps."""
+    run = RunFolder(folder)
+    for step in steps:
+        write_once(run.checkpoints / f"step-{step:08d}" / "complete.json", json.dumps({"step": step}))
+    if parent is not None:
+        write_once(run.path / RESUMED_FROM, json.dumps({"run": parent.run_id, "path": str(parent.path), "step": 1}))
+    return run
+
+
+def test_the_newest_checkpoint_is_the_parents_or_that_of_a_run_before_it(tmp_path):
+    first = run_with(tmp_path / "first", 2, 10)
+    (first.checkpoints / "step-00000012").mkdir()  # never completed
+    second = run_with(tmp_path / "second", parent=first)
+    third = run_with(tmp_path / "third", 14, parent=second)
+    assert [newest_step(run) for run in (first, second, third)] == [10, None, 14]
+    assert find_ancestors(third) == [second, first]
+    assert (parent_of(second).run, parent_of(second).path, parent_of(second).step) == ("second", str(second.path), 10)
+    assert parent_of(third).step == 14
+
+
+def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="run none has no checkpoint to go on from"):
+        parent_of(run_with(tmp_path / "none"))
+    first = run_with(tmp_path / "first")
+    write_once(first.path / RESUMED_FROM, json.dumps({"path": str(tmp_path / "second")}))
+    second = run_with(tmp_path / "second", parent=first)
+    with pytest.raises(RunFolderError, match="goes on from itself"):
+        find_ancestors(second)
+
+
+def test_how_far_to_train_may_change_where_that_is_what_is_asked_for():
+    """--until says so in so many words; a key among others that moves the schedule is a slip."""
+    further = descend(parent(), {"layout.tp": 1}, SITE, 20, {"steps": 200, "until_loss": 2.0})
+    assert (further.train.steps, further.train.until_loss) == (200, 2.0)
+    assert further.train.lr == parent().train.lr
+    with pytest.raises(ConfigError, match=r"train\.steps would be 200, but is 50"):
+        descend(parent(), {"train.steps": 200}, SITE, 20)
+    with pytest.raises(ConfigError, match=r"train\.lr would be"):
+        descend(parent(), {"train.lr": 1.0}, SITE, 20, {"steps": 200})

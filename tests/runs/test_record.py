@@ -1,0 +1,58 @@
+"""A record's keys, its text, and how it is written."""
+
+import json
+import math
+import re
+
+import pytest
+
+from hpc_gpt.runs.record import ENDED, RECORD_KEYS, Record
+
+KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, dp, zero_stage, micro_batch,
+micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, settings, started, ended_at,
+step_s, step_s_p10, step_s_p90, steps_used, warmup_steps, tokens_per_s, tokens_total, tflops_seed, tflops_hardware,
+tflops_model, tflops_printed, mfu, hfu, memory_allocated_gib, memory_reserved_gib, predicted_memory_gib,
+memory_seed003_gib, predicted_step_s, gpu_util_mean, gpu_util_spread, allocator_retries, attention_used, compile_s,
+matmul_tflops_before, matmul_tflops_after, sm_clock_mhz, power_w, rounds, tokens_per_s_spread, loss_first, loss_last,
+loss_eval, skipped_steps, nan_steps, save_s, gpu_hours, node_list, failed_node, attempts, ended, cause, config_hash,
+versions, flags, sources"""
+
+
+def test_the_whole_key_set_is_written_null_where_nothing_measures_one():
+    tables = json.loads(Record().to_json())
+    assert list(tables) == re.split(r",\s+", KEYS) == list(RECORD_KEYS)
+    assert tables["step_s"] is None
+    assert tables["schema"] == 1
+
+
+@pytest.mark.shared
+def test_the_keys_and_the_ends_are_those_of_the_design(shared):
+    page = (shared / "design.md").read_text()
+    chapter = re.search(r"## A record's keys\n(.*?)\n## ", page, re.DOTALL).group(1)
+    listed = " ".join(re.findall(r"`([^`]*)`", chapter.split("`ended`, for a run")[0]))
+    named = [word for word in re.split(r"[,\s]+", listed) if word]
+    assert named == list(RECORD_KEYS)
+    ends = re.search(r"`ended`, for a run and for each attempt: (.*?)\.", chapter, re.DOTALL).group(1)
+    assert re.split(r",\s+", ends) == ENDED
+
+
+def test_a_record_comes_back_from_its_text():
+    record = Record(run="a", gpus=4, step_s=0.5, memory_allocated_gib=[1.0, 2.0], flags=["x"], sources={"gpus": "y"})
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_what_is_not_finite_is_null_and_the_text_is_strict_json():
+    record = Record(loss_last=math.nan, step_s=math.inf, settings={"a": [math.nan, 1.0]})
+    tables = json.loads(record.to_json(), parse_constant=lambda word: pytest.fail(word))
+    assert tables["loss_last"] is None
+    assert tables["settings"] == {"a": [None, 1.0]}
+
+
+def test_a_record_of_another_version_is_read_by_the_keys_both_know():
+    assert Record.from_tables({"run": "a", "a_key_of_tomorrow": 1}) == Record(run="a")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{"])
+def test_what_is_no_record(text):
+    with pytest.raises(ValueError):  # noqa: PT011  # json's own words, or ours
+        Record.from_json(text)

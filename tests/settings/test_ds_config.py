@@ -1,0 +1,168 @@
+"""The DeepSpeed configuration: whole, plain JSON, and the right stage and clipping for each dtype."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import UserError
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.resolve import Resolved, resolve
+
+
+def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) -> Resolved:
+    pp = 1 if engine else 2
+    experiment = Experiment(
+        model=Model(hidden=32, layers=4, heads=4),
+        engine=Engine(**{"zero_stage": stage, **engine}),
+        layout=LayoutRequest(gpus=2 * pp * dp, tp=2, pp=pp, dp=dp, micro_batch=2, global_batch=24),
+        train=replace(Train(), dtype=dtype, clip=0.5),
+    )
+    return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=8))
+
+
+def test_the_batch_is_ours() -> None:
+    config = deepspeed_config(settings())
+    assert config["train_batch_size"] == 24
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "given", "clips"),
+    [("fp32", 0, 0, 0.0), ("fp32", 1, 1, 0.5), ("bf16", 0, 1, 0.5), ("bf16", 1, 1, 0.5), ("fp16", 0, 1, 0.5)],
+)
+def test_stage_and_clipping_for_each_dtype(dtype: str, asked: int, given: int, clips: float) -> None:
+    resolved = settings(dtype, asked)
+    config = deepspeed_config(resolved)
+    assert zero_stage(resolved) == config["zero_optimization"]["stage"] == given
+    # Without ZeRO the norm and clipping are ours: DeepSpeed would take the first stage's alone.
+    assert config["gradient_clipping"] == clips
+    assert clips_itself(resolved) is (given == 0)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")])
+def test_gradients_accumulate_and_travel_in(dtype: str, width: str) -> None:
+    config = deepspeed_config(settings(dtype))
+    assert config["data_types"]["grad_accum_dtype"] == width
+    assert config["communication_data_type"] == width
+    assert [key for key in ("bf16", "fp16") if config[key]["enabled"]] == [dtype] * (dtype != "fp32")
+
+
+def test_nothing_measures_or_prints_on_its_own() -> None:
+    config = deepspeed_config(settings())
+    assert config["timers"]["throughput"] == {"enabled": False, "synchronized": False}
+    assert config["wall_clock_breakdown"] is config["memory_breakdown"] is False
+    assert config["steps_per_print"] is None
+    assert config["pipeline"]["use_reentrant"] is False
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_it_is_plain_json_and_deepspeed_reads_it(dtype: str) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = deepspeed_config(settings(dtype, dp=1))
+    assert json.loads(json.dumps(config)) == config
+    read = DeepSpeedConfig(json.loads(json.dumps(config)))
+    assert read.gradient_clipping == 0.5
+    assert read.train_batch_size == 24
+    assert read.zero_config.stage == 1
+    assert read.float16_config.initial_scale_power == 16
+    assert read.timers_config.enabled is False
+
+
+ZERO = {"name": "deepspeed-zero"}
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@given(
+    stage=st.integers(0, 3),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    dp=st.sampled_from([1, 2, 3]),
+    offload=st.sampled_from(["none", "optimizer", "full"]),
+    path=st.sampled_from([None, "/nvme"]),
+    ratio=st.sampled_from([1.0, 0.4]),
+)
+def test_deepspeed_reads_what_every_setting_of_deepspeed_zero_becomes(
+    stage: int, dtype: str, dp: int, offload: str, path: str | None, ratio: float
+) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    try:
+        resolved = settings(dtype, stage, dp, **ZERO, offload=offload, offload_path=path, offload_ratio=ratio)
+    except UserError:
+        return  # test_engines knows which
+    config = deepspeed_config(resolved)
+    assert json.loads(json.dumps(config)) == config
+    assert "pipeline" not in config
+    zero, ran = config["zero_optimization"], zero_stage(resolved)
+    assert zero["stage"] == ran == max(stage, 0 if dtype == "fp32" else 1)
+    assert ("offload_optimizer" in zero) is (offload != "none")
+    assert ("offload_param" in zero) is (offload == "full")
+    assert ("aio" in config) is (path is not None)
+    for name in ("offload_optimizer", "offload_param"):
+        if name in zero:
+            assert zero[name]["device"] == ("nvme" if path else "cpu")
+            assert zero[name].get("nvme_path") == path
+            assert zero[name]["pin_memory"] is True
+    if offload != "none":
+        assert zero["offload_optimizer"]["ratio"] == ratio
+    assert not (zero["overlap_comm"] and dp == 1)
+    # One rank pretends to be all of them, as DeepSpeed asks the launcher how many there are.
+    alone = {**config, "train_batch_size": 24 // dp}
+    read = DeepSpeedConfig(json.loads(json.dumps(alone)))
+    section = read.zero_config
+    assert section.stage == ran
+    for key, value in zero.items():
+        name = key.removeprefix("stage3_")
+        if not isinstance(value, dict):
+            assert getattr(section, name) == value, key
+    assert read.gradient_clipping == (0.0 if clips_itself(resolved) else 0.5)
+
+
+def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
+    """Those left out are switches for what we never do, off in every version, or aliases of others."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    config = deepspeed_config(settings("bf16", 3, **ZERO, offload="full"))["zero_optimization"]
+    known = {entry.alias or name for name, entry in DeepSpeedZeroConfig.model_fields.items()}
+    written = config.keys()
+    assert written <= known
+    assert known - written == {
+        "cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory", "legacy_stage1", "zenflow", "leaf_module",
+        "stage3_gather_fp16_weights_on_model_save", "save_muon_momentum_buffer_in_memory",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "offload", "checks"),
+    [("bf16", 1, "none", False), ("bf16", 2, "none", True), ("bf16", 3, "none", False), ("bf16", 1, "optimizer", True)],
+)
+def test_a_bf16_step_that_is_not_finite_is_looked_for_where_deepspeed_would_take_it(
+    dtype: str, stage: int, offload: str, checks: bool
+) -> None:
+    resolved = settings(dtype, stage, **ZERO, offload=offload)
+    assert deepspeed_config(resolved)["bf16"]["check_grad_overflow"] is checks
+    assert shards_in_bf16_optimizer(resolved) is (stage == 1 and offload == "none")
+
+
+def test_only_matrices_are_split_by_zero_3() -> None:
+    resolved = settings("fp32", 3, **ZERO)
+    threshold = deepspeed_config(resolved)["zero_optimization"]["stage3_param_persistence_threshold"]
+    longest_bias, smallest_matrix = 4 * 32, 32 * 32
+    assert longest_bias <= threshold < smallest_matrix // 2
+
+
+@pytest.mark.parametrize(("dp", "offload", "alone"), [(1, "none", True), (2, "none", False), (1, "optimizer", False)])
+def test_one_data_parallel_rank_has_no_buckets_and_splits_nothing(dp: int, offload: str, alone: bool) -> None:
+    zero = deepspeed_config(settings("bf16", 3, dp, **ZERO, offload=offload))["zero_optimization"]
+    assert zero["contiguous_gradients"] is not alone
+    assert (zero["stage3_param_persistence_threshold"] > 10**12) is alone

@@ -1,0 +1,124 @@
+"""Layout: rank <-> coordinate, groups, the fit to nodes, and refusals with their arithmetic."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import LayoutError
+from hpc_gpt.settings.layout import Coordinate, Layout, check_gpus, check_nodes, default_tp, nodes_for
+
+sizes = st.integers(1, 6)
+layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes)
+
+
+@given(layouts)
+def test_ranks_and_coordinates_are_one_to_one(layout):
+    coordinates = list(layout.coordinates())
+    assert len(set(coordinates)) == layout.gpus
+    assert [layout.rank(at) for at in coordinates] == list(range(layout.gpus))
+
+
+@given(layouts)
+def test_tp_is_fastest_then_dp_then_pp(layout):
+    in_order = sorted(layout.coordinates(), key=lambda at: (at.pp, at.dp, at.tp))
+    assert in_order == list(layout.coordinates())
+
+
+@given(layouts, st.sampled_from(["tp", "pp", "dp"]))
+def test_groups_of_an_axis_partition_the_ranks(layout, axis):
+    groups = layout.groups(axis)
+    assert sorted(rank for group in groups for rank in group) == list(range(layout.gpus))
+    for group in groups:
+        assert [getattr(layout.coordinate(rank), axis) for rank in group] == list(range(getattr(layout, axis)))
+        others = {layout.coordinate(rank)._replace(**{axis: 0}) for rank in group}
+        assert len(others) == 1
+
+
+@given(layouts)
+def test_tensor_parallel_groups_are_neighbouring_ranks(layout):
+    for group in layout.groups("tp"):
+        assert group == list(range(group[0], group[0] + layout.tp))
+
+
+@given(layouts, st.integers(1, 8))
+def test_no_tensor_parallel_group_spans_nodes_once_it_is_accepted(layout, per_node):
+    try:
+        nodes = nodes_for(layout.gpus, per_node)
+        check_nodes(layout, nodes, per_node)
+    except LayoutError:
+        return
+    ranks_per_node = layout.gpus // nodes
+    for group in layout.groups("tp"):
+        assert len({rank // ranks_per_node for rank in group}) == 1
+
+
+def test_seed_layout_in_numbers():
+    layout = Layout(tp=4, pp=16, dp=1)
+    assert str(layout) == "tp4-pp16-dp1"
+    assert layout.gpus == 64
+    assert layout.coordinate(63) == Coordinate(tp=3, pp=15, dp=0)
+    assert layout.groups("pp")[0] == list(range(0, 64, 4))
+
+
+@pytest.mark.parametrize("rank", [-1, 8])
+def test_rank_outside_is_an_index_error(rank):
+    with pytest.raises(IndexError, match=r"outside 0\.\.7"):
+        Layout(2, 2, 2).coordinate(rank)
+
+
+def test_coordinate_outside_is_an_index_error():
+    with pytest.raises(IndexError, match=r"tp 2 is outside 0\.\.1"):
+        Layout(2, 2, 2).rank(Coordinate(2, 0, 0))
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "dp"])
+def test_axis_below_one_is_refused_by_name(axis):
+    with pytest.raises(LayoutError, match=f"{axis} is 0"):
+        Layout(**{"tp": 1, "pp": 1, "dp": 1, axis: 0})
+
+
+def test_wrong_product_is_refused_with_the_product():
+    with pytest.raises(LayoutError, match=r"needs 32 GPUs \(4 x 8 x 1 = 32\), but there are 16") as refusal:
+        check_gpus(Layout(4, 8, 1), 16)
+    assert "--gpus 32" in refusal.value.hint
+
+
+def test_hint_offers_the_dp_that_fits():
+    with pytest.raises(LayoutError) as refusal:
+        check_gpus(Layout(4, 2, 1), 16)
+    assert "tp4-pp2-dp2" in refusal.value.hint
+
+
+def test_too_few_nodes_as_the_design_words_it():
+    with pytest.raises(
+        LayoutError, match=r"layout tp4-pp8-dp1 needs 32 GPUs, but 4 nodes of 4 GPUs give 16"
+    ) as refusal:
+        check_nodes(Layout(4, 8, 1), 4, 4)
+    assert "--nodes 8" in refusal.value.hint
+    assert "tp4-pp4-dp1" in refusal.value.hint
+
+
+def test_tp_across_nodes_needs_a_flag_that_says_so():
+    with pytest.raises(LayoutError, match="tp 8 does not divide the 4 ranks of a node"):
+        check_nodes(Layout(8, 1, 1), 2, 4)
+    check_nodes(Layout(8, 1, 1), 2, 4, allow_tp_across_nodes=True)
+
+
+@given(st.integers(1, 200), st.integers(1, 8))
+def test_nodes_hold_all_gpus_and_none_stays_empty(gpus, per_node):
+    try:
+        nodes = nodes_for(gpus, per_node)
+    except LayoutError as refusal:
+        assert gpus > per_node
+        assert gpus % per_node
+        assert f"{gpus // per_node} x {per_node} + {gpus % per_node}" in str(refusal)
+        return
+    assert nodes * per_node >= gpus
+    assert (nodes - 1) * per_node < gpus
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.sampled_from([12, 25, 32]), st.integers(1, 16))
+def test_default_tp_is_the_largest_that_the_rule_allows(per_node, factor, heads, pp):
+    gpus = factor * pp
+    allowed = [tp for tp in range(1, per_node + 1) if per_node % tp == 0 and heads % tp == 0 and gpus % (tp * pp) == 0]
+    assert default_tp(gpus, per_node, heads, pp) == max(allowed)

@@ -1,0 +1,63 @@
+"""What a machine lacks is said before a run starts there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.requirements import check_package, check_requirements
+from hpc_gpt.settings.resolve import Resolved, resolve
+
+
+def settle(**overrides) -> Resolved:
+    settings = {key.replace("__", "."): value for key, value in overrides.items()}
+    settings |= {"layout.tp": 1, "layout.pp": 1}
+    return resolve(load_experiment("demo", settings), load_profile("local"))
+
+
+def test_fp16_on_a_cpu_is_refused_where_deepspeed_trains():
+    for name in ("deepspeed-3d", "deepspeed-zero"):
+        resolved = settle(engine__name=name, train__dtype="fp16")
+        check_requirements(resolved, has_gpu=True)
+        with pytest.raises(ConfigError, match="DeepSpeed does not train in fp16 on a CPU") as refusal:
+            check_requirements(resolved, has_gpu=False)
+        assert "ddp or fsdp" in refusal.value.hint
+    check_requirements(settle(engine__name="ddp", train__dtype="fp16"), has_gpu=False)
+
+
+def offloading(path) -> Resolved:
+    switches = {"zero_stage": 3, "offload": "full", "offload_path": str(path)}
+    return settle(engine__name="deepspeed-zero", **{f"engine__{key}": value for key, value in switches.items()})
+
+
+def test_an_nvme_folder_that_is_not_there(tmp_path):
+    check_requirements(offloading(tmp_path), has_gpu=False)
+    with pytest.raises(ConfigError, match=r"nowhere, but there is no such folder") as refusal:
+        check_requirements(offloading(tmp_path / "nowhere"), has_gpu=False)
+    assert "leave it out" in refusal.value.hint
+
+
+def test_an_nvme_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_requirements(offloading(tmp_path), has_gpu=False)
+
+
+def test_an_engines_own_package_is_asked_for(monkeypatch):
+    resolved = settle(engine__name="hf-deepspeed")
+    check_requirements(resolved, has_gpu=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="engine hf-deepspeed needs transformers"):
+        check_requirements(resolved, has_gpu=False)
+    check_requirements(settle(engine__name="deepspeed-zero"), has_gpu=False)
+
+
+def test_a_missing_package_is_one_line_with_the_command():
+    check_package("numpy", "hf", "engine hf-deepspeed")
+    with pytest.raises(ConfigError, match="engine hf-deepspeed needs no_such_package") as refusal:
+        check_package("no_such_package", "hf", "engine hf-deepspeed")
+    assert refusal.value.hint == "pip install 'hpc-gpt[hf]'"

@@ -1,0 +1,383 @@
+"""From experiment and profile to a run's settings: defaults, precedence, and every refusal."""
+
+import dataclasses
+import math
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.settings.experiment import (
+    DEFAULT_EXPERIMENT,
+    Experiment,
+    LayoutRequest,
+    Model,
+    list_experiments,
+    load_experiment,
+    parse_override,
+)
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolve import Resolved, resolve, resolve_shape
+
+NODE_OF_4 = ClusterProfile(name="four")
+LOCAL = ClusterProfile(name="here", scheduler="local", gpus_per_node=8)
+
+
+def settle(profile=NODE_OF_4, experiment=DEFAULT_EXPERIMENT, **overrides):
+    return resolve(load_experiment(experiment, {key.replace("__", "."): v for key, v in overrides.items()}), profile)
+
+
+SEED_RUN = settle()
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+# --- defaults
+
+
+def test_gpus_and_pp_alone_are_the_seeds_run():
+    run = settle(load_profile("generic-slurm"), layout__gpus=64, layout__pp=16)
+    assert str(run.layout) == "tp4-pp16-dp1"
+    assert (run.nodes, run.ranks_per_node) == (16, 4)
+    assert run.batch == Batch(micro_batch=4, micro_batches=256, global_batch=1024)
+    assert run.model.params == pytest.approx(52.0e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pp", "heads", "per_node", "layout"),
+    [
+        (64, 16, 32, 4, "tp4-pp16-dp1"),
+        (64, 1, 32, 4, "tp4-pp1-dp16"),
+        (64, 1, 32, 8, "tp8-pp1-dp8"),
+        (8, 4, 32, 4, "tp2-pp4-dp1"),
+        (4, 1, 25, 4, "tp1-pp1-dp4"),
+        (10, 2, 25, 5, "tp5-pp2-dp1"),
+        (3, 1, 32, 4, "tp1-pp1-dp3"),
+    ],
+)
+def test_default_tp(gpus, pp, heads, per_node, layout):
+    shape = Model(hidden=heads * 8, layers=16, heads=heads, vocab_multiple=320)
+    asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))
+    profile = ClusterProfile(name="x", gpus_per_node=per_node)
+    assert str(resolve(asked, profile).layout) == layout
+
+
+def test_nodes_stand_in_for_gpus():
+    run = settle(layout__nodes=2, layout__gpus=8, layout__pp=1)
+    assert run.gpus == 8
+    asked = Experiment(model=Model(preset="gpt2"), layout=LayoutRequest(nodes=2))
+    assert resolve(asked, NODE_OF_4).gpus == 8
+
+
+def test_one_node_where_nothing_is_asked():
+    assert resolve(Experiment(model=Model(preset="gpt2")), NODE_OF_4).gpus == 4
+
+
+def test_dp_follows_and_batch_stays():
+    run = settle(layout__gpus=128)
+    assert (run.layout.dp, run.batch.micro_batch, run.batch.global_batch) == (2, 4, 1024)
+    assert run.batch.micro_batches == 128
+
+
+def test_own_sizes_over_a_preset():
+    assert resolve_shape(Model(preset="gpt2", seq=256)) == ModelShape(768, 12, 12, seq=256)
+
+
+def test_job_is_the_experiments_over_the_profiles():
+    profile = ClusterProfile(name="x", partition="low", time="01:00:00", sbatch=("--a",))
+    run = settle(profile, job__time="02:00:00", job__sbatch=["--b"])
+    assert (run.job.partition, run.job.time, run.job.sbatch) == ("low", "02:00:00", ("--a", "--b"))
+
+
+# --- properties
+
+
+sizes = st.none() | st.integers(1, 9)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(
+    asked=st.builds(
+        LayoutRequest,
+        gpus=st.none() | st.integers(1, 64),
+        nodes=sizes,
+        tp=sizes,
+        pp=sizes,
+        dp=sizes,
+        micro_batch=sizes,
+        micro_batches=sizes,
+        global_batch=st.none() | st.integers(1, 64),
+    ),
+    per_node=st.integers(1, 8),
+)
+def test_whatever_is_asked_is_settled_soundly_or_refused_with_a_hint(asked, per_node):
+    shape = Model(hidden=96, layers=6, heads=12)
+    try:
+        run = resolve(Experiment(model=shape, layout=asked), ClusterProfile(name="x", gpus_per_node=per_node))
+    except UserError as refusal:
+        assert any(letter.isdigit() for letter in str(refusal))
+        assert refusal.hint
+        return
+    assert run.layout.gpus == run.gpus == run.nodes * run.ranks_per_node
+    assert run.ranks_per_node <= per_node
+    assert run.ranks_per_node % run.layout.tp == 0
+    assert run.batch.micro_batch * run.batch.micro_batches * run.layout.dp == run.batch.global_batch
+    for name in ("gpus", "nodes"):
+        assert getattr(asked, name) in (None, getattr(run, name))
+    for name in ("tp", "pp", "dp"):
+        assert getattr(asked, name) in (None, getattr(run.layout, name))
+    for name in ("micro_batch", "micro_batches", "global_batch"):
+        assert getattr(asked, name) in (None, getattr(run.batch, name))
+    assert Resolved.from_json(run.to_json()) == run
+
+
+@pytest.mark.parametrize("name", list_experiments())
+def test_every_shipped_experiment_resolves_and_comes_back_from_json(name):
+    profile = load_profile("local") if name == "demo" else load_profile("jean-zay-v100-32g")
+    run = resolve(load_experiment(name), profile)
+    again = Resolved.from_json(run.to_json())
+    assert again == run
+    assert again.to_json() == run.to_json()
+
+
+# --- refusals of a layout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"layout__tp": 4, "layout__pp": 8, "layout__dp": 1, "layout__gpus": 16}, r"4 x 8 x 1 = 32"),
+        ({"layout__tp": 8, "layout__pp": 8}, r"tp 8 does not divide the 4 ranks of a node"),
+        ({"layout__pp": 24, "layout__gpus": 64}, r"pp 24 does not divide 64 GPUs: 64 / 24 = 2\.67"),
+        ({"layout__pp": 128, "layout__gpus": 128}, r"pp 128 needs at least 128 layers"),
+        ({"layout__gpus": 66, "layout__pp": 1, "layout__tp": 2}, r"66 = 16 x 4 \+ 2"),
+        ({"layout__global_batch": 1022}, r"global_batch 1022 is not a multiple of .* = 4 x 1 = 4"),
+        ({"layout__micro_batches": 3}, r"4 x 3 x 1 = 12"),
+        ({"model__heads": 30}, r"hidden 8192 is not a multiple of heads 30"),
+        ({"model__vocab": 50257, "model__vocab_multiple": 1}, "padded vocabulary 50257"),
+        ({"engine__zero_stage": 2}, r"pp 16 with ZeRO-2 cannot run"),
+        ({"engine__zero_stage": 3}, r"pp 16 with ZeRO-3 cannot run"),
+        ({"layout__gpus": 0}, r"layout\.gpus is 0"),
+        ({"layout__tp": -1}, r"layout\.tp is -1"),
+        ({"layout__nodes": 3}, "64 GPUs do not spread evenly over 3 nodes"),
+        ({"layout__nodes": 8}, "8 nodes of 4 GPUs give 32"),
+    ],
+)
+def test_layouts_that_cannot_run_are_refused_with_the_arithmetic(overrides, words):
+    with pytest.raises(LayoutError, match=words) as refusal:
+        settle(**overrides)
+    assert refusal.value.hint
+
+
+def test_tp_across_nodes_with_the_flag():
+    assert str(settle(layout__tp=8, layout__pp=8, layout__allow_tp_across_nodes=True).layout) == "tp8-pp8-dp1"
+
+
+def test_local_profile_is_one_machine():
+    with pytest.raises(LayoutError, match="needs 8 nodes, but profile here is this one machine"):
+        settle(LOCAL)
+
+
+def test_all_faults_of_train_at_once():
+    with pytest.raises(ConfigError) as refusal:
+        settle(train__steps=0, train__lr=-1.0, train__minutes=0.0, train__beta1=1.0)
+    assert len(str(refusal.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"eval_every": 5, "eval_batches": 0}, r"train\.eval_batches is 0, but must be at least 1"),
+        ({"eps": -1e-8}, r"train\.eps is -1e-08, but must not be negative"),
+        ({"max_bad_steps": -1}, r"train\.max_bad_steps is -1, but must not be negative"),
+        ({"lr": math.inf, "minutes": math.inf, "beta2": math.nan}, r"train\.lr is inf, but must be a finite number"),
+    ],
+)
+def test_what_would_die_only_after_queueing(overrides, words):
+    with pytest.raises(ConfigError, match=words) as refusal:
+        settle(**{f"train__{key}": value for key, value in overrides.items()})
+    assert len(str(refusal.value).splitlines()) == (3 if "lr" in overrides else 1)
+
+
+def test_tokens_without_a_path():
+    with pytest.raises(ConfigError, match=r'data\.source is "tokens", but data\.path names no file'):
+        settle(data__source="tokens")
+
+
+# --- reading files
+
+
+def test_unknown_keys_come_with_close_matches_and_all_at_once(tmp_path):
+    path = write(
+        tmp_path / "e.toml",
+        '[model]\nhiden = 64\nlayers = "two"\n[train]\nsteps = 3\nlearning_rate = 1.0\nlogevery = 1\n[jbo]\n',
+    )
+    with pytest.raises(ConfigError) as refusal:
+        load_experiment(path)
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith(path) for line in lines)
+    assert "unknown key model.hiden; did you mean hidden?" in str(refusal.value)
+    assert "unknown key train.logevery; did you mean log_every" in str(refusal.value)
+    assert "unknown key jbo; did you mean job?" in str(refusal.value)
+    assert "model.layers: " in str(refusal.value)
+
+
+def test_syntax_error_names_file_and_line(tmp_path):
+    path = write(tmp_path / "e.toml", "[model]\npreset = gpt2\n")
+    with pytest.raises(ConfigError, match=r"e\.toml: .*line 2"):
+        load_experiment(path)
+
+
+def test_not_utf8(tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_bytes(b'name = "\xff"\n')
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_experiment(str(path))
+
+
+def test_unknown_experiment_with_close_matches():
+    with pytest.raises(ConfigError, match="no experiment 'dmo'") as refusal:
+        load_experiment("dmo")
+    assert "demo" in refusal.value.hint
+
+
+def test_extends_folds_the_parent_in_table_by_table(tmp_path):
+    write(tmp_path / "base.toml", 'name = "base"\n[model]\npreset = "gpt2"\n[train]\nsteps = 7\nlr = 0.5\n')
+    child = write(tmp_path / "child.toml", 'extends = "base"\n[train]\nsteps = 9\n')
+    experiment = load_experiment(child)
+    assert (experiment.model.preset, experiment.train.steps, experiment.train.lr) == ("gpt2", 9, 0.5)
+    assert experiment.name == "child"
+
+
+def test_extends_in_a_circle(tmp_path):
+    write(tmp_path / "a.toml", 'extends = "b"\n')
+    write(tmp_path / "b.toml", 'extends = "a"\n')
+    with pytest.raises(ConfigError, match=r"a\.toml -> b\.toml -> a\.toml"):
+        load_experiment(str(tmp_path / "a.toml"))
+
+
+def test_extends_a_shipped_experiment(tmp_path):
+    child = write(tmp_path / "mine.toml", 'extends = "demo"\n[train]\nsteps = 2\n')
+    assert load_experiment(child).model.hidden == 128
+
+
+def test_overrides_lie_over_the_file_and_are_checked_like_it():
+    assert load_experiment("demo", {"train.steps": 3}).train.steps == 3
+    with pytest.raises(ConfigError, match=r"unknown key train\.step; did you mean steps"):
+        load_experiment("demo", {"train.step": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("train.steps=20", ("train.steps", 20)),
+        ("train.lr = 1e-4", ("train.lr", 1e-4)),
+        ("train.deterministic=true", ("train.deterministic", True)),
+        ("job.name=a name; rm -rf ~", ("job.name", "a name; rm -rf ~")),
+        ('job.sbatch=["-x", "n1"]', ("job.sbatch", ["-x", "n1"])),
+        ("data.path=/a=b", ("data.path", "/a=b")),
+    ],
+)
+def test_parse_override(text, pair):
+    assert parse_override(text) == pair
+
+
+@pytest.mark.parametrize("text", ["train.steps", "=3", ""])
+def test_override_without_key_or_value(text):
+    with pytest.raises(ConfigError, match="is not KEY=VALUE"):
+        parse_override(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_a_string_given_as_override_stays_data(value):
+    key, found = parse_override(f"job.comment={value}")
+    assert key == "job.comment"
+    assert not isinstance(found, str) or found == value or value.lstrip()[:1] in ("'", '"')
+
+
+def test_experiment_of_a_model_that_names_nothing():
+    with pytest.raises(ConfigError, match="model lacks hidden, layers, heads"):
+        resolve(Experiment(), NODE_OF_4)
+
+
+# --- profiles
+
+
+def test_shipped_profiles():
+    names = set(list_profiles())
+    assert {"local", "generic-slurm", "jean-zay-v100-16g", "jean-zay-v100-32g"} <= names
+    assert {load_profile(name).gpus_per_node for name in names} == {4, 8}
+    assert load_profile("jean-zay-v100-32g").constraint == "v100-32g"
+    assert (load_profile("local").scheduler, load_profile("local").gpus_per_node) == ("local", 8)
+
+
+def test_the_users_own_profile_wins_and_may_extend_the_shipped_one():
+    own = os.environ["HPC_GPT_CONFIG"] + "/clusters/jean-zay-v100-32g.toml"
+    os.makedirs(os.path.dirname(own))
+    with open(own, "w") as file:
+        file.write('extends = "jean-zay-v100-32g"\naccount = "abc@v100"\n')
+    profile = load_profile("jean-zay-v100-32g")
+    assert (profile.account, profile.constraint, profile.gpus_per_node) == ("abc@v100", "v100-32g", 4)
+    assert str(list_profiles()["jean-zay-v100-32g"]) == own
+
+
+def test_unknown_profile_with_close_matches():
+    with pytest.raises(ConfigError, match="no cluster profile 'generic-slrm'") as refusal:
+        load_profile("generic-slrm")
+    assert "generic-slurm" in refusal.value.hint
+
+
+def test_unknown_profile_key(tmp_path):
+    path = write(tmp_path / "site.toml", 'partiton = "gpu"\ngpus_per_node = 8\n')
+    with pytest.raises(ConfigError, match=r"unknown key partiton; did you mean partition"):
+        load_profile(path)
+
+
+def test_profile_by_path(tmp_path):
+    assert load_profile(write(tmp_path / "site.toml", "gpus_per_node = 6\n")).gpus_per_node == 6
+
+
+def test_profile_without_gpus(tmp_path):
+    with pytest.raises(ConfigError, match="gpus_per_node is 0"):
+        load_profile(write(tmp_path / "site.toml", "gpus_per_node = 0\n"))
+
+
+def test_users_default_profile():
+    assert user_default() is None
+    folder = os.environ["HPC_GPT_CONFIG"]
+    os.makedirs(folder)
+    with open(folder + "/config.toml", "w") as file:
+        file.write('cluster = "local"\n')
+    assert user_default() == "local"
+
+
+# --- resolved.json
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"schema": 1}', '{"schema": 1, "model": 3}'])
+def test_damaged_resolved_json(text):
+    with pytest.raises(ConfigError, match=r"resolved\.json cannot be read"):
+        Resolved.from_json(text)
+
+
+def test_resolved_of_another_schema():
+    text = settle().to_json().replace('"schema": 1', '"schema": 99')
+    with pytest.raises(ConfigError, match="schema 99"):
+        Resolved.from_json(text)
+
+
+@given(st.text(max_size=30))
+def test_slug_is_a_plain_folder_name(name):
+    slug = dataclasses.replace(SEED_RUN, name=name).slug
+    assert slug
+    assert "/" not in slug
+    assert not slug.startswith((".", "-"))

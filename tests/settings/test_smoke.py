@@ -1,0 +1,192 @@
+"""A smoke run is always small, always resolves, and keeps the engine with every switch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import UserError
+from hpc_gpt.launch.directives import check_job
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import (
+    Data,
+    Engine,
+    Experiment,
+    Job,
+    LayoutRequest,
+    Model,
+    Train,
+    list_experiments,
+    load_experiment,
+)
+from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.smoke import compare, shrink
+from hpc_gpt.settings.sweep import find_sweep
+
+SITE = ClusterProfile(name="site", gpus_per_node=8)
+HERE = load_profile("local")
+# What a small layout or model cannot keep as it is.
+ADAPTED = {"partition", "loss_chunks", "attention"}
+
+SIZES = st.sampled_from([1, 2, 3, 4, 8])
+SWITCHES = {
+    "recompute": st.sampled_from(["selective", "full"]),
+    "attention": st.sampled_from(["flash", "cudnn", "efficient", "math"]),
+    "compile": st.sampled_from(["block", "whole"]),
+    "compile_backend": st.just("aot_eager"),
+    "sequence_parallel": st.just(True),
+    "offload": st.sampled_from(["optimizer", "full"]),
+    "offload_path": st.just("/nvme"),
+    "offload_ratio": st.just(0.5),
+    "tiles": st.sampled_from([2, 4]),
+    "activation_offload": st.just(True),
+    "loss_chunks": st.sampled_from([8, 1000]),
+    "sharded_optimizer": st.just(True),
+    "prefetch": st.just(False),
+    "reshard": st.just(False),
+    "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
+}
+
+
+@st.composite
+def engines(draw, layers: int, pp: int, name: str) -> Engine:
+    """An engine with a few of the switches that it takes, which may still contradict each other."""
+    offer = OFFERS[name]
+    chosen = draw(st.sets(st.sampled_from(sorted(offer.switches - {"partition"})), max_size=4))
+    values = {key: draw(SWITCHES[key]) for key in sorted(chosen)}
+    if "partition" in offer.switches and pp > 1:
+        cuts = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=pp - 1, max_size=pp - 1)))
+        blocks = tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
+        values["partition"] = draw(st.sampled_from(["layers", "parameters", blocks]))
+    return Engine(name=name, zero_stage=draw(st.sampled_from([None, *offer.zero_stages])), **values)
+
+
+@st.composite
+def experiments(draw) -> Experiment:
+    name = draw(st.sampled_from(sorted(OFFERS)))
+    tp = draw(st.sampled_from([1, 2, 4, 8])) if "tp" in OFFERS[name].axes else 1
+    pp = draw(SIZES) if "pp" in OFFERS[name].axes else 1
+    layers = pp * draw(st.integers(1, 5)) + draw(st.integers(0, pp - 1))
+    heads = tp * draw(st.integers(1, 4))
+    return Experiment(
+        name="real",
+        model=Model(hidden=heads * draw(st.sampled_from([1, 8, 64])), layers=layers, heads=heads,
+                    seq=draw(st.integers(1, 64)) * tp, tied=draw(st.booleans()),
+                    vocab=draw(st.sampled_from([3, 65, 50257])), vocab_multiple=tp * draw(st.sampled_from([1, 5, 64]))),
+        data=Data(source=draw(st.sampled_from(["stdlib", "random"]))),
+        engine=draw(engines(layers, pp, name)),
+        # dp 8: on nodes of 8 GPUs every product of the others with it fills whole nodes.
+        layout=LayoutRequest(tp=tp, pp=pp, dp=draw(st.sampled_from([1, 8])), micro_batch=draw(SIZES),
+                             micro_batches=draw(SIZES)),
+        train=Train(steps=draw(st.integers(1, 10**6)), dtype=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
+                    minutes=draw(st.sampled_from([None, 5.0])), log_every=draw(st.integers(1, 100)),
+                    eval_every=draw(st.sampled_from([0, 100])), save_every=draw(st.sampled_from([0, 500]))),
+        job=Job(time=draw(st.sampled_from([None, "20:00:00"])), signal_lead_s=draw(st.sampled_from([None, 900]))),
+    )  # fmt: skip
+
+
+def real_of(experiment: Experiment, profile: ClusterProfile = SITE) -> Resolved:
+    try:
+        return resolve(experiment, profile)
+    except UserError:
+        assume(False)
+        raise
+
+
+def check(real: Resolved, small: Resolved, has_gpu: bool) -> None:
+    for axis in ("tp", "pp", "dp"):
+        assert getattr(small.layout, axis) == min(2, getattr(real.layout, axis))
+    assert small.gpus <= 8
+    assert small.model.hidden <= 64 or small.model.hidden == real.model.hidden <= 64
+    assert small.model.layers <= 2 * small.layout.pp
+    assert small.model.seq <= 64
+    assert small.batch.micro_batch <= 2
+    assert small.batch.micro_batches <= (4 if small.layout.pp > 1 else 2)
+    assert small.engine.loss_chunks <= 64
+    assert (small.model.tied, small.model.vocab) == (real.model.tied, 256)
+    assert (small.train.steps, small.train.minutes) == (5, None)
+    for key, value in asdict(real.engine).items():
+        if key not in ADAPTED:
+            assert getattr(small.engine, key) == value, key
+    assert (small.engine.partition == "layers") == (real.engine.partition == "layers")
+    assert (small.engine.loss_chunks > 1) == (real.engine.loss_chunks > 1)
+    assert (small.batch.micro_batches > 1) == (real.batch.micro_batches > 1)
+    if has_gpu:
+        assert (small.engine.attention, small.train.dtype) == (real.engine.attention, real.train.dtype)
+    assert bool(small.train.eval_every) == bool(real.train.eval_every)
+    assert bool(small.train.save_every) == bool(real.train.save_every)
+    check_job(small)
+    if small.engine.name in ENGINES:
+        deepspeed_config(small)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(experiments(), st.booleans())
+def test_a_shrunken_run_always_resolves_and_keeps_every_switch(experiment, has_gpu):
+    real = real_of(experiment)
+    small = shrink(experiment, real, has_gpu)
+    for profile in (HERE, SITE):
+        check(real, resolve(small.experiment, profile), has_gpu)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(experiments())
+def test_shrinking_twice_changes_nothing_more(experiment):
+    once = shrink(experiment, real_of(experiment), has_gpu=False).experiment
+    again = shrink(once, resolve(once, HERE), has_gpu=False)
+    assert replace(again.experiment, name=once.name) == once
+    assert again.notes == ()
+
+
+def test_a_sequence_and_rows_for_three_ranks_are_made_to_fit_two():
+    experiment = Experiment(
+        model=Model(hidden=48, layers=1, heads=3, seq=33, vocab=700, vocab_multiple=777),
+        engine=Engine("deepspeed-zero", sequence_parallel=True),
+        layout=LayoutRequest(gpus=3, tp=3),
+    )
+    real = resolve(experiment, SITE)
+    small = resolve(shrink(experiment, real, has_gpu=False).experiment, HERE)
+    check(real, small, has_gpu=False)
+    assert (small.model.seq, small.model.heads, small.model.padded_vocab) == (32, 2, 2 * 777)
+
+
+@pytest.mark.parametrize("name", [name for name in list_experiments() if find_sweep(name)])
+def test_every_row_of_every_seed_table_shrinks(name):
+    sweep = find_sweep(name)
+    assert sweep is not None
+    for row in sweep.possible:
+        experiment = load_experiment(name, {}, row.name)
+        real = resolve(experiment, load_profile("generic-slurm"))
+        small = shrink(experiment, real, has_gpu=False)
+        check(real, resolve(small.experiment, HERE), has_gpu=False)
+        assert (small.experiment.data.source, small.experiment.data.path) in (
+            ("stdlib", None), ("random", None), (real.data.source, "stdlib"),
+        ), row.name  # fmt: skip
+
+
+def test_what_cannot_stay_is_said():
+    experiment = Experiment(
+        model=Model(preset="gpt2"),
+        engine=Engine(attention="cudnn"),
+        layout=LayoutRequest(gpus=4),
+        train=Train(dtype="fp16"),
+    )
+    smoke = shrink(experiment, resolve(experiment, SITE), has_gpu=False)
+    assert smoke.notes == (
+        "DeepSpeed does not train in fp16 on a CPU: bf16 here",
+        "engine.attention cudnn needs a GPU: auto here",
+    )
+    assert (smoke.experiment.train.dtype, smoke.experiment.engine.attention) == ("bf16", "auto")
+    assert shrink(experiment, resolve(experiment, SITE), has_gpu=True).notes == ()
+
+
+def test_the_real_layout_stands_beside_the_small_one():
+    experiment = load_experiment("gpt2-meg-ds-3d")
+    real = resolve(experiment, load_profile("generic-slurm"))
+    small = resolve(shrink(experiment, real, has_gpu=True).experiment, HERE)
+    assert compare(real, small)[0] == "layout  tp4-pp16-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs"

@@ -1,0 +1,216 @@
+"""Sweep files: rows over their base, the first that can run, every fault at once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.slurm.arrays import array_script, group_alike, script_directives
+from hpc_gpt.paths import experiments_dir
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment import find_experiment, list_experiments, load_experiment
+from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
+from hpc_gpt.settings.sweep import Row, find_sweep, read_rows
+
+BASE = """
+[model]
+preset = "gpt2"
+[layout]
+gpus = 8
+pp = 2
+[rows]
+"too-much" = { layout.pp = 16, seed.step_s = 90.5, impossible = "pp16 needs 16 GPUs, the row has 8" }
+"pp2-1.5" = { layout.tp = 1, seed.step_s = 0.661, seed.notes = "05-26" }
+"pp4" = { layout.pp = 4, train.steps = 7 }
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    folder = tmp_path / "ladder"
+    folder.mkdir()
+    (folder / "a-first.toml").write_text("")
+    path = folder / "sweep.toml"
+    path.write_text(BASE)
+    return path
+
+
+def faults_of(path, text: str) -> list[str]:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refusal:
+        read_rows(path)
+    return str(refusal.value).splitlines()
+
+
+def test_rows_keep_the_files_order_and_their_figures(sweep_file):
+    rows = read_rows(sweep_file)
+    assert [row.name for row in rows] == ["too-much", "pp2-1.5", "pp4"]
+    assert rows[1] == Row("pp2-1.5", {"layout": {"tp": 1}}, {"step_s": 0.661, "notes": "05-26"}, None)
+    assert rows[0].impossible == "pp16 needs 16 GPUs, the row has 8"
+
+
+def test_the_folders_sweep_is_its_first_possible_row(sweep_file):
+    assert find_experiment(str(sweep_file.parent)) == sweep_file
+    experiment = load_experiment(str(sweep_file.parent))
+    assert (experiment.name, experiment.layout.tp, experiment.layout.pp) == ("ladder-pp2-1.5", 1, 2)
+    assert find_sweep(str(sweep_file.parent)).name == "ladder"
+
+
+def test_base_then_row_then_overrides(sweep_file):
+    row = load_experiment(str(sweep_file), {"train.steps": 9}, "pp4")
+    assert (row.layout.gpus, row.layout.pp, row.train.steps) == (8, 4, 9)
+    assert load_experiment(str(sweep_file), {}, "pp4").train.steps == 7
+    assert load_experiment(str(sweep_file), {"layout.pp": None}, "pp4").layout.pp is None
+
+
+def test_a_sweep_of_another_name_goes_by_its_file(tmp_path):
+    path = tmp_path / "table.toml"
+    path.write_text(BASE)
+    assert load_experiment(str(path), {}, "pp4").name == "table-pp4"
+    path.write_text('name = "mine"\n' + BASE)
+    assert load_experiment(str(path), {}, "pp4").name == "mine-pp4"
+    assert find_sweep(str(path)).name == "mine"
+
+
+def test_what_extends_a_sweep_takes_its_base_alone(sweep_file):
+    child = sweep_file.with_name("child.toml")
+    child.write_text('extends = "sweep"\n[train]\nsteps = 3\n')
+    experiment = load_experiment(str(child))
+    assert (experiment.name, experiment.layout.gpus, experiment.train.steps) == ("child", 8, 3)
+    assert read_rows(child) == []
+    assert find_sweep(str(child)) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "hint"),
+    [
+        ("too-much", "row 'too-much' cannot run: pp16 needs 16 GPUs", "choose another row"),
+        ("pp5", "no row 'pp5'", "did you mean pp4"),
+        ("zzz", "no row 'zzz'", "rows: too-much, pp2-1.5, pp4"),
+    ],
+)
+def test_a_row_that_is_not_to_be_had(sweep_file, row, words, hint):
+    with pytest.raises(ConfigError, match=re.escape(words)) as refusal:
+        load_experiment(str(sweep_file), {}, row)
+    assert hint in refusal.value.hint
+
+
+def test_no_sweep_has_no_rows():
+    with pytest.raises(ConfigError, match="no row 'x', as it is no sweep"):
+        load_experiment("demo", {}, "x")
+
+
+def test_every_fault_of_every_row_at_once(sweep_file):
+    faults = faults_of(
+        sweep_file,
+        """
+        [rows]
+        g2-7.5b = { layout.gpus = 2 }
+        "a" = { layut.gpus = 3, impossble = "x", seed.done = true, train.stps = 3, layout.gpus = "x" }
+        "A" = { seed = 3, impossible = "" }
+        "b c" = { name = "other" }
+        "d" = 4
+        """,
+    )
+    where = f"{sweep_file}: row"
+    assert faults[0].startswith(f"{where} 'g2-7': unknown key 5b; known here: ")
+    assert faults[1:] == [
+        f"{where} 'a': unknown key layut; did you mean layout?",
+        f"{where} 'a': unknown key impossble; did you mean impossible?",
+        f"{where} 'a': seed.done must be a number or a text, not True",
+        f"{where} 'a': layout.gpus: input should be a valid integer, unable to parse string as an integer",
+        f"{where} 'a': unknown key train.stps; did you mean steps?",
+        f"{where} 'A': 'a' differs from it by upper and lower case alone",
+        f"{where} 'A': impossible must be the reason in words, not ''",
+        f"{where} 'A': seed must be a table of columns, as seed.step_s = 0.661, not 3",
+        f"{where} 'b c': a row's name is of letters, digits, and . _ + - behind the first",
+        next(fault for fault in faults if "'b c': unknown key name" in fault),
+        f"{where} 'd' must be an inline table, not 4",
+    ]
+
+
+def test_what_no_table_could_print_is_refused(sweep_file):
+    faults = faults_of(
+        sweep_file,
+        """
+        [rows]
+        "a" = { seed.step_s = nan, seed.tflops_seed = -inf, seed.notes = "two\\nlines", impossible = "a\\u001b[31m" }
+        "b" = { seed."x\\ny" = 3 }
+        """,
+    )
+    where = f"{sweep_file}: row"
+    assert faults == [
+        f"{where} 'a': seed.step_s must be a finite number, not nan; leave out what the seed has not",
+        f"{where} 'a': seed.tflops_seed must be a finite number, not -inf; leave out what the seed has not",
+        f"{where} 'a': seed.notes must be one line of printable text, not 'two\\nlines'",
+        f"{where} 'a': impossible must be one line of printable text, not 'a\\x1b[31m'",
+        f"{where} 'b': seed's column 'x\\ny' must be printable",
+    ]
+
+
+@pytest.mark.parametrize("rows", ["rows = 3", "[rows]", "rows = []"])
+def test_rows_that_are_no_table(sweep_file, rows):
+    assert "rows must be a table" in faults_of(sweep_file, rows)[0]
+
+
+def test_a_name_twice_is_refused_with_its_line(sweep_file):
+    (fault,) = faults_of(sweep_file, '[rows]\n"a" = {}\n"a" = {}\n')
+    assert "line 3" in fault
+
+
+def test_a_sweep_without_a_possible_row(sweep_file):
+    sweep_file.write_text('[rows]\n"a" = { impossible = "why" }\n')
+    with pytest.raises(ConfigError, match="no row can run; the first: why"):
+        load_experiment(str(sweep_file))
+
+
+@pytest.mark.parametrize("name", list_experiments())
+def test_every_shipped_experiment_loads(name):
+    assert load_experiment(name).name.startswith(name.replace("/", "-"))
+    assert (experiments_dir() / name).is_dir() == (find_sweep(name) is not None)
+
+
+def test_old_runs_are_of_no_sweep():
+    resolved = resolve(load_experiment("demo"), ClusterProfile(name="x"))
+    text = resolved.to_json().replace(' "sweep": null,\n', "").replace(' "row": null,\n', "")
+    assert '"row"' not in text
+    assert Resolved.from_json(text) == resolved
+
+
+def test_a_sweeps_folder_is_never_hidden_nor_outside():
+    assert folder_name("../../etc") == "_.._etc"
+    assert folder_name("...") == "experiment"
+
+
+# --- arrays
+
+
+def script(name: str, *directives: str) -> str:
+    lines = [f"#SBATCH --job-name={name}", *(f"#SBATCH {directive}" for directive in directives)]
+    return "\n".join(["#!/bin/bash", *lines, "", "# more", f"echo {name}", "#SBATCH --nodes=77", ""])
+
+
+def test_directives_end_at_the_first_command():
+    assert script_directives(script("a", "--nodes=2")) == ["--job-name=a", "--nodes=2"]
+
+
+def test_scripts_alike_but_for_the_name_are_one_array():
+    scripts = [script("a", "--nodes=2"), script("b", "--nodes=3"), script("c", "--nodes=2")]
+    assert group_alike(scripts, 10) == [[0, 2], [1]]
+    text = array_script("the 'table'", [scripts[0], scripts[2]])
+    assert script_directives(text) == ["--job-name='the '\"'\"'table'\"'\"''", "--nodes=2"]
+    assert script_directives(array_script("table", [scripts[0]] * 2))[0] == "--job-name=a"
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 7))
+def test_every_script_is_in_one_group_of_its_like(kinds, largest):
+    scripts = [script(str(number), f"--nodes={kind}") for number, kind in enumerate(kinds)]
+    groups = group_alike(scripts, largest)
+    assert sorted(number for group in groups for number in group) == list(range(len(kinds)))
+    assert all(len(group) <= largest for group in groups)
+    assert all(len({kinds[number] for number in group}) == 1 for group in groups)
+    assert len(groups) == sum(-(-kinds.count(kind) // largest) for kind in set(kinds))
