@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_status
+from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
 from hpc_gpt.settings.engines import can_resume
@@ -128,10 +129,18 @@ def _outcome(asked: Asked) -> tuple[bool, str] | None:
         attempts = asked.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
         return None if attempt is None else (True, _end_words(attempt))
+    end = attempt.ended()  # before the answer, which may come right before it
     if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
         done = bool(said.get("done"))
         return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
-    if end := attempt.ended():
+    if end and asked.verb == "save":
+        # It came after the attempt's last look. What that has saved at its end is what was asked for.
+        saved = newest_step(asked.run)
+        is_saved = saved is not None and saved == end.get("step")
+        return is_saved, f"{_end_words(attempt)}; " + (
+            f"saved after step {saved}" if saved is not None else "nothing is saved"
+        )
+    if end:
         wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
         return end.get("ended") == wanted, _end_words(attempt)
     later = [each for each in asked.run.attempts() if each.number > attempt.number]

@@ -19,12 +19,12 @@ class Inbox:
         self._seen: set[Request] = set()
         self._looked: float | None = None
 
-    def look(self) -> frozenset[str]:
+    def look(self, at_once: bool = False) -> frozenset[str]:
         """The verbs that are asked for: a save once, a stop or a requeue again and again. Lists a folder at most once
-        a second."""
+        a second, but `at_once`."""
         now = time.monotonic()
         new: set[Request] = set()
-        if self._attempt is not None and (self._looked is None or now >= self._looked + _LOOK_S):
+        if self._attempt is not None and (at_once or self._looked is None or now >= self._looked + _LOOK_S):
             self._looked = now
             new = set(open_requests(self._attempt)) - self._seen
             self._seen |= new

@@ -115,7 +115,7 @@ class Loop:
             if self._saver.gave_up or (agreed.asks_to_stop() and not (last and not agreed.bad_steps)):
                 return self._stop(agreed)
             if last:
-                break
+                return self._stop(None, agreed.save)
             saves = agreed.save or (train.save_every and step % train.save_every == 0)
             if saves:
                 self._save(asked=agreed.save)
@@ -208,19 +208,20 @@ class Loop:
 
         return self._saver.save(self.step, self._train_s(), progress, asked, wait)
 
-    def _save_last(self) -> bool:
+    def _save_last(self, asked: bool) -> bool:
         """The save of an attempt's end, or what stands for it; False where the weights are not finite."""
-        if self._train.save_last:
+        if self._train.save_last or asked:
             return self._save(wait=True)
         self._heart.enter(SAVING)
         return self._saver.leave_out(self.step)
 
-    def _stop(self, agreed: Word | None) -> End:
-        """The last save, fetch and line of an attempt; the end as it turned out. None: all steps are done."""
-        self._agreement.finish()
+    def _stop(self, agreed: Word | None, asked: bool = False) -> End:
+        """The last save, fetch and line of an attempt; the end as it turned out. None: all steps are done. `asked`:
+        all ranks know that somebody wants a save."""
+        asked = self._agreement.finish().save or asked or (agreed is not None and agreed.save)
         saver = self._saver
         # Saved before anybody is asked: Slurm may take 15 s of the few that it leaves after a SIGTERM.
-        sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last())
+        sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last(asked))
         self._heart.enter(LEAVING)
         end = saver.gave_up or (self._end(agreed) if agreed else End("done"))
         if self._ranks.is_first:

@@ -69,6 +69,8 @@ class Saver:
             self._take(self._checkpoints.finish())
             if self.gave_up:
                 return True
+        if wait:
+            self._look_again()
         lines = Refusal()
         if self._ranks.is_first:
             self._metrics.fetch()
@@ -78,12 +80,12 @@ class Saver:
             lines = self._metrics.refusal
         poisoned, train_s, lines = self._ranks.share((self._metrics.poisoned, train_s, lines))
         if poisoned:
-            words = f"not saved after step {step}: loss or gradient are not finite"
+            words = _not_finite(step)
             self._say(words)
             self._inbox.answer("save", step, False, words)
             return False
         if step > self.saved_step:
-            self._asked = asked
+            self._asked = asked or wait
             # Without its line a step would be missing in the record.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:
@@ -98,10 +100,15 @@ class Saver:
         False where the weights are not finite."""
         if self._checkpoints.is_saving:
             self._take(self._checkpoints.finish())
+        self._look_again()
         if self._ranks.is_first:
             self._metrics.fetch()
         poisoned = self._ranks.share(self._metrics.poisoned)
-        if not poisoned and step > self.saved_step:
+        if step <= self.saved_step:
+            self._inbox.answer("save", step, True)
+        elif poisoned:
+            self._inbox.answer("save", step, False, _not_finite(step))
+        else:
             words = f"not saved after step {step}: {_NOT_ASKED_FOR}"
             self._say(words)
             self._inbox.answer("save", step, False, words)
@@ -147,6 +154,15 @@ class Saver:
             self._inbox.answer("save", step, not outcome.refusal, words)
         self._metrics.begin_clock()
 
+    def _look_again(self) -> None:
+        """At an attempt's end: who asked during its last steps gets an answer, too."""
+        if self._ranks.is_first:
+            self._inbox.look(at_once=True)
+
     def _say(self, words: str) -> None:
         if self._ranks.is_first:
             print(words, flush=True)
+
+
+def _not_finite(step: int) -> str:
+    return f"not saved after step {step}: loss or gradient are not finite"

@@ -162,7 +162,7 @@ def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_pro
     ("verb", "end", "happened", "words"),
     [
         ("save", None, True, "saved after step 9"),
-        ("save", "error", False, "attempt 1 ended as error after step 9: boom"),
+        ("save", "error", False, "attempt 1 ended as error after step 9: boom; nothing is saved"),
         ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
         ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
         ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
@@ -185,6 +185,32 @@ def test_a_wait_ends_with_what_has_happened(running, verb, end, happened, words)
     thread.start()
     assert await_answer(asked) == (happened, words)
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("saved", "happened", "words"),
+    [
+        (9, True, "attempt 1 ended as done after step 9; saved after step 9"),
+        (7, False, "attempt 1 ended as done after step 9; saved after step 7"),
+        (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
+    ],
+)
+def test_a_save_that_came_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
+    (asked,) = ask_runs([running], "save")
+    if saved is not None:
+        folder = running.checkpoints / f"step-{saved:08d}"
+        folder.mkdir(parents=True)
+        (folder / "complete.json").write_text(json.dumps({"step": saved}))
+    running.attempts()[0].write_ended("done", None, 9)
+    assert await_answer(asked) == (happened, words)
+
+
+def test_an_answer_before_the_end_is_the_one_that_counts(running):
+    (asked,) = ask_runs([running], "save")
+    (attempt,) = running.attempts()
+    answer(attempt, asked.request, 9, False, "not saved after step 9: boom")
+    attempt.write_ended("done", None, 9)
+    assert await_answer(asked) == (False, "not saved after step 9: boom")
 
 
 def test_what_cannot_be_a_request_is_none(running):

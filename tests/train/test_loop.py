@@ -12,10 +12,13 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hpc_gpt.runs.requests import answer_of, ask
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.ending import WALLTIME, End
 from hpc_gpt.train.engines.protocol import StepResult
+from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Signals
@@ -33,6 +36,7 @@ class Begun:
         folder: Path,
         is_preemption: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
+        inbox: Inbox | None = None,
         **train: Any,
     ) -> None:
         self.engine, self.signals = CountingEngine(), Signals()
@@ -49,6 +53,7 @@ class Begun:
             self.signals,
             is_preemption,
             GpuWatch(torch.device("cpu")),
+            inbox,
         )
 
     def saved(self) -> list[str]:
@@ -241,6 +246,45 @@ def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_pat
     begun = Begun(tmp_path, steps=5, save_last=False)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     assert begun.loop.run() == End("nan", "the last loss or gradient is not finite")
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+@pytest.mark.parametrize("save_last", [True, False])
+def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
+    """Its word goes round for a step, and the folder is looked at once a second: the loop may be over by then."""
+    attempt = RunFolder(tmp_path).attempt(1)
+    attempt.folder.mkdir(parents=True)
+    begun = Begun(tmp_path, steps=5, save_last=save_last, inbox=Inbox(attempt))
+    requests = []
+
+    def ask_once(step: int) -> float:
+        if step == at:
+            requests.append(ask(attempt, "save"))
+        return 1.0
+
+    begun.engine.loss = ask_once
+    assert begun.loop.run() == End("done")
+    said = answer_of(attempt, requests[0])
+    if at == 1:  # seen at the first look, agreed upon a step later
+        assert (said["step"], said["done"]) == (2, True)
+    elif save_last:
+        assert (said["step"], said["done"], said["words"]) == (5, True, "")
+    else:
+        assert (said["done"], said["words"]) == (False, "not saved after step 5: train.save_last is false")
+        assert begun.saved() == []
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_gpt.train.inbox._LOOK_S", 0.0)
+    attempt = RunFolder(tmp_path).attempt(1)
+    attempt.folder.mkdir(parents=True)
+    begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))
+    begun.engine.loss = lambda step: float(step == at and ask(attempt, "save") is not None)
+    assert begun.loop.run() == End("done")
+    assert begun.saved() == ["step-00000005"]
 
 
 def test_a_run_that_is_through_saves_nothing_again(tmp_path: Path) -> None:
