@@ -48,6 +48,7 @@ bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/plan.py
 	@$(BIN)/python tests/benchmarks/sweep.py
 	@$(BIN)/python tests/benchmarks/engines.py
+	@$(BIN)/python tests/benchmarks/loss_on_text.py
 	@$(BIN)/python tests/benchmarks/data_path.py
 
 packages:

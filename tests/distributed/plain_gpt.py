@@ -1,6 +1,7 @@
 """The reference of the equality table: a GPT in plain PyTorch, one process, written apart from hpc_gpt's.
 
-It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name.
+It takes nothing from hpc_gpt but the numbers of an experiment and the initial weights, by name. The `float()` in it are
+nothing in fp32; under autocast they keep in fp32 what autocast keeps so on a GPU, but not on a CPU.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class PlainBlock(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / math.sqrt(hidden // self.heads)
         future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
-        attended = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        attended = scores.float().masked_fill(future, -torch.inf).softmax(-1) @ v
         x = x + self.projection(attended.transpose(1, 2).reshape(batch, seq, hidden))
-        inner = self.up(self.norm2(x))
+        inner = self.up(self.norm2(x)).float()
         gelu = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         return x + self.down(gelu)
 
@@ -71,7 +72,7 @@ class PlainGpt(nn.Module):
         x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
+        logits = self.head(self.norm(x)).float()
         # Columns that pad the vocabulary get no probability.
         logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.vocab, -torch.inf)
         return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
@@ -94,8 +95,12 @@ def train_plainly(
     initial: dict[str, Tensor],
     batches: list[tuple[Tensor, Tensor]],
     evaluation: tuple[Tensor, Tensor],
+    autocast: bool = False,
 ) -> PlainRun:
-    """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels."""
+    """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels.
+
+    With `autocast` the weights stay in fp32 and products are done in bf16.
+    """
     model = PlainGpt(shape, initial)
     parameters = list(model.parameters())
     groups = [
@@ -110,7 +115,8 @@ def train_plainly(
         optimizer = torch.optim.SGD(groups, foreach=False, fused=False)
     run = PlainRun([], [], [], 0.0, {})
     for step, (tokens, targets) in enumerate(batches):
-        loss = model(tokens, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(tokens, targets)
         loss.backward()
         norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
         if train.clip and norm > train.clip:
