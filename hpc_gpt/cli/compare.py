@@ -24,6 +24,9 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory, how each ended, and the
     settings that differ, those that decide speed first.
 
+    Two rows of a bench are compared by their rounds, in pairs, as these were measured in turns: the geometric mean of
+    the ratios of tokens/s, and Student's t. Few rounds make the interval wide, one round gives none.
+
     A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, a record.json, or
     a row of a bench, as report names it: BENCH#2 is the second. Of more than two each is compared with the first.
     """

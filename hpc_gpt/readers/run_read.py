@@ -46,7 +46,8 @@ class Curve:
 @dataclass(frozen=True)
 class RunRead:
     """One run. `failures`: the first cause first, then what else went wrong; echoes last. `files`: all it was read
-    from. `folder`: the run folder where it is one of ours, else None. `causes`: of each attempt, of others' logs."""
+    from. `folder`: the run folder where it is one of ours, else None. `causes`: of each attempt, of others' logs.
+    `rounds`: of a bench's row its tokens/s round by round."""
 
     record: Record
     curve: Curve = field(default_factory=Curve)
@@ -54,3 +55,4 @@ class RunRead:
     files: Sequence[Path] = ()
     folder: Path | None = None
     causes: Sequence[Cause] = ()
+    rounds: Sequence[float] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes, shown
 from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records
+from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records, read_rounds
 from hpc_gpt.readers.own_runs.run import read_own
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.seeds.lines import named_sweep, sweep_of
@@ -134,7 +134,9 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
 
 def read_bench(file: Path) -> list[RunRead]:
     """The rows of a bench, in its own order; ConfigError where its file is damaged."""
-    return [RunRead(record, files=[file]) for record in read_records(file) or ()]
+    records = read_records(file) or []
+    rounds = read_rounds(file, len(records))
+    return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
 
 
 def leave_record(run: RunFolder) -> Record:

@@ -1,6 +1,8 @@
 """The rows of a bench in a report and a comparison: once, and not the rounds below them."""
 
 import json
+import math
+from statistics import median as median_of
 
 import pytest
 
@@ -8,8 +10,10 @@ from hpc_gpt.bench.folder import make_folder
 from hpc_gpt.bench.row import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
+from hpc_gpt.report.comparison.compare import compare_runs
 from hpc_gpt.report.comparison.compared import read_compared
-from hpc_gpt.report.gather import gather_paths, read_one
+from hpc_gpt.report.comparison.words import as_tables, as_text
+from hpc_gpt.report.gather import gather_paths, read_bench, read_one
 from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log
@@ -75,6 +79,100 @@ def test_no_bench_of_that_id(logs):
     for name in ("20990101-000000-0000#1", "#1", "../x#1", "*#1"):
         with pytest.raises(NoSuchRun):
             read_one(name, logs)
+
+
+def rows_of(logs, *rows):
+    """A bench of rows, each `{a key of a record: its value}` and the tokens/s of its rounds; as they are read."""
+    folder = make_folder(logs, "gpt2")
+    folder.write(
+        [
+            Row(
+                str(place),
+                Record(
+                    run=folder.name_of(place), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more
+                ),
+                speeds,
+            )
+            for place, (more, speeds) in enumerate(rows)
+        ]
+    )
+    return [read_compared(f"{folder.id}#{place}", logs) for place in range(1, len(rows) + 1)]
+
+
+def test_two_rows_are_compared_by_pairs_of_rounds(logs):
+    """What moves both of a round, as heat does, is in no ratio: scipy.stats.ttest_1samp of the logarithms, by hand."""
+    a, b = rows_of(logs, ({}, (100.0, 90.0, 80.0)), ({}, (110.0, 100.0, 88.0)))
+    assert a.rounds == [100.0, 90.0, 80.0]
+    found = compare_runs(a, b)
+    ratios = [math.log(each) for each in (1.1, 100 / 90, 1.1)]
+    mean = sum(ratios) / 3
+    error = math.sqrt(sum((each - mean) ** 2 for each in ratios) / 2 / 3)
+    interval = found.speeds[0].interval
+    assert (found.verdict, found.rounds) == ("faster", (3, 3))
+    assert found.speeds[0].name == "tokens_per_s"
+    bounds = [100 * (math.exp(mean + side * 4.3027 * error) - 1) for side in (0, -1, 1)]
+    assert [interval.change, interval.low, interval.high] == pytest.approx(bounds, rel=2e-3)
+    words = as_text(found, "A", "B")
+    assert "faster by" in words
+    assert "90 -> 100, medians of 3 rounds each" in words
+    assert "Student's t of the 3 ratios" in words
+    assert "3 rounds are few" in words
+
+
+def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):
+    a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0)), ({}, (110.0, 10.0)), ({}, ()))
+    found = compare_runs(a, b)
+    assert found.verdict == "no_interval"
+    assert "A has 1 round, and an interval needs 2" in as_text(found, "A", "B")
+    found = compare_runs(b, c)
+    assert found.verdict == "no_interval"
+    assert "B was 0.0901 to 1 times as fast, round by round: too far apart" in as_text(found, "A", "B")
+    assert compare_runs(a, d).verdict == "no_interval"
+    assert "no_interval" in json.dumps(as_tables([found], ["x", "y"]))
+
+
+def test_rows_of_two_benches_have_no_pairs(logs):
+    (a,) = rows_of(logs, ({}, (100.0, 101.0, 99.0)))
+    (b,) = rows_of(logs, ({}, (50.0, 50.5, 49.5, 50.1)))
+    found = compare_runs(a, b)
+    assert (found.verdict, found.rounds) == ("slower", (3, 4))
+    assert "Welch's t" in as_text(found, "A", "B")
+    assert found.speeds[0].interval.change == pytest.approx(-50, abs=0.2)
+
+
+def test_a_row_that_stopped_early_is_paired_as_far_as_it_goes(logs):
+    a, b = rows_of(logs, ({}, (100.0, 100.0, 100.0)), ({}, (100.0, 103.0)))
+    assert (
+        compare_runs(a, b).speeds[0].interval
+        == compare_runs(*rows_of(logs, ({}, (100.0, 100.0)), ({}, (100.0, 103.0)))).speeds[0].interval
+    )
+
+
+def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
+    one = {"gpus": 1, "hidden": 64, "tflops_model": 10.0}
+    two = {"gpus": 2, "hidden": 128, "tflops_model": 15.0}
+    found = compare_runs(*rows_of(logs, (one, (100.0, 102.0, 98.0)), (two, (150.0, 153.0, 147.0))))
+    assert [speed.name for speed in found.speeds] == ["tokens_per_s", "tokens_per_s_gpu", "tflops_model"]
+    assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
+
+
+def test_a_row_and_a_run_have_no_interval_and_the_words_say_what_has(bench, logs):
+    found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
+    assert found.verdict == "no_interval"
+    assert "is a row of a bench" in as_text(found, "A", "B")
+
+
+def test_rounds_that_are_no_speeds_are_none(bench, logs):
+    for damaged in ([{"tokens_per_s": ["fast"]}, {"tokens_per_s": [True, -1]}], [{}], "x", [1, 2]):
+        page = json.loads(bench.file.read_text())
+        page["rows"] = damaged
+        bench.file.write_text(json.dumps(page))
+        assert [run.rounds for run in read_bench(bench.file)] == [[], []]
+
+
+def test_the_only_row_of_a_bench_by_its_file(logs):
+    (a,) = rows_of(logs, ({}, (100.0, 101.0)))
+    assert read_compared(str(a.files[0]), logs).rounds == [100.0, 101.0]
 
 
 def test_a_report_of_that_name_hides_no_run(logs):

@@ -29,6 +29,20 @@ def read_records(path: Path) -> list[Record] | None:
     return [_record(each, path) for each in listed]
 
 
+def read_rounds(path: Path, rows: int) -> list[list[float]]:
+    """Tokens/s round by round of each of a bench's rows, of which there are so many; none where that is not told."""
+    listed = _tables(path).get("rows")
+    if not isinstance(listed, list) or len(listed) != rows:
+        return [[] for _ in range(rows)]
+    return [_speeds(each.get("tokens_per_s") if isinstance(each, dict) else None) for each in listed]
+
+
+def _speeds(listed: Any) -> list[float]:
+    figures = listed if isinstance(listed, list) else []
+    sound = all(isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < 1e15 for each in figures)
+    return [float(each) for each in figures] if sound else []
+
+
 def _tables(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where it holds none."""
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.comparison.difference import Interval, Series, Values, resolution, series_of, speed_change
 from hpc_gpt.report.comparison.loss_difference import LossDifference, loss_difference
+from hpc_gpt.report.comparison.rounds import FEWEST_ROUNDS, rounds_change, times
 from hpc_gpt.report.comparison.settings import Apart, settings_apart
 from hpc_gpt.runs.record import Record
 
@@ -37,8 +38,9 @@ class Speed:
 class Comparison:
     """B against A. `verdict` is one of VERDICTS; the first of `speeds` decides it.
 
-    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: how many steady steps each has. `notes`: what a
-    reader must know, with {a} and {b} for the runs' names.
+    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: how many steady steps each has. `rounds`: of two
+    rows of benches, which are compared by these, how many each has. `notes`: what a reader must know, with {a} and {b}
+    for the runs' names.
     """
 
     a: RunRead
@@ -47,23 +49,29 @@ class Comparison:
     speeds: Sequence[Speed]
     reasons: Sequence[tuple[int, str]]
     steps: tuple[int, int]
+    rounds: tuple[int, int]
     apart: Sequence[Apart]
     losses: LossDifference | None
     notes: Sequence[str]
 
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
-    """Compares B with A: steady steps by step_s, or by tokens/s where a step is not the same work."""
+    """Compares B with A: steady steps by step_s, or by tokens/s where a step is not the same work; two rows of benches
+    by their rounds."""
     sides = [_steady(a), _steady(b)]
-    series = [_series(run, side) for run, side in zip((a, b), sides, strict=True)]
-    reasons = [(place, reason) for place, reason in enumerate(series) if isinstance(reason, str)]
     notes: list[str] = []
-    speeds = _speeds(a, b, series, _unsure((a, b), sides), notes)
+    rounds = (len(a.rounds), len(b.rounds)) if a.rounds and b.rounds else (0, 0)
+    if all(rounds):
+        speeds, reasons = _speeds_of_rows(a, b, notes)
+    else:
+        series = [_series(run, side) for run, side in zip((a, b), sides, strict=True)]
+        reasons = [(place, reason) for place, reason in enumerate(series) if isinstance(reason, str)]
+        speeds = _speeds(a, b, series, _unsure((a, b), sides), notes)
     verdict = _verdict(a, b, speeds)
     apart = settings_apart(a.record, b.record)
-    losses = loss_difference(a, b) if _losses_match(a.record, b.record, notes) else None
+    losses = loss_difference(a, b) if not all(rounds) and _losses_match(a.record, b.record, notes) else None
     notes += _skipped(a, "{a}") + _skipped(b, "{b}") + _kinship(a, b, verdict, apart, losses)
-    return Comparison(a, b, verdict, speeds, reasons, (len(sides[0]), len(sides[1])), apart, losses, notes)
+    return Comparison(a, b, verdict, speeds, reasons, (len(sides[0]), len(sides[1])), rounds, apart, losses, notes)
 
 
 def _steady(run: RunRead) -> Values:
@@ -77,6 +85,8 @@ def _steady(run: RunRead) -> Values:
 
 def _series(run: RunRead, step_s: Values) -> Series | str:
     """The logarithms of the seconds as a series, or why it gives no interval."""
+    if run.rounds:
+        return "is a row of a bench, which has rounds and no single steps: compare the run folders of its rounds"
     if not len(step_s) and run.record.step_s is not None:
         return "gives no times of single steps, only a step_s"
     return series_of(np.log(step_s))
@@ -129,6 +139,51 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
         notes.append("a token is not the same work in both, so tflops_model, per GPU, stands beside tokens/s")
         more.append(speed("tflops_model", [_flops_per_step(run.record) for run in (a, b)]))
     return [per_s, *(each for each in more if each is not None)]
+
+
+def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
+    """Tokens/s of two rows, and what stands beside them; (place, reason) where there is no interval."""
+    too_few = [(place, run) for place, run in enumerate((a, b)) if len(run.rounds) < FEWEST_ROUNDS]
+    reasons = [(place, f"has {len(run.rounds)} round, and an interval needs {FEWEST_ROUNDS}") for place, run in too_few]
+    interval = None
+    if not reasons:
+        paired = list(a.files) == list(b.files)
+        found = rounds_change(a.rounds, b.rounds, paired)
+        if isinstance(found, str):
+            reasons.append((1, found))
+        else:
+            interval = found
+        common = min(len(a.rounds), len(b.rounds))
+        which = (
+            f"the interval is Student's t of the {common} ratios of rounds that were measured in turns"
+            if paired
+            else "the rows are of two benches, so their rounds are no pairs: the interval is Welch's t"
+        )
+        if interval is not None:
+            notes.append(which)
+        if common < _FEW_ROUNDS:
+            notes.append(f"{common} rounds are few, which makes an interval wide: bench --rounds 5 or more")
+    middles = [run.record.tokens_per_s for run in (a, b)]
+    speeds = [Speed("tokens_per_s", middles[0], middles[1], interval)]
+    differ = _differ(a.record, b.record)
+    beside: list[tuple[str, list[float | None]]] = []
+    if "gpus" in differ:
+        gpus = [_size(run.record.gpus) for run in (a, b)]
+        beside.append(
+            ("tokens_per_s_gpu", [_size(own) / n if n else None for own, n in zip(middles, gpus, strict=True)])
+        )
+    if set(differ) & {"seq", *_SHAPE}:
+        notes.append("a token is not the same work in both, so tflops_model, per GPU, stands beside tokens/s")
+        beside.append(("tflops_model", [run.record.tflops_model for run in (a, b)]))
+    for name, figures in beside:
+        sizes = [*map(_size, figures), *map(_size, middles)]
+        if all(sizes):
+            worth = sizes[1] / sizes[0] * sizes[2] / sizes[3]
+            speeds.append(Speed(name, sizes[0], sizes[1], times(interval, worth) if interval else None))
+    return speeds, reasons
+
+
+_FEW_ROUNDS = 5
 
 
 def _size(figure: float | None) -> float:

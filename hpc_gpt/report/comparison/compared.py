@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records
+from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, is_bench, read_records
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.report.gather import read_one
+from hpc_gpt.report.gather import read_bench, read_one
 
 
 def read_compared(name: str, logs: Path) -> RunRead:
@@ -28,4 +28,4 @@ def read_compared(name: str, logs: Path) -> RunRead:
         some = ", ".join(str(record.run) for record in records[:5]) + (", …" if len(records) > 5 else "")
         hint = f"compare one row with one, as {name}#1" if path.name == BENCH_FILE else "compare one run with one"
         raise ConfigError(f"{name} holds {len(records)} records: {some}", hint)
-    return RunRead(records[0], files=[path])
+    return read_bench(path)[0] if is_bench(path) else RunRead(records[0], files=[path])

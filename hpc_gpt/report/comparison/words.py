@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hpc_gpt.readers.own_runs.run import DIALECT
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.choice import show_value
 from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
@@ -94,7 +95,7 @@ def title(run: RunRead) -> str:
     if record.tp:
         parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
     if record.gpus:
-        what = "rank" if run.folder and not record.device else "GPU"
+        what = "rank" if record.dialect == DIALECT and not record.device else "GPU"
         parts.append(f"{record.gpus} {what}{'' if record.gpus == 1 else 's'}")
     parts += [str(part) for part in (record.device, record.engine, record.dtype) if part]
     return plain(", ".join(parts))
@@ -103,13 +104,21 @@ def title(run: RunRead) -> str:
 def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
     show = show_seconds if speed.name == "step_s" else show_digits if speed.name == "tflops_model" else show_whole
     text = f"{show(speed.a)} -> {show(speed.b)}{' s' if speed.name == 'step_s' else ''}"
-    if place == 0 and all(comparison.steps):
+    if place == 0 and all(comparison.rounds):
+        text += f", medians of {_rounds(*comparison.rounds)}"
+    elif place == 0 and all(comparison.steps):
         text += f", medians of {comparison.steps[0]:,} and {comparison.steps[1]:,} steady steps"
     if place > 0 and speed.interval is not None:
         middle, ends = percent_words(speed.interval)
         word = "higher" if speed.interval.change > 0 else "lower"
         text += f", {word} by {middle} % ({ends})" if speed.interval.is_shown else f", no difference shown ({ends} %)"
     return text
+
+
+def _rounds(of_a: int, of_b: int) -> str:
+    """`3 rounds each`, `3 rounds and 1`."""
+    plural = "s" if of_a != 1 else ""
+    return f"{of_a} round{plural} each" if of_a == of_b else f"{of_a} round{plural} and {of_b}"
 
 
 def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
@@ -214,6 +223,7 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
             for speed in comparison.speeds
         ],
         "steady_steps": list(comparison.steps),
+        "rounds": list(comparison.rounds),
         "no_interval": [{"run": "ab"[place], "reason": reason} for place, reason in comparison.reasons],
         "differ": listed[True],
         "stated_by_one": listed[False],

@@ -319,7 +319,7 @@ def test_json_has_stable_keys():
     assert found["schema"] == 1
     (comparison,) = found["comparisons"]
     assert list(comparison) == [
-        "a", "b", "runs", "names", "verdict", "words", "speeds", "steady_steps", "no_interval", "differ",
+        "a", "b", "runs", "names", "verdict", "words", "speeds", "steady_steps", "rounds", "no_interval", "differ",
         "stated_by_one", "loss", "memory_allocated_gib", "memory_reserved_gib", "ended", "cause", "notes",
     ]  # fmt: skip
     assert comparison["verdict"] in VERDICTS
