@@ -93,6 +93,7 @@ def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     settled = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
     faults = [*_layout_faults(settled, layout), *_switch_faults(settled, layout)]
     faults += _offload_faults(settled, train)
+    faults += _optimizer_faults(settled, train)
     faults += _size_faults(settled, layout, shape)
     if faults:
         kind = LayoutError if faults[0].of_layout else ConfigError
@@ -196,6 +197,26 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates what is offloaded, "
                     "where those kernels do not run",
                     "leave train.optimizer_mode out: the host's own kernel is taken")  # fmt: skip
+
+
+def _optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    if train.optimizer_mode != "compiled":
+        return
+    if engine.name != "ddp":
+        yield Fault(f"train.optimizer_mode is compiled, which engine {engine.name} does not have",
+                    "leave train.optimizer_mode out, or use --engine ddp")  # fmt: skip
+        return
+    if train.dtype == "fp32":
+        yield Fault("train.optimizer_mode is compiled, which updates half weights with their fp32 masters, but "
+                    "train.dtype is fp32, which has no masters",
+                    'use train.dtype = "bf16" or "fp16", or leave train.optimizer_mode out')  # fmt: skip
+    if train.optimizer != "adamw":
+        yield Fault(f"train.optimizer_mode is compiled, which is AdamW, but train.optimizer is {train.optimizer}",
+                    'use train.optimizer = "adamw", or leave train.optimizer_mode out')  # fmt: skip
+    if engine.sharded_optimizer:
+        yield Fault("train.optimizer_mode is compiled, which updates all of a model in one pass, but "
+                    "engine.sharded_optimizer gives each rank a share",
+                    "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
 
 
 def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:

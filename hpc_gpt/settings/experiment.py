@@ -120,6 +120,8 @@ class Train:
     """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
 
     `optimizer_mode` is how the update is computed; `host` is the processor's own kernel, for offloaded states.
+    `compiled` updates masters, moments and half weights in one pass that a compiler makes (engine ddp, bf16 or fp16);
+    `fused` stays the default until a GPU has measured the two side by side.
     `until_loss` ends the run as done once an evaluation, or without any the mean over the last 20 steps, is no higher.
     Without `save_last` an attempt leaves no checkpoint at its end. Of checkpoints the last `keep_last` stay (0: all),
     and those whose step `keep_every` divides (0: none). A save that the disk refuses is left out, `max_failed_saves` in
@@ -137,7 +139,7 @@ class Train:
     deterministic: bool = False
     tf32: bool = False
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    optimizer_mode: Literal["fused", "foreach", "for-loop", "host"] | None = None
+    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = None
     lr: float = 3e-4
     min_lr: float = 0.0
     warmup_steps: int = 0

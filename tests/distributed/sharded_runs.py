@@ -28,6 +28,7 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.train.engines.flat_masters import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
@@ -41,7 +42,9 @@ DP1, DP2, DP4, TP2, TP2_DP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4),
 Scenario = Callable[[Path], Any]
 
 
-def settings(name: str, layout: Layout, dtype: str = "fp32", count: int = 2, **engine: Any) -> Resolved:
+def settings(
+    name: str, layout: Layout, dtype: str = "fp32", count: int = 2, mode: str | None = None, **engine: Any
+) -> Resolved:
     """`count` micro-batches a step. hidden 30 is uneven: over 4 ranks, and in each half of it over 2."""
     return resolve(
         Experiment(
@@ -49,19 +52,31 @@ def settings(name: str, layout: Layout, dtype: str = "fp32", count: int = 2, **e
             model=Model(hidden=30, layers=2, heads=2, vocab=VOCAB, seq=SEQ),
             engine=Engine(name=name, **engine),  # type: ignore[arg-type]
             layout=LayoutRequest(**asdict(layout), gpus=layout.gpus, micro_batches=count, global_batch=GLOBAL_BATCH),
-            train=Train(steps=STEPS, dtype=dtype, lr=5e-4, min_lr=1e-4, warmup_steps=2, clip=CLIP),  # type: ignore[arg-type]
+            train=Train(
+                steps=STEPS,
+                dtype=dtype,  # type: ignore[arg-type]
+                optimizer_mode=mode,  # type: ignore[arg-type]
+                lr=5e-4,
+                min_lr=1e-4,
+                warmup_steps=2,
+                clip=CLIP,
+            ),
         ),
         ClusterProfile(name="test", scheduler="local", gpus_per_node=8),
     )
 
 
 DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
+COMPILED = partial(DDP, mode="compiled", compile_backend="aot_eager")  # which needs no compiler
 # What each world size trains for six steps, to be held against the reference.
 TRAININGS: dict[int, dict[str, Resolved]] = {
     1: {
         "ddp": DDP(DP1),
         "ddp bf16": DDP(DP1, "bf16", 4),
         "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
+        "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
         "fsdp": FSDP(DP1),
     },
     2: {
@@ -70,6 +85,8 @@ TRAININGS: dict[int, dict[str, Resolved]] = {
         "ddp bf16": DDP(DP2, "bf16", 4),
         "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
         "ddp fp16": DDP(DP2, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP2, "bf16", 4),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16", 1),
         "fsdp": FSDP(DP2),
         "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
         "fsdp offload": FSDP(DP2, offload="full"),
@@ -81,10 +98,11 @@ TRAININGS: dict[int, dict[str, Resolved]] = {
 }
 # Saved after three steps and continued on the same ranks.
 RESUMED: dict[int, dict[str, Resolved]] = {
-    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16")},
+    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp bf16 compiled": COMPILED(DP1, "bf16", 1)},
     2: {
         "ddp sharded": DDP(DP2, sharded_optimizer=True),
         "ddp fp16": DDP(DP2, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
         "fsdp": FSDP(DP2),
         "fsdp fp16": FSDP(DP2, "fp16"),
         "fsdp offload": FSDP(DP2, offload="full"),
@@ -107,9 +125,16 @@ MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
 }
 # A rank's gradient that is not finite.
 BROKEN: dict[int, dict[str, Resolved]] = {
-    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16")},
+    1: {
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16"),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16"),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+    },
     2: {
         "ddp fp16": DDP(DP2, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
         "fsdp": FSDP(DP2),
         "fsdp fp16": FSDP(DP2, "fp16"),
         "fsdp tp fp16": FSDP(TP2, "fp16"),
@@ -118,10 +143,16 @@ BROKEN: dict[int, dict[str, Resolved]] = {
 }
 # Steps whose collectives are listed.
 LISTED: dict[int, dict[str, Resolved]] = {
-    1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16")},
+    1: {
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16"),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+    },
     2: {
         **{f"ddp m{count}": DDP(DP2, count=count) for count in (1, 4)},
         **{f"ddp bf16 m{count}": DDP(DP2, "bf16", count) for count in (1, 4)},
+        **{f"ddp bf16 compiled m{count}": COMPILED(DP2, "bf16", count) for count in (1, 4)},
         **{f"fsdp m{count}": FSDP(DP2, count=count) for count in (1, 4)},
         **{f"fsdp kept m{count}": FSDP(DP2, count=count, reshard=False) for count in (1, 4)},
         "fsdp bf16": FSDP(DP2, "bf16"),
@@ -224,7 +255,7 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
 
     def poisoned(lr: float) -> Any:
         if dist.get_rank() == 0 or resolved.engine.name == "ddp":  # whose gradients are the same on all
-            engine._update._counted[0].grad.view(-1)[0] = math.inf
+            _first_gradient(engine).view(-1)[0] = math.inf
         return apply(lr)
 
     engine._update.apply = poisoned
@@ -238,6 +269,14 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
         "scales": _everyone(engine._scaler.read().get("scale")),
     }
     return {**found, "then": train(engine, resolved, range(3, 5)), "step": engine.step}
+
+
+def _first_gradient(engine: Any) -> torch.Tensor:
+    masters = getattr(engine, "_masters", None)
+    if isinstance(masters, FlatMasters):
+        return masters.gradient_of(masters.weights[0])
+    gradient: torch.Tensor = (getattr(engine, "_shards", None) or engine._parameters)[0].grad
+    return gradient
 
 
 def _moments(engine: Any) -> list[Any]:
@@ -261,6 +300,11 @@ class Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[str] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        # Else what is compiled refuses to run below it.
+        return True
 
     def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if called.namespace == "c10d" or called is torch.ops.aten._local_scalar_dense.default:

@@ -17,8 +17,6 @@ from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.tensor_parallel import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 
-_INSTEAD = 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
-
 
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
     """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
@@ -34,8 +32,9 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     if engine.compile == "none":
         return
     device = next(module.parameters()).device
-    if engine.compile_backend == "inductor":
-        _check_compilers(device)
+    check_backend(
+        engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
+    )
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     losses = [part for part in module.modules() if isinstance(part, VocabParallelLoss)]
     if engine.compile == "whole":
@@ -58,20 +57,25 @@ def compile_seconds() -> float | None:
     return seconds or None
 
 
-def _check_compilers(device: torch.device) -> None:
-    """Refuses Inductor where what it calls is missing: a C++ compiler on a CPU, Triton and a C compiler on a GPU."""
+def check_backend(backend: str, device: torch.device, instead: str) -> None:
+    """Refuses Inductor where what it calls is missing: a C++ compiler on a CPU, Triton and a C compiler on a GPU.
+
+    `instead` is what the user may do without one, the end of the ConfigError's hint.
+    """
+    if backend != "inductor":
+        return
     if device.type == "cpu":
         wanted, names = "a C++ compiler", [os.environ.get("CXX", "g++")]
     else:
         if importlib.util.find_spec("triton") is None:
             raise ConfigError(
                 'engine.compile_backend is "inductor", which needs Triton for a GPU, but it is not installed',
-                f"install torch's CUDA wheel, which brings it, {_INSTEAD}",
+                f"install torch's CUDA wheel, which brings it, {instead}",
             )
         wanted, names = "a C compiler", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(shutil.which(name) for name in names):
         raise ConfigError(
             f'engine.compile_backend is "inductor", which needs {wanted} for a {device.type.upper()}, but there '
             f"is no {' or '.join(names)} on PATH",
-            f"put one on PATH or load its module, {_INSTEAD}",
+            f"put one on PATH or load its module, {instead}",
         )

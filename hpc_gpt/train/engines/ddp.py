@@ -1,7 +1,8 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 keep fp32 masters (`master_weights`). With `engine.sharded_optimizer` the moments are dealt out over the
-ranks by ZeroRedundancyOptimizer, whole parameters at a time.
+bf16 and fp16 keep fp32 masters (`master_weights`), with `train.optimizer_mode` compiled flat ones that one pass updates
+(`one_pass_adamw`). With `engine.sharded_optimizer` the moments are dealt out over the ranks by ZeroRedundancyOptimizer,
+whole parameters at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
-from hpc_gpt.train.engines.gradient_buckets import average_into_masters
+from hpc_gpt.train.engines.flat_masters import FlatMasters
+from hpc_gpt.train.engines.gradient_buckets import average_in_place, average_into_masters
+from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of
 from hpc_gpt.train.engines.loss_scaler import LossScaler
 from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
+from hpc_gpt.train.engines.one_pass_adamw import OnePassAdamW
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.train.engines.update import Update
@@ -64,22 +68,25 @@ class Ddp:
         self._attention = attention_kernels(resolved, device)
         self.module = Gpt(resolved.model, train.seed, techniques=Techniques.of(engine)).to(device)
         parameters = list(self.module.parameters())
-        self._masters = MasterWeights(parameters, HALF[train.dtype]) if train.dtype in HALF else None
+        self._masters = _masters_of(resolved, parameters)
         if self._masters is not None:
             parameters = self._masters.masters
         self._parameters = parameters
-        self._optimizer = _build_optimizer(resolved, parameters)
+        self._optimizer = _build_optimizer(resolved, parameters, self._masters)
         compile_model(self.module, engine)
         self._replicas = self._wrap() if layout.dp > 1 else None
         self._scaler = LossScaler(train.dtype, device)
-        self._update = Update(self._optimizer, parameters, None, train.clip, self._scaler, device)
+        norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(parameters))
+        self._update = Update(self._optimizer, norms, None, train.clip, self._scaler, device)
         self._checkpoint = ReplicatedCheckpoint(parameters, self._optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
         """The ranks begin with the same weights, drawn by the same seed, so none are sent. Every parameter is used in
         every step and none is looked for, so that `static_graph` would save nothing."""
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False)
-        if self._masters is not None:
+        if isinstance(self._masters, FlatMasters):
+            wrapped.register_comm_hook(self._masters, average_in_place)
+        elif self._masters is not None:
             wrapped.register_comm_hook(self._masters, average_into_masters)
         return wrapped
 
@@ -102,7 +109,7 @@ class Ddp:
         lr = learning_rate(self._resolved.train, self._step)
         norm, skipped = self._update.apply(lr)
         if self._masters is not None:
-            self._masters.copy_back()
+            self._masters.finish_step()
         self._forget_gradients()
         self._step += 1
         return StepResult(self._mean(total / count), norm, lr, skipped)
@@ -121,10 +128,9 @@ class Ddp:
     def _forget_gradients(self) -> None:
         if self._replicas is not None and self._masters is None:
             # They are the buckets, a gradient's only memory, and have to stay in place.
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            torch._foreach_zero_(gradients)
+            torch._foreach_zero_(gradients_of(self._parameters))
             return
-        for parameter in (*self._parameters, *self.module.parameters()):
+        for parameter in self.module.parameters():
             parameter.grad = None
 
     @torch.no_grad()
@@ -166,7 +172,23 @@ class Ddp:
         return sum(parameter.numel() for parameter in self._parameters)
 
 
-def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _masters_of(resolved: Resolved, weights: list[nn.Parameter]) -> MasterWeights | None:
+    """Of half `weights`, which they become; None in fp32."""
+    train = resolved.train
+    if train.dtype not in HALF:
+        return None
+    half = HALF[train.dtype]
+    if train.optimizer_mode != "compiled":
+        return MasterWeights(weights, half)
+    once = resolved.batch.micro_batches == resolved.layout.dp == 1
+    return FlatMasters(weights, half, half if once else torch.float32)
+
+
+def _build_optimizer(
+    resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
+) -> torch.optim.Optimizer:
+    if isinstance(masters, FlatMasters):
+        return OnePassAdamW(resolved.train, masters, resolved.engine)
     whole = build_optimizer(resolved.train, parameters)
     if not resolved.engine.sharded_optimizer:
         return whole

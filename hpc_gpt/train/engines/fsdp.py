@@ -31,7 +31,7 @@ from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_sharded
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
-from hpc_gpt.train.engines.gradient_norm import owned
+from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of, owned
 from hpc_gpt.train.engines.loss_scaler import LossScaler
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
@@ -76,7 +76,10 @@ class Fsdp:
         optimizer = build_optimizer(train, self._shards)
         self._scaler = LossScaler(train.dtype, device)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
-        self._update = Update(optimizer, owned(self._shards, self.tp_rank), everyone, train.clip, self._scaler, device)
+        counted = owned(self._shards, self.tp_rank)
+        self._update = Update(
+            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
+        )
         self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
 
     @property

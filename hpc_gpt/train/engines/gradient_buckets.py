@@ -4,6 +4,7 @@
 import torch
 import torch.distributed as dist
 
+from hpc_gpt.train.engines.flat_masters import FlatMasters
 from hpc_gpt.train.engines.master_weights import MasterWeights
 
 
@@ -29,5 +30,24 @@ def average_into_masters(
     whole /= dist.get_world_size()
     averaged = dist.all_reduce(whole, async_op=True).get_future()
     # DDP waits for it, and takes what it holds back to the half gradients, which nobody needs any more.
+    done: torch.futures.Future[torch.Tensor] = averaged.then(lambda _: half)
+    return done
+
+
+def average_in_place(
+    masters: FlatMasters,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The same for masters whose gradients are fp32 sums in a flat buffer: they are averaged where they lie, all those
+    of a bucket in one call."""
+    half = bucket.buffer()
+    weights = bucket.parameters()
+    for weight, gradient in zip(weights, bucket.gradients(), strict=True):
+        masters.add(weight, gradient)
+    sums = [masters.gradient_of(weight) for weight in weights]
+    torch._foreach_div_(sums, dist.get_world_size())
+    group = dist.group.WORLD
+    assert group is not None
+    averaged = group.allreduce_coalesced(sums).get_future()
     done: torch.futures.Future[torch.Tensor] = averaged.then(lambda _: half)
     return done

@@ -30,11 +30,22 @@ def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter
     return [parameter for parameter in parameters if counts(parameter, tp_rank)]
 
 
-def whole_norm(counted: list[Tensor], group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """The norm of the gradients that all ranks of `group` count, each its own (None: this rank alone); on `device`."""
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients of those that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norms_of(gradients: list[Tensor]) -> Tensor:
+    """The norm of each, in one tensor."""
+    return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
+
+
+def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """The norm of what all ranks of `group` count, each its own, of whose pieces `norms` are the norms (None: this rank
+    alone); on `device`."""
     square = torch.zeros((), dtype=torch.float64, device=device)
-    if counted:
-        square += torch.stack(torch._foreach_norm(counted)).double().square().sum().to(device)
+    if norms.numel():
+        square += norms.double().square().sum().to(device)
     if group is not None:
         dist.all_reduce(square, group=group)
     return square.sqrt().float()
@@ -66,9 +77,9 @@ class GradientNorm:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        counted = [parameter.grad for parameter in self.owned if parameter.grad is not None]
+        counted = gradients_of(self.owned)
         device = self.parameters[0].device
-        self.norm = whole_norm(counted, self.group, device)
+        self.norm = whole_norm(norms_of(counted), self.group, device)
         self.skipped = ~self.norm.isfinite()
         divisor = clip_divisor(self.norm, self.clip)
         if is_fused(optimizer):
@@ -77,5 +88,4 @@ class GradientNorm:
             for parameter in self.parameters:
                 parameter.grad = None  # which an optimizer passes over
         elif divisor is not None:
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            torch._foreach_div_(gradients, divisor)
+            torch._foreach_div_(gradients_of(self.parameters), divisor)

@@ -32,19 +32,23 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
     Fused, as torch's own kernels: no compiler, one pass, no host sync; on the host, where offloaded states are, the
     same. Foreach is one launch for all parameters and operation, for-loop one for each; both make the host wait for
     the gradient's norm, as they cannot be told on the device to leave a step out. Results differ by rounding alone.
-
-    Matrices and embeddings decay; biases and norms (one-dimensional) do not.
+    Mode compiled is `one_pass_adamw`, which is built over flat masters.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
-    parameters = list(parameters)
     groups = [
-        {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0},
+        {"params": part, "weight_decay": decay}
+        for part, decay in zip(by_decay(parameters), (train.weight_decay, 0.0), strict=True)
     ]
     if train.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=train.lr, **how)
     return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, **how)
+
+
+def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Those whose weights decay, matrices and embeddings, and the others: biases and norms (one-dimensional)."""
+    parameters = list(parameters)
+    return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
 
 
 def _dimensions(parameter: nn.Parameter) -> int:

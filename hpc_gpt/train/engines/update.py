@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
-from hpc_gpt.train.engines.gradient_norm import whole_norm
+from hpc_gpt.train.engines.gradient_norm import gradients_of, whole_norm
 from hpc_gpt.train.engines.loss_scaler import LossScaler
 
 
 class Update:
     """One optimizer's steps over gradients that are ready, and not finite ones left out.
 
-    `counted` are this rank's parameters whose gradients make up the norm, each number of the model on one rank of
-    `group` (None: this rank alone). `clip` 0 does not clip. The loss scale and the clipping are one division, which
+    `norms` gives those of the pieces of gradient that this rank counts, each number of the model on one rank of `group`
+    (None: this rank alone). `clip` 0 does not clip. The loss scale and the clipping are one division, which
     torch's fused kernels do while they read the gradient anyway; they also leave weights and moments alone where they
     are told to. So nothing waits for the device, but where the optimizer is not fused: there, as in torch's own
     GradScaler, the host must know whether to call it.
@@ -26,7 +26,7 @@ class Update:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        counted: Iterable[Tensor],
+        norms: Callable[[], Tensor],
         group: dist.ProcessGroup | None,
         clip: float,
         scaler: LossScaler,
@@ -35,7 +35,7 @@ class Update:
         self.optimizer = optimizer
         # ZeroRedundancyOptimizer keeps the one that works on this rank's share inside.
         self._kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-        self._counted = list(counted)
+        self._norms = norms
         self._group = group
         self._clip = clip
         self._scaler = scaler
@@ -58,11 +58,11 @@ class Update:
             self.optimizer.step()
         elif not skipped:
             if divisor is not None:
-                gradients = [one.grad for group in self._kernel.param_groups for one in group["params"]]
-                torch._foreach_div_([gradient for gradient in gradients if gradient is not None], divisor)
+                owners = [one for group in self._kernel.param_groups for one in group["params"]]
+                torch._foreach_div_(gradients_of(owners), divisor)
             self.optimizer.step()
         self._scaler.follow(skipped)
         return norm, skipped
 
     def _norm(self) -> Tensor:
-        return whole_norm([one.grad for one in self._counted if one.grad is not None], self._group, self._device)
+        return whole_norm(self._norms(), self._group, self._device)

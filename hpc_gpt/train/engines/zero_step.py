@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
-from hpc_gpt.train.engines.gradient_norm import counts, whole_norm
+from hpc_gpt.train.engines.gradient_norm import counts, norms_of, whole_norm
 
 # What looks at a norm, and what writes a number over one that is not finite, reading that number from the device.
 _UNSEEN: dict[str, Callable[..., Any]] = {
@@ -81,7 +81,8 @@ class UnseenStep:
         for index, parameters in enumerate(groups):
             own = [one for one in wrapped.averaged_gradients[index] if not getattr(one, "_zero_padding", False)]
             counted += [one for one, of in zip(own, parameters, strict=False) if counts(of, self._tp_rank)]
-        return whole_norm(counted, dist.group.WORLD if dist.get_world_size() > 1 else None, wrapped.device)
+        group = dist.group.WORLD if dist.get_world_size() > 1 else None
+        return whole_norm(norms_of(counted), group, wrapped.device)
 
     def _step_unseen(self, closure: Any = None) -> None:
         # As it was behind the step: a checkpoint holds it.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter, split_of
+from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of
 from hpc_gpt.train.engines.loss_scaler import LossScaler
 from hpc_gpt.train.engines.master_weights import MasterWeights
 from hpc_gpt.train.engines.update import Update
@@ -29,7 +30,8 @@ def make(kind: str, mode: str, clip: float = 0.0, dtype: str = "fp32") -> tuple[
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,))]
     scaler = LossScaler(dtype, CPU)
     optimizer = OPTIMIZERS[kind](parameters, mode)
-    return parameters, Update(optimizer, parameters, None, clip, scaler, CPU), scaler
+    update = Update(optimizer, lambda: norms_of(gradients_of(parameters)), None, clip, scaler, CPU)
+    return parameters, update, scaler
 
 
 def give(parameters: list[nn.Parameter], seed: int, scale: float = 1.0) -> float:
