@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.predicted import with_predicted_memory
 from hpc_gpt.bench.preparation import Asked, prepare_cell
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
@@ -60,12 +61,11 @@ LADDERS: Mapping[str, Ladder] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One row of a group and its cell. `resolved` is what it runs, or would; None where that cannot be."""
+    """One row of a group and its cell."""
 
     sweep: str
     row: Row
     cell: Cell
-    resolved: Resolved | None = None
 
 
 def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
@@ -107,8 +107,8 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: Row, gpus: int) -
         wanted = _as_wanted(asked, file, row)
         record = _refused(f"{sweep}-{row.name}", reason, wanted)
         record = replace(record, settings={"sweep": {"name": sweep, "row": row.name}})
-        return Rung(sweep, row, Cell(row.name, record=record), wanted)
-    return Rung(sweep, row, cell, resolved)
+        return Rung(sweep, row, Cell(row.name, record=record))
+    return Rung(sweep, row, cell)
 
 
 def _check_gpus(wanted: int | None, gpus: int) -> None:
@@ -127,4 +127,5 @@ def _as_wanted(asked: Asked, file: ExperimentFile, row: Row) -> Resolved | None:
 def _refused(name: str, reason: str, resolved: Resolved | None) -> Record:
     """The record of a run that cannot be on this machine."""
     asked = figures_asked(resolved) if resolved is not None else {}
-    return Record(name=name, dialect=DIALECT, ended="refused", cause=reason, **asked)
+    record = Record(name=name, dialect=DIALECT, ended="refused", cause=reason, **asked)
+    return with_predicted_memory(record, resolved) if resolved is not None else record

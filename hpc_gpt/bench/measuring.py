@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.predicted import with_predicted_memory
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import Prepared, start_run, write_run
 from hpc_gpt.launch.waiting import GOOD_ENDS, follow
@@ -64,7 +65,7 @@ def _measure_ours(prepared: Prepared, folder: Path, provenance: Mapping[str, Any
         follow([run], lambda statuses: f"{label}  {_words(run, statuses)}", interrupts)
     finally:
         _wait_until_gone(run)
-    return Measured(leave_record(run), run.path)
+    return Measured(with_predicted_memory(leave_record(run), prepared.resolved), run.path)
 
 
 def _wait_until_gone(run: RunFolder) -> None:

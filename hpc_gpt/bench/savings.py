@@ -8,9 +8,6 @@ from typing import Any
 
 from hpc_gpt.bench.ladder import Group, Rung
 from hpc_gpt.bench.row import peak_gib
-from hpc_gpt.errors import UserError
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.translation import training_of
 from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
 from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.seeds.lines import is_smoke
@@ -91,20 +88,9 @@ def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
         time_ratio=time_ratio(record, base),
         memory_allocated_gib=peak,
         saved_gib=None if peak is None or of_base is None or is_smoke(record) else of_base - peak,
-        predicted_memory_gib=peak_gib(record.predicted_memory_gib) or _predicted_gib(rung),
+        predicted_memory_gib=peak_gib(record.predicted_memory_gib),
         ended=record.ended,
     )
-
-
-def _predicted_gib(rung: Rung) -> float | None:
-    """What plan says of the row where nothing names the device: what is allocated does not depend on it."""
-    if rung.resolved is None:
-        return None
-    try:
-        memory = predict_memory(training_of(rung.resolved))
-    except UserError:
-        return None
-    return memory.stages[memory.deciding].allocated
 
 
 def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:

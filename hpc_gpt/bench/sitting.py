@@ -13,6 +13,7 @@ from hpc_gpt.bench.folder import BenchFolder
 from hpc_gpt.bench.measuring import OUT_OF_MEMORY, Measured, measure
 from hpc_gpt.bench.rounds import order_of
 from hpc_gpt.bench.row import Row, row_of
+from hpc_gpt.bench.table import is_on_cpu
 from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.devices import DEVICES
@@ -74,6 +75,10 @@ class Sitting:
         ]
         if any(record.device is None for record in without):
             hints.append("MFU is empty, as no GPU was seen: it is a share of a GPU's peak")
+        if any(is_on_cpu(row.record) for row in self.rows):
+            hints.append(
+                "no peak of memory is measured without a GPU; Plan GiB is what plan thinks of these settings on one"
+            )
         return hints
 
     def _tell(self, cell: Cell, label: str, found: Measured) -> None:

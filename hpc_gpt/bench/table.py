@@ -15,6 +15,8 @@ from hpc_gpt.runs.record import Record
 
 # As seed 000 marks a row that does not fit.
 OOM = "OOM"
+# Of a run on a CPU: what its processes take of the host is no such peak.
+NO_GPU = "no GPU"
 SLOWED = "slowed down by allocator retries"
 
 
@@ -46,7 +48,14 @@ def _gib(key: str) -> Callable[[Record], str]:
 
 
 def _allocated(record: Record) -> str:
-    return OOM if record.ended in ("gpu_memory", "host_memory") else _gib("memory_allocated_gib")(record)
+    if record.ended in ("gpu_memory", "host_memory"):
+        return OOM
+    return NO_GPU if is_on_cpu(record) else _gib("memory_allocated_gib")(record)
+
+
+def is_on_cpu(record: Record) -> bool:
+    """Whether a run of ours trained without a GPU, so that nothing counts what it allocates; of a peer nobody knows."""
+    return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
 def _utilisation(record: Record) -> str:
@@ -104,7 +113,11 @@ def as_text(rows: Sequence[Row], width: int | None = None) -> str:
 
 def _one(row: Row) -> str:
     lines = [
-        (column.label, shown + (f" {column.unit}" if column.unit and shown != OOM else ""), column.formula)
+        (
+            column.label,
+            shown + (f" {column.unit}" if column.unit and shown not in (OOM, NO_GPU) else ""),
+            column.formula,
+        )
         for column in _COLUMNS
         if (shown := column.show(row.record)) != NOTHING
     ]

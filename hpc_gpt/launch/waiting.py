@@ -97,14 +97,23 @@ def describe(status: RunStatus) -> str:
     return "  ".join(parts)
 
 
+def _stop_words(runs: Sequence[RunFolder]) -> str:
+    saving = sum(run.resolved().train.save_last for run in runs)
+    if saving == len(runs):
+        return "save and stop"
+    unsaved = "unsaved" if not saving else f"{len(runs) - saving} of them unsaved"
+    return f"stop, {unsaved}: train.save_last is false"
+
+
 def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
-    """First Ctrl-C: save and stop. Second: quit, without asking for the state first, as there may be a third."""
+    """First Ctrl-C: save, where the run does that at its end, and stop. Second: quit, without asking for the state
+    first, as there may be a third."""
     from hpc_gpt.launch.cancel import cancel_run, interrupt_run
 
     begin = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
     if count == 1:
-        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to save and stop; once more cancels\n")
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
         for run, status in zip(runs, read_status(runs), strict=True):
             interrupt_run(run, status)
     else:

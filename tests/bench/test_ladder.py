@@ -34,7 +34,7 @@ def test_every_row_of_its_sweeps_is_a_rung_and_cells_have_names_of_their_own(nam
 
 
 def test_a_rung_keeps_what_it_is_about_and_a_bench_keeps_nothing():
-    runs = {rung.row.name: rung.resolved for rung in rungs_of("colab")}
+    runs = {rung.row.name: rung.cell.prepared.resolved for rung in rungs_of("colab")}
     assert {run.data.source for run in runs.values()} == {"stream"}
     assert (runs["baseline"].train.log_every, runs["no-sync"].train.log_every) == (10, 200)
     assert (runs["baseline"].train.eval_every, runs["workers"].data.workers) == (10, 2)
@@ -45,13 +45,14 @@ def test_a_rung_keeps_what_it_is_about_and_a_bench_keeps_nothing():
 
 
 def test_steps_take_the_place_of_the_seeds_minutes():
-    assert {(rung.resolved.train.steps, rung.resolved.train.minutes) for rung in rungs_of("colab", steps=7)} == {
-        (7, None)
-    }
+    assert {
+        (rung.cell.prepared.resolved.train.steps, rung.cell.prepared.resolved.train.minutes)
+        for rung in rungs_of("colab", steps=7)
+    } == {(7, None)}
 
 
 def test_a_text_that_is_the_users_own_is_not_needed():
-    runs = [rung.resolved for rung in rungs_of("mingpt", gpus=4)]
+    runs = [rung.cell.prepared.resolved for rung in rungs_of("mingpt", gpus=4)]
     assert {(run.data.source, run.data.path) for run in runs} == {("random", None)}
     own = rungs_of("mingpt", gpus=4, rows=["b1"], overrides={"data.source": "tokens", "data.path": "no-such.tokens"})
     assert "no-such.tokens" in own[0].cell.record.cause

@@ -10,6 +10,7 @@ import pytest
 
 from hpc_gpt.bench.ladder import LADDERS
 from hpc_gpt.bench.ladder_table import as_json, as_text, outcome
+from hpc_gpt.bench.predicted import with_predicted_memory
 from hpc_gpt.bench.row import Row
 from hpc_gpt.bench.savings import savings_of
 from hpc_gpt.runs.record import Record
@@ -24,7 +25,7 @@ def measured(rungs, **figures):
         if rung.cell.record is not None:
             rows.append(Row(rung.cell.name, rung.cell.record))
         elif given is not None:
-            run = rung.resolved
+            run = rung.cell.prepared.resolved
             record = Record(
                 run=f"bench#{len(rows) + 1}",
                 name=run.name,
@@ -38,12 +39,13 @@ def measured(rungs, **figures):
                 micro_batch=run.batch.micro_batch,
                 settings={"sweep": {"name": rung.sweep, "row": rung.row.name}},
             )
-            rows.append(Row(rung.cell.name, replace(record, **given), places=(Path("run"),)))
+            record = with_predicted_memory(replace(record, **given), run)
+            rows.append(Row(rung.cell.name, record, places=(Path("run"),)))
     return rows
 
 
 def speed(rung, step_s, **more):
-    run = next(each.resolved for each in RUNGS["memory"] if each.row.name == rung)
+    run = next(each.cell.prepared.resolved for each in RUNGS["memory"] if each.row.name == rung)
     return {"step_s": step_s, "tokens_per_s": run.batch.global_batch * run.model.seq / step_s, **more}
 
 

@@ -105,8 +105,9 @@ def test_an_unknown_device_has_a_hint_what_would_fill_its_mfu(tmp_path, measured
 
 def test_a_cpu_has_no_mfu_and_that_is_said(tmp_path, measured):
     _, answers = measured
-    answers["a"] = good(0.03, device=None)
+    answers["a"] = good(0.03, device=None, dialect="hpc-gpt")
     bench = sitting(tmp_path, ["a"], 1)
     bench.run()
     assert bench.rows[0].record.mfu is None
     assert "no GPU" in bench.hints[0]
+    assert "no peak of memory is measured" in bench.hints[1]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.bench.row import Row, row_of
 from hpc_gpt.bench.table import as_text
+from hpc_gpt.runs.record import Record
 from tests.bench.test_row import bad, good
 from tests.report.any_run import any_run
 
@@ -61,6 +62,19 @@ def test_little_room_takes_a_block_a_row_and_cuts_nothing():
     assert narrow.splitlines()[0] == "ddp"
     assert "Plan GiB" in narrow
     assert as_text(rows(), 1000) == wide
+
+
+def test_a_run_on_a_cpu_says_why_it_has_no_peak_and_what_plan_thinks():
+    on_cpu = row_of("ddp", "id#1", [good(0.03, device=None, dialect="hpc-gpt", predicted_memory_gib=[9.5])])
+    peer = Row("peer", Record(tokens_per_s=5.0, ended="done"), (5.0,), (Path("log"),))
+    heading, first, second, *_ = as_text([on_cpu, peer]).splitlines()
+    column = heading.index("Allocated GiB")
+    assert first[column : column + len("Allocated GiB")].strip() == "no GPU"
+    assert "9.50" in first
+    assert second[column : column + len("Allocated GiB")].strip() == "-"
+    alone = as_text([on_cpu])
+    assert "memory allocated  no GPU  (peak)" in alone
+    assert "9.50 GiB" in alone
 
 
 def test_without_rows_there_is_nothing():

@@ -60,6 +60,8 @@ def test_two_engines_in_two_rounds():
         assert record["versions"]["torch"]
         assert record["settings"]["data"]["source"] == "random"
         assert (record["ended"], record["device"], record["mfu"]) == ("done", None, None)
+        assert (record["memory_allocated_gib"], record["predicted_memory_gib"] > [0.0005]) == (None, True)
+        assert "none is named here" in record["sources"]["predicted_memory_gib"]
     assert page["rows"][1]["ratio"] == page["records"][1]["tokens_per_s"] / page["records"][0]["tokens_per_s"]
     begun = [run.resolved().engine.name for run in sorted(list_runs(folder), key=lambda run: run.run_id[:15])]
     assert begun == ["ddp", "fsdp", "fsdp", "ddp"]
@@ -71,6 +73,7 @@ def test_two_engines_in_two_rounds():
     shown = hpc_gpt("compare", f"{folder.name}#1", f"{folder.name}#2")
     assert shown.code == 0, shown.stderr
     assert "engine" in shown.stdout
+    assert "medians of 2 rounds each" in shown.stdout
 
 
 def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
@@ -110,6 +113,7 @@ def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
     assert row["cell"] == "ddp mbs 1"
     assert str(bench) in stderr
     assert "1 of 2 rows" in stderr
+    assert "Ctrl-C: the run is asked to stop, unsaved: train.save_last is false; once more cancels" in stderr
     (line,) = run.submissions()
     assert not is_alive(line["pid"], line["pid_start"])
     ranks = [json.loads(path.read_text()) for path in (run.attempts()[0].ranks).iterdir()]
