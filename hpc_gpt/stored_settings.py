@@ -9,7 +9,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_MOST = 2**64  # of whole numbers: what follows from larger ones may be no float
+LARGEST = 2**64  # of whole numbers: what follows from larger ones may be no float
 
 
 def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
@@ -47,7 +47,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int or hint is float:
         if isinstance(value, float):
             return hint is float and math.isfinite(value)
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in inner)

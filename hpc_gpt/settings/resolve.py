@@ -23,7 +23,7 @@ from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutReq
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split
 from hpc_gpt.settings.presets import preset
-from hpc_gpt.stored_settings import from_tables
+from hpc_gpt.stored_settings import LARGEST, from_tables
 
 SCHEMA = 1
 
@@ -233,6 +233,8 @@ def _check_train(train: Train) -> None:
     values = asdict(train)
     endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
+    huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
+    faults += [f"train.{key} is {values[key]:.3g}, but must be at most {LARGEST:.3g}" for key in huge]
     least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
     for key, limit in least.items():
         if key not in endless and values[key] < limit:
