@@ -234,7 +234,7 @@ def _check_train(train: Train) -> None:
     endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
-    faults += [f"train.{key} is {values[key]:.3g}, but must be at most {LARGEST:.3g}" for key in huge]
+    faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
     least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
     for key, limit in least.items():
         if key not in endless and values[key] < limit:
