@@ -10,7 +10,18 @@ from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, Case
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
 
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
-NEAR = BF16 + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
+ONE_PASS = [
+    Case(
+        Layout(1, 1, dp),
+        Engine(name="ddp", compile_backend="aot_eager"),
+        dtype="bf16",
+        clip=CLIP,
+        optimizer_mode="compiled",
+        micro_batches=count,
+    )
+    for dp, count in ((1, 1), (1, 2), (2, 1))
+]
+NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 EXACT = NAMED + PAIRWISE + INDUCTOR
 # `make test-all` asks for it.

@@ -87,6 +87,41 @@ ALONE = LayoutRequest(gpus=1)
             "NVMe offloads all or nothing",
             "without a path",
         ),
+        (
+            Engine("fsdp"),
+            None,
+            Train(optimizer_mode="compiled"),
+            "optimizer_mode is compiled, which engine fsdp does not have",
+            "leave train.optimizer_mode out, or use --engine ddp",
+        ),
+        (
+            Engine("deepspeed-zero", offload="optimizer"),
+            None,
+            Train(optimizer_mode="compiled"),
+            "optimizer_mode is compiled, which engine deepspeed-zero does not have",
+            "leave train.optimizer_mode out",
+        ),
+        (
+            Engine("ddp"),
+            None,
+            Train(optimizer_mode="compiled", dtype="fp32"),
+            "but train.dtype is fp32, which has no masters",
+            '"bf16" or "fp16"',
+        ),
+        (
+            Engine("ddp"),
+            None,
+            Train(optimizer_mode="compiled", optimizer="sgd"),
+            "which is AdamW, but train.optimizer is sgd",
+            'train.optimizer = "adamw"',
+        ),
+        (
+            Engine("ddp", sharded_optimizer=True),
+            None,
+            Train(optimizer_mode="compiled"),
+            "engine.sharded_optimizer gives each rank a share",
+            "leave train.optimizer_mode or engine.sharded_optimizer out",
+        ),
         (Engine("megatron-lm", sharded_optimizer=True), LayoutRequest(gpus=2, tp=2), None, "but dp is 1", "--dp 2"),
         (Engine("deepspeed-zero", zero_stage=3, tiles=33), TENSOR, None, "tp 2 has 32 outputs", "32 or less"),
         (Engine("hf-deepspeed", attention="flash"), None, None, "attention is flash, which engine hf", "math"),
@@ -146,6 +181,8 @@ def test_the_optimizers_mode_follows_from_offload():
     assert settle(Engine()).train.optimizer_mode == "fused"
     assert settle(Engine("deepspeed-zero", offload="optimizer")).train.optimizer_mode == "host"
     assert settle(Engine("ddp"), train=Train(optimizer_mode="for-loop")).train.optimizer_mode == "for-loop"
+    compiled = Train(optimizer_mode="compiled", dtype="fp16")
+    assert settle(Engine("ddp", compile_backend="aot_eager"), train=compiled).train.optimizer_mode == "compiled"
 
 
 SWITCHES = {

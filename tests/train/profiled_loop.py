@@ -34,6 +34,8 @@ STEPS = 2 * LOG_EVERY
 CASES: dict[str, tuple[Engine, dict[str, Any]]] = {
     "ddp": (Engine("ddp"), {}),
     "ddp bf16": (Engine("ddp"), {"dtype": "bf16"}),
+    # Operation by operation, each of which the profile shows.
+    "ddp bf16 compiled": (Engine("ddp", compile_backend="aot_eager"), {"dtype": "bf16", "optimizer_mode": "compiled"}),
     "fsdp": (Engine("fsdp"), {}),
     "deepspeed-zero 0": (Engine("deepspeed-zero", 0), {}),
     "deepspeed-zero 1": (Engine("deepspeed-zero", 1), {}),
@@ -138,7 +140,7 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
     window = Window(loop)
     # The last step is logged by the end of the attempt.
     finish = loop._stop
-    loop._stop = lambda agreed: (window.close(), finish(agreed))[1]  # type: ignore[method-assign, func-returns-value]
+    loop._stop = lambda *words: (window.close(), finish(*words))[1]  # type: ignore[method-assign, func-returns-value]
     end = loop.run()
     losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"ended": end.ended, "losses": losses, "counts": window.counts}
