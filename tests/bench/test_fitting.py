@@ -10,7 +10,9 @@ from hpc_gpt.bench.fitting import Capacity, advice_on_memory, nearest_micro_batc
 from hpc_gpt.bench.here import profile_here
 from hpc_gpt.bench.preparation import Asked, prepare_cells
 from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.translation import training_of
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
 SMALL = Training(Shape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)
@@ -66,4 +68,6 @@ def test_of_the_host_what_ulimit_leaves(limited):
     local = profile_here(None, [])
     words = advice_on_memory(resolved(local, 4096), local, "host_memory")
     assert "8.0 GiB that ulimit -v leaves" in words
-    assert "--mbs" in words
+    nearest, need = words.split("--mbs ")[1].split(", with ")
+    bare = predict_memory(training_of(resolved(local, int(nearest)))).stages[0].allocated
+    assert bare + 1 < float(need.removesuffix(" GiB")) <= 8.0, "Python and its libraries take some of it, too"
