@@ -26,6 +26,7 @@ from hpc_gpt.settings.sweep import choose_row
 from hpc_gpt.tables import close_matches
 
 DEFAULT_BENCH = "bench"
+_NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
 # What a run does beside its steps is no part of its speed.
 _MEASURED: Mapping[str, Any] = {
     "train.save_every": 0,
@@ -203,6 +204,7 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
     """Without what the engine or this machine does not have and the experiment need not: compilation, where the user
     does not ask for it, and of a program that is not ours the bench's own settings."""
     engine, train = experiment.engine, experiment.train
+    lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
     if engine.name == MEGATRON_LM:
         train = replace(train, save_last=True, matmul_rate=False)
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
@@ -210,9 +212,12 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
         if "compile" not in OFFERS[engine.name].switches:
             engine = replace(engine, compile="none")
             notes.append(f"engine.compile is none: engine {engine.name} does not have it")
-        elif engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler():
+        elif lacks_compiler:
             engine = replace(engine, compile="none")
-            notes.append("engine.compile is none: this machine has neither a GPU nor a C++ compiler (g++)")
+            notes.append(f"engine.compile is none: {_NO_COMPILER}")
+    if lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in asked.overrides:
+        train = replace(train, optimizer_mode=None)
+        notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")
     return replace(experiment, engine=engine, train=train)
 
 

@@ -94,6 +94,18 @@ def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path)
     assert settled(overrides={"engine.compile": "block"})[0][1].engine.compile == "block"
 
 
+def test_without_a_compiler_the_update_is_fused_unless_it_is_asked_for(monkeypatch, tmp_path):
+    row = {"experiment": "memory-techniques", "row": "compiled-optimizer"}
+    assert settled(**row, has_gpu=True)[0][1].train.optimizer_mode == "compiled"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = prepare_cells(Asked("memory-techniques", LOCAL, row="compiled-optimizer"))
+    assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
+    assert any(note.startswith("train.optimizer_mode is not compiled: ") for note in found.notes)
+    ((_, asked),) = settled(**row, overrides={"train.optimizer_mode": "compiled"})
+    assert asked.train.optimizer_mode == "compiled"
+
+
 def test_a_row_of_a_sweep():
     found = prepare_cells(Asked("colab-ladder", LOCAL, row="flash", smoke=True))
     run = found.cells[0].prepared.resolved

@@ -246,8 +246,11 @@ def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor with no more of its storage than it needs: torch.save writes whole storages. What lies on a device
-    and needs a copy for that has it in the host's memory: the device's may have no room."""
+    """The tensor with no more of its storage than it needs: torch.save writes whole storages. A view without gaps has a
+    storage of its own over the same memory. What lies on a device and needs a copy has it in the host's memory: the
+    device's may have no room."""
     if tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor
+    if tensor.numel() and tensor.is_contiguous():
+        return torch.utils.dlpack.from_dlpack(tensor)
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpc_gpt.train.checkpoints.host_copies import HostCopies, lacks_memory, node_free_bytes
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.rank_files import RankFiles, _compact
 from hpc_gpt.train.checkpoints.sharded_files import put_sharded
 
 
@@ -53,6 +53,17 @@ def test_sums_are_the_files_and_a_view_is_written_without_what_it_is_of(tmp_path
     assert type(found) is OrderedDict
     assert found["part"].tolist() == flat[100:200].tolist()
     assert found["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_a_view_without_gaps_is_written_from_where_it_lies() -> None:
+    """A training whose states are all views of a few buffers has no room for copies of them where a save says so."""
+    flat = torch.arange(1 << 10, dtype=torch.float32)
+    for view in (flat[100:200].view(10, 10), flat[3], flat.bfloat16()[8:10], (flat > 3)[1:8]):
+        own = _compact(view)
+        assert own.data_ptr() == view.data_ptr()
+        assert own.untyped_storage().nbytes() == view.nbytes
+        assert torch.equal(own, view)
+    assert _compact(flat) is flat
 
 
 def test_pieces_are_planned_by_the_peers_and_over_no_group_of_the_device(tmp_path: Path) -> None:
