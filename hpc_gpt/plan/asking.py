@@ -70,6 +70,7 @@ def question_of(
         tp_across_nodes=asked.allow_tp_across_nodes,
         partition="layers" if even else engine.partition,
         model=model,
+        optimizer_mode=experiment.train.optimizer_mode or "fused",
     )
 
 

@@ -1,8 +1,8 @@
 """Bytes that are neither states nor activations: buckets, gathered layers, what pipelines send; CUDA's own.
 
 Elements of buckets are the defaults of DeepSpeed's configuration (reduce_bucket_size, allgather_bucket_size 5e8,
-stage3_prefetch_bucket_size 5e7, stage3_max_live_parameters and stage3_max_reuse_distance 1e9), bounded by what there is
-to put into them.
+stage3_prefetch_bucket_size 5e7, stage3_max_live_parameters and stage3_max_reuse_distance 1e9); of somebody else's run
+bounded by what there is to put into them, of ours as `zero_buffers` has them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from hpc_gpt.plan.activations import LayerBytes
 from hpc_gpt.plan.parameters import layer_params, outer_params
 from hpc_gpt.plan.states import rule_of
 from hpc_gpt.plan.training import Training
+from hpc_gpt.plan.zero_buffers import BUCKET, PREFETCH, is_alone, zero_buffers
 
-BUCKET = 5e8
-PREFETCH = 5e7
 LIVE = 1e9
 GIB = 2.0**30
 # CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs
@@ -29,12 +28,15 @@ def buckets(training: Training, params: float) -> float:
 
     ZeRO-3's are h^2 elements where others published a run (Hugging Face's "auto" and DeepSpeed's own examples).
     """
-    if not training.engine.startswith(("deepspeed", "hf")) or training.zero_stage == 0:
+    if not training.engine.startswith(("deepspeed", "hf")):
+        return 0.0
+    if training.bytes_rule is None:
+        return zero_buffers(training, params)
+    if training.zero_stage == 0:
         return 0.0
     elements, width = BUCKET, 2 if training.dtype != "fp32" else 4
     if training.zero_stage == 3:
-        if training.bytes_rule is not None:
-            elements = float(training.shape.hidden) ** 2
+        elements = float(training.shape.hidden) ** 2
         return width * (2 * min(elements, params) + min(PREFETCH, params))
     if rule_of(training).startswith("bf16-optimizer"):
         width = 4
@@ -56,11 +58,12 @@ NOTHING = Gathered(0.0, 0.0)
 def gathered(training: Training) -> Gathered:
     """What is whole, one layer's gradients; embeddings and head with theirs while the loss works.
 
-    ZeRO-3 gives back what it will not need within LIVE parameters, so that as many are whole. FSDP has the layer at
+    ZeRO-3 gives back what it will not need within LIVE parameters, so that as many are whole; one rank has them all in
+    its own share, and gathers what is on the host alone. FSDP has the layer at
     work and the next one, keeps the root's own weights (embeddings, head) through the backward pass, reduces in fp32.
     """
     zero3 = training.zero_stage == 3 and training.engine.startswith(("deepspeed", "hf"))
-    if not (zero3 or training.engine == "fsdp"):
+    if not (zero3 or training.engine == "fsdp") or (zero3 and _is_whole(training)):
         return NOTHING
     width = 4 if training.dtype == "fp32" else 2
     layer = layer_params(training.shape, training.tp)
@@ -69,6 +72,12 @@ def gathered(training: Training) -> Gathered:
         live = max(layer, min(LIVE, training.shape.layers * layer + outer))
         return Gathered(width * (live + layer), width * (max(live, layer + outer) + outer))
     return Gathered(width * (2 * layer + outer) + (width + 4) * layer, width * (layer + outer) + (width + 4) * outer)
+
+
+def _is_whole(training: Training) -> bool:
+    """Whether a ZeRO-3 of ours has all weights on the GPU anyway."""
+    one_rank = training.dp * training.cp == 1 and training.bytes_rule is None
+    return is_alone(training) or (one_rank and training.offload != "full")
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

@@ -1,9 +1,9 @@
 """Peak memory of every pipeline stage, part by part, and whether it fits a card.
 
 Two moments can be the peak. At work: states, the micro-batches in flight, one layer's backward pass or the logits,
-buckets and gathered layers. In the step: states, and the fp32 copies of gradients that the optimizer works on. The
-larger decides. PyTorch reserves more than it allocates: what is freed and allocated anew in every step does not fit
-into the holes it left.
+buckets and gathered layers. In the step: states, the fp32 copies of gradients that the optimizer works on, and what its
+update makes (update.py). The larger decides. PyTorch reserves more than it allocates: what is freed and allocated anew
+in every step does not fit into the holes it left.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from hpc_gpt.plan.parameters import largest_matrix, layer_params, layers_of_stag
 from hpc_gpt.plan.prediction import Memory, StageMemory
 from hpc_gpt.plan.states import held
 from hpc_gpt.plan.training import Training
+from hpc_gpt.plan.update import update_bytes
+from hpc_gpt.plan.zero_buffers import standing_bucket
 
 # Of the bytes renewed in a step, the share for which PyTorch's allocator finds no hole: large blocks are segments of
 # their own and are not joined. Between 0.8 and 1 on each of seed 001's logs and the BLOOM tables.
@@ -97,6 +99,8 @@ class _Stages(Sequence[StageMemory]):
         # DeepSpeed's pipeline holds on to them; of a loss in chunks there are none to hold on to.
         self._keeps_logits = training.engine == "deepspeed-3d" and training.loss_chunks == 1
         self._context = context_gib(training)
+        self._matrix, self._table = matrix, vocab_rows(shape, tp) * shape.hidden
+        self._standing = standing_bucket(training)
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -126,19 +130,20 @@ class _Stages(Sequence[StageMemory]):
         work, work_logits = self._layer_work, kept_logits
         if logits + self._loss_work > kept_logits + work:
             work, work_logits = self._loss_work, logits
+        table = self._table if last or stage == 0 else 0.0
+        step_work = self._step_work + update_bytes(training, params, self._matrix, table)
         gradients = states.gradients * params
         holes = RENEWED_SLACK * states.renewed * params
         held_at_work = (states.parameters + states.optimizer) * params + gradients + activations + buffers + kept_logits
         comes_and_goes = work + work_logits - kept_logits
-        in_step = (
-            (states.parameters + states.optimizer + states.step_gradients) * params + self._step_work + kept_logits
-        )
+        in_step = (states.parameters + states.optimizer + states.step_gradients) * params
+        in_step += step_work + kept_logits + self._standing
         allocated = max(held_at_work + comes_and_goes, in_step)
         # Into the holes goes what comes and goes with each layer, not what is in flight.
         reserved = max(held_at_work + max(comes_and_goes, holes), in_step + holes)
         if in_step > held_at_work + comes_and_goes:
             gradients = states.step_gradients * params
-            activations, buffers, work, work_logits = 0.0, 0.0, self._step_work, kept_logits
+            activations, buffers, work, work_logits = 0.0, self._standing, step_work, kept_logits
         reserved += REPEATED_SLACK * (activations + work_logits + buffers + work)
         reserved /= GIB
         if self._card_gib is not None:

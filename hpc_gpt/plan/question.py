@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hpc_gpt.plan.training import Offload, Recompute, Shape
+from hpc_gpt.plan.training import Offload, OptimizerMode, Recompute, Shape
 from hpc_gpt.plan.translation import Traits
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Partition
@@ -57,6 +57,7 @@ class Question:
     tp_across_nodes: bool = False
     partition: Partition = "layers"
     model: ModelShape | None = None
+    optimizer_mode: OptimizerMode = "fused"
 
     def choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values to try of a field: the settled one alone, or all that are known."""

@@ -223,6 +223,7 @@ def _tried(
                 distributed_optimizer=states.distributed_optimizer,
                 offload=states.offload,
                 stage_layers=blocks,
+                optimizer_mode=question.optimizer_mode,
                 flash=traits.flash,
                 compiled=traits.compiled,
                 activations_on_host=traits.activations_on_host,

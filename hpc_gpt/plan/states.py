@@ -10,18 +10,25 @@ ZeRO-3 16/dp (Rajbhandari et al. 2020, section 5; DeepSpeed runtime/fp16/fused_o
 deepspeed-bf16: the same with gradients summed in fp32 (data_types.grad_accum_dtype), 4 each and no copy in the step.
 bf16-optimizer: 2 + (2 + 4) + 12/dp (DeepSpeed runtime/bf16_optimizer.py).
 bf16-optimizer-immediate: 2 + 4 + 12/dp, a 16-bit gradient being added to its fp32 sum at once (immediate_grad_update).
-masters: 2 + 4 + 4 + 8, the moments over dp if sharded (train/engines/master_weights.py).
+masters: 2 + 4 + 4 + 8, the moments over dp if sharded (train/engines/master_weights.py); with the compiled update and
+one gradient a step 2 + 2 + 4 + 8, as it stays in 16 bits (flat_masters.py). DDP's buckets of half gradients 2 more.
 fsdp: weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision).
-fp32: 4 + 4 + 8, sharded by the ZeRO stage.
+fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO has masters of its own, 4 more.
+
+Under our own configuration ZeRO-3 keeps its gradients' sums from step to step (grad_partitions_flat_buffer). The host
+has of what is offloaded master, moments and fp32 gradients, 16; with ZeRO-1 and -2 a copy of the weights on its way
+back and the sums of a step, with ZeRO-3 the sums a second time (stage_1_and_2.py, stage3.py; zero_buffers.py tells how
+it was measured). What the update needs for a moment is update.py's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.training import Offload, Training
+from hpc_gpt.plan.update import sums_in_half
 
 RULES = (
     "megatron-2021-fp16",
@@ -85,11 +92,24 @@ def held(training: Training) -> Held:
         training.dtype == "fp32",
         training.distributed_optimizer,
         training.offload,
+        training.bytes_rule is None,
+        sums_in_half(training),
+        training.micro_batches > 1,
     )
 
 
 @lru_cache(maxsize=4096)
-def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Offload) -> Held:
+def _held(
+    rule: str,
+    stage: int,
+    dp: int,
+    fp32: bool,
+    sharded: bool,
+    offload: Offload,
+    ours: bool,
+    in_half: bool,
+    several: bool,
+) -> Held:
     if rule == "megatron-2021-fp16":
         return Held(2, 2, 12, 8, 6, 6)
     if rule == "megatron":
@@ -98,6 +118,8 @@ def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Of
         half = 2 if rule == "bf16-optimizer" else 0
         return Held(2, 4 + half, 12 / dp, 4 + half, 4, half)
     if rule == "masters":
+        if in_half:
+            return Held(2, 2, 12, 2, 0, 2)
         bucket = 2 if dp > 1 else 0
         return Held(2, 4 + bucket, 4 + (8 / dp if sharded else 8), 4 + bucket, bucket, 4)
     if rule == "fsdp":
@@ -105,10 +127,14 @@ def _held(rule: str, stage: int, dp: int, fp32: bool, sharded: bool, offload: Of
         states = Held(4 / dp + (2 if whole else 0), 4 / dp, 8 / dp, 4 / dp, 0, 4 / dp)
         return _all_on_host(states) if offload == "full" else states
     if rule == "fp32":
-        return _zero(stage, dp, offload, weight=4, gradient=4, master=4 if stage else 0, sharded=sharded)
+        states = _zero(stage, dp, offload, weight=4, gradient=4, master=4 if stage else 0, sharded=sharded)
+        return _as_ours(states, stage, dp, offload, weight=4, gradient=4, several=several) if ours else states
     weight = 4 if fp32 else 2
     gradient = 4 if rule == "deepspeed-bf16" else weight
-    return _zero(stage, dp, offload, weight=weight, gradient=gradient, master=4, sharded=sharded)
+    states = _zero(stage, dp, offload, weight=weight, gradient=gradient, master=4, sharded=sharded)
+    if not ours:
+        return states
+    return _as_ours(states, stage, dp, offload, weight=weight, gradient=gradient, several=several)
 
 
 def _zero(stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, master: int, sharded: bool) -> Held:
@@ -128,6 +154,18 @@ def _zero(stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, 
         if offload == "full":
             host, parameters = host + parameters, 0.0
     return Held(parameters, gradients, optimizer, gradients + copy, 0, gradients + copy, host)
+
+
+def _as_ours(states: Held, stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, several: bool) -> Held:
+    """What DeepSpeed 0.19.8 holds otherwise: see above. `several`: micro-batches."""
+    if offload != "none" and stage in (1, 2):
+        sums = gradient if several or gradient != weight else 0
+        return replace(states, host=states.host + (weight + sums) / dp)
+    if offload != "none" and stage == 3:
+        return replace(states, host=states.host + gradient / dp)
+    if stage == 3:
+        return replace(states, steady_gradients=states.gradients, renewed=states.renewed - states.gradients)
+    return states
 
 
 def _all_on_host(states: Held) -> Held:

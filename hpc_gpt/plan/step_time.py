@@ -13,12 +13,11 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.parameters import layer_params
 from hpc_gpt.plan.prediction import StepTime
 from hpc_gpt.plan.training import Training
+from hpc_gpt.plan.update import moved_bytes
+from hpc_gpt.plan.zero_buffers import is_alone
 
 __all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
 
-# Bytes an Adam step reads and writes for a parameter: fp32 master, two moments and the gradient read, three written,
-# 2 bytes written; and once more over the gradient for its norm and its scale.
-_ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 2 * 4
 _COMPILED_LAUNCHES = 0.4  # kernels of a compiled layer over those of an eager one (inductor's code for GPT-2)
 # Of the stops of a step (scale, norm, clipping, logs) DDP's plain loop makes this part.
 _DDP_STOPS = 0.25
@@ -137,7 +136,7 @@ class StepModel:
         """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
         micro-batch's time that its compute does not hide."""
         one_by_one = training.engine in _PER_PARAMETER
-        if training.sharding < 3 or (training.dp == 1 and not one_by_one):
+        if training.sharding < 3 or (training.dp == 1 and not one_by_one) or is_alone(training):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp, self.links.reduction_b_s)
@@ -165,9 +164,9 @@ class StepModel:
         sharded = training.sharding >= 1 or training.distributed_optimizer
         own = params / training.dp if sharded else params
         if training.offload == "none":
-            return own * _ADAM_BYTES / (self.machine.memory_gb_s * 1e9 * self.constants.memory), 0.0
+            return own * moved_bytes(training) / (self.machine.memory_gb_s * 1e9 * self.constants.memory), 0.0
         moved = own * (4 + 2) / self.links.host_b_s
-        updated = own * _ADAM_BYTES / (_HOST_MEMORY_B_S / self.links.per_node)
+        updated = own * moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
         if training.offload == "full":
             moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
         return 0.0, moved + updated

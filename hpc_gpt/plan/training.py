@@ -9,6 +9,7 @@ from hpc_gpt.errors import LayoutError
 
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "full"]
+OptimizerMode = Literal["fused", "foreach", "for-loop", "host", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Training:
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile: passes over activations are fused
     activations_on_host: bool = False  # what is kept for the backward pass waits in the host's memory
+    optimizer_mode: OptimizerMode = "fused"  # of what is on the GPU; what is offloaded the host updates
     loss_chunks: int = 1  # logits are made and used up in so many pieces, and made again in the backward pass
 
     def __post_init__(self) -> None:

@@ -71,6 +71,7 @@ def training_of(resolved: Resolved) -> Training:
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
         stage_layers=blocks,
+        optimizer_mode=resolved.train.optimizer_mode or "fused",
         **traits_of(engine, engine.name, resolved.cluster.device)._asdict(),
     )
 

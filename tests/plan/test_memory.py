@@ -310,7 +310,7 @@ def test_offload_moves_states_to_the_host() -> None:
     assert held[1].parameters > held[2].parameters == 0
     assert held[0].allocated > held[1].allocated > held[2].allocated
     params = stage_params(plain)[0] / GIB / 8
-    assert [stage.host for stage in held[1:]] == pytest.approx([16 * params, 18 * params])
+    assert [stage.host for stage in held[1:]] == pytest.approx([18 * params, 20 * params])  # the sums in fp16 as well
 
 
 def test_activations_on_the_host_are_counted_there() -> None:

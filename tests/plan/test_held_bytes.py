@@ -1,0 +1,54 @@
+"""What `plan` says is allocated, beside what one rank of every kind really holds on a CPU: every byte counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.plan.memory import predict_memory
+from hpc_gpt.plan.prediction import StageMemory
+from hpc_gpt.plan.translation import training_of
+from hpc_gpt.settings.resolve import Resolved
+from tests.plan.held_bytes import CASES, COMPILED, OFFLOADED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for each case: one launch."""
+    folder = tmp_path_factory.mktemp("held")
+    words = [sys.executable, "-m", "tests.plan.held_bytes", str(folder)]
+    subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=600)
+    return folder
+
+
+def predicted(resolved: Resolved) -> StageMemory:
+    return predict_memory(training_of(resolved)).stages[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
+    """Within what the activations of one layer make of so small a model."""
+    found = json.loads((held / name).read_text())
+    assert predicted(CASES[name]).allocated * 2**30 == pytest.approx(found["peak"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_compiled_updates_gradients_are_what_is_allocated(name: str, held: Path) -> None:
+    found = json.loads((held / name).read_text())
+    assert predicted(COMPILED[name]).allocated * 2**30 == pytest.approx(found["before_update"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_what_is_offloaded_is_the_host_and_the_rest(name: str, held: Path) -> None:
+    """On a CPU both are the host's. Buckets of 5e8 elements are most of it."""
+    found = json.loads((held / name).read_text())
+    stage = predicted(OFFLOADED[name])
+    buckets = 5e8 * (4 if "zero 3" in name else 2)
+    expected = (stage.allocated + stage.host) * 2**30
+    assert expected - buckets == pytest.approx(found["peak"] - buckets, rel=0.02)
