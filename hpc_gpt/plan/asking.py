@@ -9,7 +9,7 @@ from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.question import USUAL_ENGINES, Question, Split
 from hpc_gpt.plan.search import search
-from hpc_gpt.plan.translation import PLANNED, shape_of, traits_of
+from hpc_gpt.plan.translation import PLANNED, shape_of, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment
@@ -70,7 +70,7 @@ def question_of(
         tp_across_nodes=asked.allow_tp_across_nodes,
         partition="layers" if even else engine.partition,
         model=model,
-        optimizer_mode=experiment.train.optimizer_mode or "fused",
+        optimizer_mode=update_mode(experiment.train),
     )
 
 

@@ -9,7 +9,7 @@ from hpc_gpt.errors import LayoutError
 
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "full"]
-OptimizerMode = Literal["fused", "foreach", "for-loop", "host", "compiled"]
+OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import NamedTuple, cast
 
-from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.training import OptimizerMode, Shape, Training
 from hpc_gpt.settings.engines import OFFERS, has_zero
-from hpc_gpt.settings.experiment import Engine, EngineName
+from hpc_gpt.settings.experiment import Engine, EngineName, Train
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 from hpc_gpt.settings.resolve import Resolved
 
@@ -71,9 +71,14 @@ def training_of(resolved: Resolved) -> Training:
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
         stage_layers=blocks,
-        optimizer_mode=resolved.train.optimizer_mode or "fused",
+        optimizer_mode=update_mode(resolved.train),
         **traits_of(engine, engine.name, resolved.cluster.device)._asdict(),
     )
+
+
+def update_mode(train: Train) -> OptimizerMode:
+    """How the update is computed: fused unless something else is said. `host` is that kernel on the processor."""
+    return "fused" if train.optimizer_mode in (None, "host") else train.optimizer_mode
 
 
 def settled_stage(engine: str, stage: int, dtype: str) -> int:

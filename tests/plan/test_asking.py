@@ -124,7 +124,7 @@ def test_a_dtype_without_a_unit_is_refused():
 
 
 def test_the_fewest_gpus_fit_and_half_of_them_do_not():
-    machine = Machine("v100-32g", 4.0, {"fp16": 125.0}, 900, 4, 150, 50, 12)
+    machine = Machine("v100-32g", 6.0, {"fp16": 125.0}, 900, 4, 150, 50, 12)
     asked = experiment({"gpus": 1}, {"name": "deepspeed-3d"})
     question = question_of(asked, PROFILE, {"engine.name"})
     count = fewest_gpus(question, machine)

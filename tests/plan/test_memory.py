@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.buffers import gathered
+from hpc_gpt.plan.buffers import NOTHING, buckets, gathered
 from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.memory import fits, predict_memory
 from hpc_gpt.plan.parameters import stage_params
 from hpc_gpt.plan.prediction import StageMemory
 from hpc_gpt.plan.states import RULES, held
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.training import OptimizerMode, Shape, Training
 from hpc_gpt.plan.translation import shape_of
+from hpc_gpt.plan.zero_buffers import BUCKET
 from hpc_gpt.settings.model_shape import ModelShape
 
 GIB = 2.0**30
@@ -349,3 +350,34 @@ def test_stages_are_indexed_as_a_sequence(training: Training) -> None:
     assert list(stages[:2]) == [stages[number] for number in range(min(2, len(stages)))]
     with pytest.raises(IndexError):
         stages[len(stages)]
+
+
+MODES = ("fused", "foreach", "for-loop", "compiled")
+
+
+@given(trainings(), st.sampled_from(MODES))
+def test_no_way_of_updating_needs_less_than_fused_but_the_compiled_one(training: Training, mode: OptimizerMode) -> None:
+    other = replace(training, optimizer_mode=mode)
+    if mode != "compiled":
+        assert peak(other) >= peak(training)
+    elif training.engine == "ddp" and training.dtype != "fp32" and training.dp == training.micro_batches == 1:
+        params = stage_params(training)[0]
+        assert (held(training).gradients - held(other).gradients) * params == 2 * params
+        assert peak(other) < peak(training)
+    else:
+        assert peak(other) == peak(training)
+    published = replace(training, bytes_rule="megatron")
+    assert peak(replace(published, optimizer_mode=mode)) == peak(published)
+
+
+@given(trainings())
+def test_one_rank_that_exchanges_nothing_has_no_bucket(training: Training) -> None:
+    alone = replace(training, dp=1)
+    params = stage_params(alone)[0]
+    if alone.engine in ("deepspeed-3d", "deepspeed-zero") and alone.dtype != "fp16":
+        assert buckets(alone, params) <= (2 if alone.dtype == "bf16" else 4) * min(BUCKET, params)
+        assert gathered(alone) == NOTHING
+        if alone.zero_stage < 2:
+            assert buckets(alone, params) == 0
+    elif alone.engine.startswith(("deepspeed", "hf")) and alone.zero_stage > 1:
+        assert buckets(alone, params) >= 2 * BUCKET  # its own way, whole, however small the model
