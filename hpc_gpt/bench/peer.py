@@ -79,12 +79,12 @@ def _checked(text: str, faults: list[str]) -> str | None:
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as fault:
-        faults.append(f"--peer-pattern {text!r} is no regular expression: {fault}")
+        faults.append(f"--peer-pattern '{text}' is no regular expression: {fault}")
         return None
     if pattern.groups != 1:
         what = "no group" if not pattern.groups else f"{pattern.groups} groups"
         faults.append(
-            f"--peer-pattern {text!r} has {what}, but must have one, around the tokens/s; (?:…) counts as none"
+            f"--peer-pattern '{text}' has {what}, but must have one, around the tokens/s; (?:…) counts as none"
         )
         return None
     return text

@@ -70,9 +70,9 @@ def _by_pattern(record: Record, log: Path, pattern: str) -> Record:
     used = figures[warm_up:]
     settings = {**record.settings, "peer_pattern": pattern}
     if not used:
-        flag = f"--peer-pattern {pattern!r} finds no number in any line of {log.name}"
+        flag = f"--peer-pattern '{pattern}' finds no number in any line of {log.name}"
         return replace(record, tokens_per_s=None, settings=settings, flags=[*record.flags, flag])
-    words = f"--peer-pattern {pattern!r}: median of {len(used)} lines, {warm_up} before them left out; first {begin}"
+    words = f"--peer-pattern '{pattern}': median of {len(used)} lines, {warm_up} before them left out; first {begin}"
     flags = list(record.flags)
     read = record.tokens_per_s
     median = statistics.median(used)

@@ -233,8 +233,9 @@ def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, not
     job = replace(small.experiment.job, time=experiment.job.time)
     shrunken = replace(small.experiment, layout=layout, train=replace(train, log_every=train.steps), job=job)
     resolved = resolve(shrunken, asked.profile)
+    steps = f"{resolved.train.steps} step{'s' if resolved.train.steps != 1 else ''}"
     sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
-    notes += [f"smoke: {sizes}, {resolved.train.steps} steps: its figures show that it runs, no speed", *small.notes]
+    notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *small.notes]
     return resolved
 
 

@@ -170,21 +170,23 @@ def _ended(record: Record) -> str:
 
 
 def shared_lines(records: Sequence[Record]) -> list[str]:
-    """What is printed once: the shape that was trained, the device, the versions."""
-    lines = []
-    for name, show in (("trained", _shape), ("device", _device), ("versions", _versions)):
+    """What is printed once: what is the same in all rows of the shape that was trained, the device, the versions."""
+    shapes = [shape for record in records if (shape := _shape(record))]
+    same = [parts[0] for parts in zip(*shapes, strict=True) if len(set(parts)) == 1 and parts[0]]
+    lines = [f"trained: {', '.join(same)}"] if same else []
+    for name, show in (("device", _device), ("versions", _versions)):
         said = list(dict.fromkeys(words for record in records if (words := show(record))))
         if len(said) == 1:
             lines.append(f"{name}: {said[0]}")
     return lines
 
 
-def _shape(record: Record) -> str:
+def _shape(record: Record) -> tuple[str, ...]:
     if not record.params or not record.seq:
-        return ""
-    batch = f", global batch {record.global_batch}" if record.global_batch else ""
+        return ()
+    batch = f"global batch {record.global_batch}" if record.global_batch else ""
     ranks = f"{record.gpus} rank{'s' if record.gpus != 1 else ''}"
-    return f"{record.params:,} parameters, sequence {record.seq}{batch}, {record.dtype}, {ranks}"
+    return f"{record.params:,} parameters", f"sequence {record.seq}", batch, str(record.dtype), ranks
 
 
 def _device(record: Record) -> str:

@@ -203,8 +203,9 @@ def _run(
         try:
             sitting.run()
         except KeyboardInterrupt:
-            done = f"{len(sitting.rows)} of {len(cells)} rows"
-            click.echo(f"interrupted: {done} were measured, and are kept in {sitting.folder.path}", err=True)
+            done = len(sitting.rows)
+            words = f"{done} of {len(cells)} rows were measured, and are" if done else "no row was measured; its log is"
+            click.echo(f"interrupted: {words} kept in {sitting.folder.path}", err=True)
             raise
         finally:
             _print(sitting, as_json, ladder)

@@ -77,6 +77,16 @@ def test_a_run_on_a_cpu_says_why_it_has_no_peak_and_what_plan_thinks():
     assert "9.50 GiB" in alone
 
 
+def test_of_the_shape_what_all_rows_share_is_said_once():
+    small, large = (
+        replace(row, record=replace(row.record, global_batch=batch))
+        for row, batch in zip(rows()[:2], (8, 16), strict=True)
+    )
+    shape = f"{small.record.params:,} parameters, sequence {small.record.seq}"
+    assert f"\ntrained: {shape}, global batch 8, bf16, 1 rank\n" in as_text([small, small])
+    assert f"\ntrained: {shape}, bf16, 1 rank\n" in as_text([small, large])
+
+
 def test_without_rows_there_is_nothing():
     assert as_text([]) == ""
 
