@@ -78,7 +78,8 @@ def training_of(resolved: Resolved) -> Training:
 
 def update_mode(train: Train) -> OptimizerMode:
     """How the update is computed: fused unless something else is said. `host` is that kernel on the processor."""
-    return "fused" if train.optimizer_mode in (None, "host") else train.optimizer_mode
+    mode = train.optimizer_mode
+    return "fused" if mode is None or mode == "host" else mode
 
 
 def settled_stage(engine: str, stage: int, dtype: str) -> int:
