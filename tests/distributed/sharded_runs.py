@@ -113,6 +113,8 @@ RESUMED: dict[int, dict[str, Resolved]] = {
 MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
     1: {
         "ddp dp2 sharded to dp1": ("2 ddp sharded", DDP(DP1)),
+        "ddp fp16 dp2 compiled to dp1 fused": ("2 ddp fp16 compiled", DDP(DP1, "fp16")),
+        "ddp fp16 dp2 fused to dp1 compiled": ("2 ddp fp16", COMPILED(DP1, "fp16", 1)),
         "fsdp dp4 to dp1": ("4 fsdp", FSDP(DP1)),
         "fsdp tp2-dp2 to dp1": ("4 fsdp tp", FSDP(DP1)),
     },

@@ -65,12 +65,13 @@ def check_resumed(found: dict[str, Any]) -> None:
     assert found["same_random"]
 
 
-def check_moved(found: dict[str, Any]) -> None:
+def check_moved(found: dict[str, Any], dtype: str = "fp32") -> None:
     """The steps after the move are the reference's."""
+    exact = dtype == "fp32"
     losses, norms, _ = zip(*found["figures"], strict=True)
     assert found["step"] == 3
-    assert losses == pytest.approx(reference().losses[3:], abs=2e-6, rel=0)
-    assert norms == pytest.approx(reference().norms[3:], rel=1e-5)
+    assert losses == pytest.approx(reference().losses[3:], abs=2e-6 if exact else 1e-2, rel=0)
+    assert norms == pytest.approx(reference().norms[3:], rel=1e-5 if exact else 5e-2)
 
 
 def check_broken(found: dict[str, Any], fp16: bool) -> None:

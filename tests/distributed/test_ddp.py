@@ -72,6 +72,11 @@ def test_a_sharded_optimizer_resumes_on_one_rank(found: Found) -> None:
     check_moved(found[1]["move ddp dp2 sharded to dp1"])
 
 
+@pytest.mark.parametrize("name", ["dp2 compiled to dp1 fused", "dp2 fused to dp1 compiled"])
+def test_either_update_goes_on_from_the_others_checkpoint(found: Found, name: str) -> None:
+    check_moved(found[1][f"move ddp fp16 {name}"], "fp16")
+
+
 @pytest.mark.parametrize(("world", "name"), BROKEN_HERE)
 def test_a_gradient_that_is_not_finite_changes_nothing(found: Found, world: int, name: str) -> None:
     check_broken(found[world][f"break {name}"], fp16="fp16" in name)
