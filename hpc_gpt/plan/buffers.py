@@ -13,8 +13,9 @@ from hpc_gpt.plan.activations import LayerBytes
 from hpc_gpt.plan.parameters import layer_params, outer_params
 from hpc_gpt.plan.states import rule_of
 from hpc_gpt.plan.training import Training
-from hpc_gpt.plan.zero_buffers import BUCKET, PREFETCH, is_alone, zero_buffers
+from hpc_gpt.plan.zero_buffers import PREFETCH, is_alone, zero_buffers
 
+BUCKET = 5e8
 LIVE = 1e9
 GIB = 2.0**30
 # CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs

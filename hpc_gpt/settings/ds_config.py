@@ -10,7 +10,9 @@ from typing import Any
 from hpc_gpt.settings.resolve import Resolved
 
 ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
+# What a bucket holds at the most; where nothing is sent, gradients only wait in it until it is full.
 BUCKET_ELEMENTS = 500_000_000
+BUCKET_ELEMENTS_ALONE = 50_000_000
 
 
 def zero_stage(resolved: Resolved) -> int:
@@ -47,6 +49,11 @@ def is_alone(resolved: Resolved) -> bool:
     """
     ours = resolved.engine.name != "hf-deepspeed" and resolved.train.dtype != "fp16"
     return ours and resolved.layout.dp == 1 and resolved.engine.offload == "none"
+
+
+def bucket_elements(resolved: Resolved) -> int:
+    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model has."""
+    return min(BUCKET_ELEMENTS_ALONE if is_alone(resolved) else BUCKET_ELEMENTS, resolved.model.params)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
@@ -127,10 +134,10 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         # Buckets are for what is sent.
         "contiguous_gradients": not is_alone(resolved),
         "overlap_comm": overlaps,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": bucket_elements(resolved),
         "use_multi_rank_bucket_allreduce": True,
         "allgather_partitions": True,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": bucket_elements(resolved),
         "round_robin_gradients": False,
         "parameter_alignment": False,
         "load_from_fp32_weights": True,

@@ -26,7 +26,8 @@ echo "scancel $*" >>"${0%/*}/squeue.calls"
 case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*}/squeue.queue" ;; esac
 """
 WAIT = (
-    "import sys; from pathlib import Path; from hpc_gpt.launch import waiting; from hpc_gpt.runs.run_folder import RunFolder; "
+    "import sys; from pathlib import Path; "
+    "from hpc_gpt.launch import waiting; from hpc_gpt.runs.run_folder import RunFolder; "
     "waiting.SLURM_POLL_S = 0.1; waiting.wait_for(RunFolder(Path(sys.argv[1])))"
 )
 

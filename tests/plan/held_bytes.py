@@ -57,7 +57,6 @@ CASES = {
 COMPILED = {
     "compiled": _case("ddp", mode="compiled", compile_backend="aot_eager"),
 }
-# DeepSpeed allocates its bucket whole, 1 GB, of which a CPU touches what is used.
 OFFLOADED = {
     "zero 2 bf16 offloaded": _case("deepspeed-zero", zero_stage=2, offload="optimizer"),
 }

@@ -172,7 +172,9 @@ def test_tar_and_sha256sum_agree(run: Path) -> None:
 
 @pytest.mark.parametrize("mask", [0o027, 0o077])
 def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
-    program = "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.runs import snapshot; snapshot.main([sys.argv[2]])"
+    program = (
+        "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.runs import snapshot; snapshot.main([sys.argv[2]])"
+    )
     program += "; from pathlib import Path; snapshot.unpack(Path(sys.argv[2]))"
     for path in (run / ARCHIVE, run / "provenance.json"):
         path.unlink()

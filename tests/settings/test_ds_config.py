@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
+from hpc_gpt.plan.translation import training_of
+from hpc_gpt.plan.zero_buffers import bucket_elements as planned_bucket
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
@@ -166,3 +168,15 @@ def test_one_data_parallel_rank_has_no_buckets_and_splits_nothing(dp: int, offlo
     zero = deepspeed_config(settings("bf16", 3, dp, **ZERO, offload=offload))["zero_optimization"]
     assert zero["contiguous_gradients"] is not alone
     assert (zero["stage3_param_persistence_threshold"] > 10**12) is alone
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("hidden", [32, 2048])
+def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_how_long(dp: int, hidden: int) -> None:
+    """DeepSpeed allocates it whole."""
+    resolved = settings("bf16", 2, dp, **ZERO)
+    resolved = replace(resolved, model=replace(resolved.model, hidden=hidden, layers=24))
+    zero = deepspeed_config(resolved)["zero_optimization"]
+    longest = 50_000_000 if dp == 1 else 500_000_000
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == min(longest, resolved.model.params)
+    assert planned_bucket(training_of(resolved)) == zero["reduce_bucket_size"]
