@@ -60,6 +60,7 @@ def tables_of(rows: Sequence[Row], folder: BenchFolder) -> dict[str, Any]:
             "cell": row.cell,
             "tokens_per_s": list(row.tokens_per_s),
             "ratio": ratio,
+            "tenth_step_s": list(row.tenth_step_s),
             "rounds": [os.path.relpath(place, folder.path) for place in row.places],
         }
         for row, ratio in zip(rows, ratios, strict=True)

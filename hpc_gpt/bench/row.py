@@ -28,12 +28,21 @@ _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's record over all its rounds, tokens/s of those that ended well, and where each round lies."""
+    """A cell's record over all its rounds, tokens/s of those that ended well, and where each round lies.
+
+    `tenth_step_s`: seconds from the start of each of those to the end of its tenth step, where that is known.
+    """
 
     cell: str
     record: Record
     tokens_per_s: tuple[float, ...] = ()
     places: tuple[Path, ...] = ()
+    tenth_step_s: tuple[float, ...] = ()
+
+    @property
+    def warm_tenth_step_s(self) -> float | None:
+        """The median of all rounds but the first, which finds the compiler's cache as it was; of one round its own."""
+        return statistics.median(self.tenth_step_s[1:] or self.tenth_step_s) if self.tenth_step_s else None
 
     @property
     def is_measured(self) -> bool:
@@ -68,7 +77,9 @@ def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[st
             f"the allocator gave its cache back and tried again {record.allocator_retries} times: a smaller "
             "micro-batch may be faster"
         )
-    return Row(cell, _with_peak(record, peaks or {}), speeds, places)
+    firsts = (attempt.get("tenth_step_s") for each in records for attempt in (each.attempts or [])[:1])
+    known = tuple(seconds for seconds in firsts if seconds is not None)
+    return Row(cell, _with_peak(record, peaks or {}), speeds, places, known)
 
 
 def _flags(measured: Sequence[Measured]) -> list[str]:

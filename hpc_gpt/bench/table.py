@@ -26,31 +26,31 @@ class _Column:
 
     heading: str
     label: str
-    show: Callable[[Record], str]
+    show: Callable[[Row], str]
     formula: str = ""
     unit: str = ""
 
 
-def _digits(key: str) -> Callable[[Record], str]:
-    return lambda record: show_digits(getattr(record, key))
+def _digits(key: str) -> Callable[[Row], str]:
+    return lambda row: show_digits(getattr(row.record, key))
 
 
-def _percent(key: str) -> Callable[[Record], str]:
-    def show(record: Record) -> str:
-        share = getattr(record, key)
+def _percent(key: str) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        share = getattr(row.record, key)
         return NOTHING if share is None else f"{share:.1%}"
 
     return show
 
 
-def _gib(key: str) -> Callable[[Record], str]:
-    return lambda record: show_digits(peak_gib(getattr(record, key)))
+def _gib(key: str) -> Callable[[Row], str]:
+    return lambda row: show_digits(peak_gib(getattr(row.record, key)))
 
 
-def _allocated(record: Record) -> str:
-    if record.ended in ("gpu_memory", "host_memory"):
+def _allocated(row: Row) -> str:
+    if row.record.ended in ("gpu_memory", "host_memory"):
         return OOM
-    return NO_GPU if is_on_cpu(record) else _gib("memory_allocated_gib")(record)
+    return NO_GPU if is_on_cpu(row.record) else _gib("memory_allocated_gib")(row)
 
 
 def is_on_cpu(record: Record) -> bool:
@@ -58,21 +58,22 @@ def is_on_cpu(record: Record) -> bool:
     return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
-def _utilisation(record: Record) -> str:
+def _utilisation(row: Row) -> str:
     """As seed 000 prints it: `71.9 +/- 22.0`."""
+    record = row.record
     if record.gpu_util_mean is None:
         return NOTHING
     return f"{record.gpu_util_mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
 
 
-def _matmul(record: Record) -> str:
-    before, after = record.matmul_tflops_before, record.matmul_tflops_after
+def _matmul(row: Row) -> str:
+    before, after = row.record.matmul_tflops_before, row.record.matmul_tflops_after
     return NOTHING if before is None and after is None else f"{show_digits(before)} -> {show_digits(after)}"
 
 
-def _plain(key: str) -> Callable[[Record], str]:
-    def show(record: Record) -> str:
-        value = getattr(record, key)
+def _plain(key: str) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        value = getattr(row.record, key)
         return NOTHING if value is None else str(value)
 
     return show
@@ -83,8 +84,8 @@ def _tflops(key: str, formula: str) -> _Column:
 
 
 _COLUMNS = (
-    _Column("Tokens/s", "tokens/s", lambda record: show_whole(record.tokens_per_s)),
-    _Column("Step s", "step time", lambda record: show_seconds(record.step_s), unit="s"),
+    _Column("Tokens/s", "tokens/s", lambda row: show_whole(row.record.tokens_per_s)),
+    _Column("Step s", "step time", lambda row: show_seconds(row.record.step_s), unit="s"),
     _tflops("tflops_seed", "6 P s B, 8 with full recomputation, seed 001"),
     _tflops("tflops_hardware", "Narayanan et al. 2021, eq. 3"),
     _tflops("tflops_model", "6 P + 12 L h s a token, PaLM"),
@@ -94,6 +95,13 @@ _COLUMNS = (
     _Column("Plan GiB", "memory predicted", _gib("predicted_memory_gib"), "allocated at the peak, by plan", "GiB"),
     _Column("GPU %", "GPU utilisation", _utilisation, unit="%"),
     _Column("Compile s", "compile", _digits("compile_s"), "of the first round", "s"),
+    _Column(
+        "10th step s",
+        "to the tenth step",
+        lambda row: show_digits(row.warm_tenth_step_s),
+        "from the start; where there are more rounds, without the first",
+        "s",
+    ),
     _Column("Attention", "attention", _plain("attention_used")),
     _Column("Retries", "allocator retries", _plain("allocator_retries")),
     _Column("Matmul TFLOP/s", "matmul rate", _matmul, "the device's own, before and after", "TFLOP/s"),
@@ -119,7 +127,7 @@ def _one(row: Row) -> str:
             column.formula,
         )
         for column in _COLUMNS
-        if (shown := column.show(row.record)) != NOTHING
+        if (shown := column.show(row)) != NOTHING
     ]
     if row.record.tokens_per_s_spread is not None:
         lines.insert(1, ("spread", f"{row.record.tokens_per_s_spread:.1%}", f"of {row.record.rounds} rounds"))
@@ -133,7 +141,7 @@ def _one(row: Row) -> str:
 
 def _several(rows: Sequence[Row], width: int | None) -> str:
     ratios = ratios_to_first([row.record.tokens_per_s for row in rows])
-    columns = [column for column in _COLUMNS if any(column.show(row.record) != NOTHING for row in rows)]
+    columns = [column for column in _COLUMNS if any(column.show(row) != NOTHING for row in rows)]
     has_spread = any(row.record.tokens_per_s_spread is not None for row in rows)
     headings = ["Cell", "Ratio", *(["Spread"] if has_spread else []), *(column.heading for column in columns), "Notes"]
     lines = []
@@ -142,8 +150,8 @@ def _several(rows: Sequence[Row], width: int | None) -> str:
             [
                 row.cell,
                 NOTHING if ratio is None else f"{ratio:.3f}",
-                *([_percent("tokens_per_s_spread")(row.record)] if has_spread else []),
-                *(column.show(row.record) for column in columns),
+                *([_percent("tokens_per_s_spread")(row)] if has_spread else []),
+                *(column.show(row) for column in columns),
                 _notes(row.record),
             ]
         )

@@ -86,6 +86,7 @@ class Loop:
             checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
         )
         self._peaks: tuple[int, int] = 0, 0
+        self._first_step_began: float | None = None
         # Counts over all attempts, evaluations and saves included.
         self._began = time.monotonic() - progress.train_s
 
@@ -94,6 +95,7 @@ class Loop:
         warm = self.step + _WARM_UP
         if self._ranks.is_first:
             metrics.recall(self.step)
+        self._first_step_began = time.time()
         metrics.begin_clock()
         while self.step < train.steps:
             self._heart.enter(TRAINING)
@@ -236,6 +238,13 @@ class Loop:
         if not self._train.save_last:
             return saver.left_out(end)
         return saver.unsaved(end) if sound else end
+
+    @property
+    def tenth_step(self) -> float | None:
+        """When the attempt's tenth step ended, in epoch seconds, as if nothing had been evaluated or saved before it;
+        on rank 0, once it has been fetched."""
+        began, seconds = self._first_step_began, self._metrics.first_steps_s
+        return None if began is None or seconds is None else began + seconds
 
     @property
     def skipped_shards(self) -> dict[int, int]:

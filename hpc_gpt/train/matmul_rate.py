@@ -7,6 +7,7 @@ meanwhile, by heat or by its power limit, is told from a slow program.
 from __future__ import annotations
 
 import contextlib
+import time
 
 import torch
 
@@ -19,7 +20,7 @@ _GPU_SIZE, _CPU_SIZE = 8192, 1024
 class MatmulRate:
     """`before` and `after` are TFLOP/s of this rank's device; None where it was not asked for, or had no room.
 
-    `product` says what was multiplied; None where nothing is.
+    `product` says what was multiplied; None where nothing is. `before_s`: seconds that measuring before has taken.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -31,16 +32,19 @@ class MatmulRate:
         self.product = f"{self._size}^3 in {self._dtype}" if self._wanted else None
         self.before: float | None = None
         self.after: float | None = None
+        self.before_s = 0.0
 
     def measure_before(self) -> None:
         """Before the first step. The peaks of memory stay as they are, or are forgotten where this raised them."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
+        began = time.perf_counter()
         self.before = self._measure()
         if cuda and self._wanted:
             torch.cuda.empty_cache()
             if torch.cuda.max_memory_allocated(self._device) > peak:
                 torch.cuda.reset_peak_memory_stats(self._device)
+        self.before_s = time.perf_counter() - began
 
     def measure_after(self) -> None:
         """After the last step, whose peaks are written by then."""

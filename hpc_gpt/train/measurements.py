@@ -101,10 +101,13 @@ def write_measured(
     device: torch.device,
     skipped_shards: dict[int, int],
     rate: MatmulRate,
+    tenth_step: float | None,
 ) -> None:
     """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank.
 
-    Of the devices' own rates the slowest rank's is written: the others wait for it in every step.
+    Of the devices' own rates the slowest rank's is written: the others wait for it in every step. `tenth_step`: when
+    it ended, in epoch seconds; without what measuring the rate took it is told from the attempt's start, which the
+    script knows to a second.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -122,6 +125,14 @@ def write_measured(
         "matmul_tflops_before": min(before) if None not in before else None,
         "matmul_tflops_after": min(after) if None not in after else None,
         "matmul": rate.product,
+        "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
     }
     path = attempt.folder / "measured.json"
     when_there_is_room(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
+
+
+def _since_start(attempt: Attempt, tenth_step: float | None, apart_s: float) -> float | None:
+    started = attempt.started().get("started")
+    if tenth_step is None or not isinstance(started, int | float):
+        return None
+    return round(tenth_step - apart_s - started, 3)

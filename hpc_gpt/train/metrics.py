@@ -71,14 +71,21 @@ class _Copy:
         return [flat[index : index + 4] for index in range(0, len(flat), 4)]
 
 
+# Of the steps that compile, allocate and choose kernels, and of some more.
+FIRST_STEPS = 10
+
+
 class Metrics:
-    """Rank 0's book of steps."""
+    """Rank 0's book of steps. `first_steps_s`: the seconds of the attempt's first FIRST_STEPS, once they are fetched,
+    without evaluations and saves between them."""
 
     def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
         self.bad_in_row = 0
         self.poisoned = False
         self.target = TargetLoss(resolved.train)
         self.memory: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+        self.first_steps_s: float | None = None
+        self._first: list[float] = []
         self._path = path
         self._steps = resolved.train.steps
         self._tokens = resolved.batch.global_batch * resolved.model.seq
@@ -149,6 +156,7 @@ class Metrics:
             self._judge(loss, grad_norm, bool(skipped))
             self.target.add(kept.step, loss, None if kept.loss_eval is None else loss_eval)
             step_s = _seconds(kept.began, kept.ended)
+            self._count_first(step_s)
             self._last = {
                 "step": kept.step,
                 "loss": loss,
@@ -207,6 +215,12 @@ class Metrics:
         if line["skipped"]:
             words.append("skipped")
         return " | ".join(words)
+
+    def _count_first(self, step_s: float) -> None:
+        if self.first_steps_s is None:
+            self._first.append(step_s)
+            if len(self._first) == FIRST_STEPS:
+                self.first_steps_s = sum(self._first)
 
     def _judge(self, loss: float, grad_norm: float, skipped: bool) -> None:
         """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one left the weights."""

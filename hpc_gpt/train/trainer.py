@@ -116,7 +116,7 @@ class Trainer:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
         rate.measure_after()
-        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards, rate)
+        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards, rate, self._loop.tenth_step)
         if not hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         if ranks.is_first and end.leaves_time and not self._signals.terminated:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.bench.measuring import Measured
-from hpc_gpt.bench.row import row_of
+from hpc_gpt.bench.row import Row, row_of
+from hpc_gpt.bench.table import as_text
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.runs.record import Record
 
@@ -66,6 +67,17 @@ def test_memory_is_the_highest_and_the_rest_is_of_all_rounds():
     assert record.compile_s == 40.0
     assert record.matmul_tflops_before == 750.0
     assert record.tokens_per_s_spread == pytest.approx(0.031 / 0.030 - 0.031 / 0.035)
+
+
+def test_the_tenth_step_with_the_compilers_cache_is_that_of_the_later_rounds():
+    def row(*seconds: float | None) -> Row:
+        return row_of("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
+
+    assert row(70.0).warm_tenth_step_s == 70.0
+    assert row(70.0, 18.0, 20.0).warm_tenth_step_s == 19.0
+    assert row(70.0, 18.0, 20.0).tenth_step_s == (70.0, 18.0, 20.0)
+    assert row(None).warm_tenth_step_s is None
+    assert "18.0" in as_text([row(70.0, 18.0)])
 
 
 def test_a_row_without_memory_has_no_speed():

@@ -69,18 +69,21 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
         (GpuSamples([50.0]), None, 5, {}, 760.0, 700.0),
         (GpuSamples(), 7.25, 0, {1: 4}, 770.0, 720.0),
     ]
-    attempt = cast(Attempt, SimpleNamespace(folder=tmp_path))
+    attempt = cast(Attempt, SimpleNamespace(folder=tmp_path, started=lambda: {"started": 1000}))
     cpu = torch.device("cpu")
     rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True)
 
-    def write(is_first: bool) -> None:
+    def write(is_first: bool, tenth_step: float | None = None) -> None:
         ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said, is_first=is_first))
-        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, MatmulRate(rated, cpu))
+        rate = MatmulRate(rated, cpu)
+        rate.before_s = 1.5
+        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step)
 
     write(is_first=False)
     assert not list(tmp_path.iterdir())
-    write(is_first=True)
+    write(is_first=True, tenth_step=1020.25)
     found = json.loads((tmp_path / "measured.json").read_text())
+    assert found["tenth_step_s"] == 18.75, "without the time of the rate"
     # The slowest compiler is what the run has waited for; retries and shards add up.
     assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
     assert found["gpu_util_mean"] == 75.0
@@ -91,6 +94,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     write(is_first=True)
     found = json.loads((tmp_path / "measured.json").read_text())
     assert (found["allocator_retries"], found["matmul_tflops_before"], found["matmul_tflops_after"]) == (None,) * 3
+    assert found["tenth_step_s"] is None
 
 
 @pytest.mark.parametrize(("dtype", "product"), [("fp16", "1024^3 in fp32"), ("bf16", "1024^3 in bf16")])

@@ -48,6 +48,23 @@ def test_kept_lines_are_complete_and_the_last_waits_for_its_save(tmp_path: Path)
     assert found[0]["tokens"] == 8 * 32
 
 
+def test_the_seconds_of_the_first_ten_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path, RESOLVED, torch.device("cpu"))
+    metrics.begin_clock()
+    for step in range(6, 15):  # of an attempt that has resumed
+        metrics.add(step, result(1.0))
+    metrics.fetch()
+    assert metrics.first_steps_s is None
+    for step in range(15, 18):
+        metrics.add(step, result(1.0))
+    metrics.fetch()
+    metrics.write()
+    times = [json.loads(line)["step_s"] for line in path.read_text().splitlines()]
+    assert metrics.first_steps_s == pytest.approx(sum(times[:10]), abs=1e-5)
+    assert sum(times[:10]) < sum(times)
+
+
 def test_bad_steps_in_a_row(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m", RESOLVED, torch.device("cpu"))
     metrics.begin_clock()

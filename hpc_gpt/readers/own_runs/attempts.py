@@ -101,6 +101,7 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
                 "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
                 "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
                 "node_list": _text(read.started.get("node_list")),
+                "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
             }
         )
     return tables
@@ -205,6 +206,10 @@ def iso(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _figure(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _text(value: Any) -> str | None:
