@@ -25,6 +25,7 @@ _SWITCHES = {
     "engine.offload": "offload",
     "engine.activation_offload": "act_cpu_offload",
     "engine.partition": "partition",
+    "train.optimizer_mode": "optimizer_mode",
 }
 _HINT = "give record.json files, report --json files, run folders, the logs folder, or rows like calibration.json's"
 _MOST_FOLDERS = 100_000
@@ -79,6 +80,7 @@ def record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfile
     row["device"] = record.get("device") or profile.device
     row["gpus_per_node"] = profile.gpus_per_node
     row["fabric"] = profile.fabric
+    row["program"] = record.get("dialect")
     row |= _of_settings(record.get("settings"), row["engine"])
     if record.get("attention_used") is not None:
         row["flash_attention"] = record["attention_used"] != "math"

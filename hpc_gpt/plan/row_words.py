@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from hpc_gpt.plan.row_fields import Unusable, flag, shown, stage_of_zero, whole, words
-from hpc_gpt.plan.training import Offload, Recompute
+from hpc_gpt.plan.training import Offload, OptimizerMode, Recompute
 
 _ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "megatron-lm")
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
@@ -112,6 +112,16 @@ def fuses_loss(row: Mapping[str, Any], engine: str) -> bool:
     return engine == "fsdp" and bool(flag(row, "flash_attention"))
 
 
+def optimizer_mode_of(row: Mapping[str, Any]) -> OptimizerMode:
+    """How one of our own runs computed its update; fused where nothing is said, and on the host."""
+    mode = words(row, "optimizer_mode").strip()
+    return mode if mode in get_args(OptimizerMode) else "fused"  # type: ignore[return-value]
+
+
+# The `program` of a row that is a record of our own: its engines hold their states as they do here.
+OURS = "hpc-gpt"
+
+
 @dataclass(frozen=True)
 class Stack:
     """The engine a row was run by, as the experiment's names go, and how it holds its states."""
@@ -161,6 +171,8 @@ def stack_of(row: Mapping[str, Any], *, dtype: str, pp: int, tp: int, degrees: M
     else:
         engine = "megatron-lm"
         distributed = distributed or zero == 1
+    if words(row, "program") == OURS and engine != "megatron-lm":
+        return Stack(engine, zero, None, offload_of(row), distributed)
     rule = _bytes_rule(engine, words(row, "dtype"), dtype, distributed)
     return Stack(engine, zero, rule, offload_of(row), distributed)
 

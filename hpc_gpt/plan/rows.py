@@ -27,6 +27,7 @@ from hpc_gpt.plan.row_words import (
     flash_of,
     fuses_loss,
     llama_like,
+    optimizer_mode_of,
     recompute_of,
     refuse_context,
     refuse_experts,
@@ -191,6 +192,7 @@ def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, ma
         compiled=compiled_of(row),
         fused_loss=fuses_loss(row, stack.engine),
         activations_on_host=checkpoints_on_host(row, stack, tp),
+        optimizer_mode=optimizer_mode_of(row),
     )
     machine, fabric = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:

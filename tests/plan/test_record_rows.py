@@ -73,6 +73,16 @@ def test_the_switches_of_one_of_our_own_runs(tmp_path, profile):
     assert not read_any(path, profile).rows[0].training.flash  # a V100, and no word of it
 
 
+@pytest.mark.parametrize("dialect", ["hpc-gpt", "deepspeed"])
+def test_one_of_our_own_runs_holds_what_our_engines_hold(tmp_path, profile, dialect):
+    path = tmp_path / "record.json"
+    record = dataclasses.replace(RECORD, dialect=dialect, settings={"train": {"optimizer_mode": "foreach"}})
+    path.write_text(record.to_json())
+    (entry,) = read_any(path, profile).rows
+    assert (entry.training.bytes_rule is None) == (dialect == "hpc-gpt")
+    assert entry.training.optimizer_mode == "foreach"
+
+
 def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"schema": 1, "records": [RECORD.to_tables(), {"run": "x"}, 3]}))
