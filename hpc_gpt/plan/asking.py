@@ -71,6 +71,7 @@ def question_of(
         partition="layers" if even else engine.partition,
         model=model,
         optimizer_mode=update_mode(experiment.train),
+        offload_ratio=engine.offload_ratio,
     )
 
 

@@ -58,6 +58,7 @@ class Question:
     partition: Partition = "layers"
     model: ModelShape | None = None
     optimizer_mode: OptimizerMode = "fused"
+    offload_ratio: float = 1.0  # where ZeRO-3 offloads
 
     def choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values to try of a field: the settled one alone, or all that are known."""

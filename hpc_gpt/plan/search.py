@@ -22,6 +22,7 @@ from hpc_gpt.plan.question import RECOMPUTES, Question, Split, States
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Training
 from hpc_gpt.plan.translation import Traits
+from hpc_gpt.settings.engines import OFFERS
 
 KEPT = 3  # of each split of the GPUs
 # Speeds that share a step of this ratio count as one, and the plainer settings come first.
@@ -204,6 +205,7 @@ def _tried(
         for parallel in question.sequence_parallel(engine, split.tp)
         for recompute in question.recomputes(engine)
     ]
+    deals_out = "offload_ratio" in OFFERS[engine].switches and states.zero_stage == 3 and states.offload != "none"
     blocks, traits = question.stage_layers(split.pp), question.traits.get(engine, Traits())
     for place, (parallel, recompute) in enumerate(series):
         for number, (micro_batch, micro_batches) in enumerate(batches):
@@ -222,6 +224,7 @@ def _tried(
                 engine=engine,
                 distributed_optimizer=states.distributed_optimizer,
                 offload=states.offload,
+                offload_ratio=question.offload_ratio if deals_out else 1.0,
                 stage_layers=blocks,
                 optimizer_mode=question.optimizer_mode,
                 flash=traits.flash,

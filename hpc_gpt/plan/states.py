@@ -92,6 +92,7 @@ def held(training: Training) -> Held:
         training.dtype == "fp32",
         training.distributed_optimizer,
         training.offload,
+        training.offload_ratio,
         training.bytes_rule is None,
         sums_in_half(training),
         training.micro_batches > 1,
@@ -106,6 +107,7 @@ def _held(
     fp32: bool,
     sharded: bool,
     offload: Offload,
+    ratio: float,
     ours: bool,
     in_half: bool,
     several: bool,
@@ -128,13 +130,13 @@ def _held(
         return _all_on_host(states) if offload == "full" else states
     if rule == "fp32":
         states = _zero(stage, dp, offload, weight=4, gradient=4, master=4 if stage else 0, sharded=sharded)
-        return _as_ours(states, stage, dp, offload, weight=4, gradient=4, several=several) if ours else states
+        return _as_ours(states, stage, dp, offload, ratio, weight=4, gradient=4, several=several) if ours else states
     weight = 4 if fp32 else 2
     gradient = 4 if rule == "deepspeed-bf16" else weight
     states = _zero(stage, dp, offload, weight=weight, gradient=gradient, master=4, sharded=sharded)
     if not ours:
         return states
-    return _as_ours(states, stage, dp, offload, weight=weight, gradient=gradient, several=several)
+    return _as_ours(states, stage, dp, offload, ratio, weight=weight, gradient=gradient, several=several)
 
 
 def _zero(stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, master: int, sharded: bool) -> Held:
@@ -156,13 +158,20 @@ def _zero(stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, 
     return Held(parameters, gradients, optimizer, gradients + copy, 0, gradients + copy, host)
 
 
-def _as_ours(states: Held, stage: int, dp: int, offload: Offload, *, weight: int, gradient: int, several: bool) -> Held:
-    """What DeepSpeed 0.19.8 holds otherwise: see above. `several`: micro-batches."""
+def _as_ours(
+    states: Held, stage: int, dp: int, offload: Offload, ratio: float, *, weight: int, gradient: int, several: bool
+) -> Held:
+    """What DeepSpeed 0.19.8 holds otherwise: see above. `several`: micro-batches.
+
+    With a `ratio` below 1 the groups of ZeRO-3 that stay on the GPU have masters, moments and the optimizer's fp32
+    gradients there; the sums of all gradients are the host's (stage3.py, subgroup_to_device).
+    """
     if offload != "none" and stage in (1, 2):
         sums = gradient if several or gradient != weight else 0
         return replace(states, host=states.host + (weight + sums) / dp)
     if offload != "none" and stage == 3:
-        return replace(states, host=states.host + gradient / dp)
+        stays = (1 - ratio) * 16 / dp
+        return replace(states, host=states.host + gradient / dp - stays, optimizer=states.optimizer + stays)
     if stage == 3:
         return replace(states, steady_gradients=states.gradients, renewed=states.renewed - states.gradients)
     return states

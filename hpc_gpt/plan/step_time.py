@@ -165,11 +165,14 @@ class StepModel:
         own = params / training.dp if sharded else params
         if training.offload == "none":
             return own * moved_bytes(training) / (self.machine.memory_gb_s * 1e9 * self.constants.memory), 0.0
-        moved = own * (4 + 2) / self.links.host_b_s
-        updated = own * moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
+        # Every gradient is summed on the host; what stays on the GPU is updated there, one group after the other.
+        ratio = training.offload_ratio
+        stays = (1 - ratio) * own
+        moved = own * (4 + 2 * ratio) / self.links.host_b_s + stays * 4 / self.links.host_b_s
+        updated = ratio * own * moved_bytes(training) / (_HOST_MEMORY_B_S / self.links.per_node)
         if training.offload == "full":
             moved += own * 2 * 2 * training.micro_batches / self.links.host_b_s
-        return 0.0, moved + updated
+        return stays * moved_bytes(training) / (self.machine.memory_gb_s * 1e9 * self.constants.memory), moved + updated
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
         """What four of five rows lay within of a source that no fit had seen (test_step_time_published.py): more where

@@ -65,6 +65,7 @@ class Training:
     bytes_rule: str | None = None
     distributed_optimizer: bool = False
     offload: Offload = "none"
+    offload_ratio: float = 1.0  # of the optimizer's states and their gradients, the part that goes to the host
     stage_layers: tuple[int, ...] | None = None  # None: as even as can be
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile: passes over activations are fused

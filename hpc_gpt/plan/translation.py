@@ -70,6 +70,7 @@ def training_of(resolved: Resolved) -> Training:
         engine=engine.name,
         distributed_optimizer=engine.sharded_optimizer,
         offload=engine.offload,
+        offload_ratio=engine.offload_ratio,
         stage_layers=blocks,
         optimizer_mode=update_mode(resolved.train),
         **traits_of(engine, engine.name, resolved.cluster.device)._asdict(),
@@ -100,7 +101,8 @@ def engine_for(training: Training, base: Engine) -> Engine:
     if training.zero_stage != 3:
         kept["tiles"] = 1
     if training.offload == "none":
-        kept |= {"offload_path": None, "offload_ratio": 1.0}
+        kept |= {"offload_path": None}
+    kept["offload_ratio"] = training.offload_ratio
     if training.engine == "megatron-lm":
         kept["megatron_args"] = _with_chunks(base.megatron_args, training)
     return replace(

@@ -13,6 +13,9 @@ ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
 # What a bucket holds at the most; where nothing is sent, gradients only wait in it until it is full.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
+# ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
+_SUB_GROUP_ELEMENTS = 1_000_000_000
+_SUB_GROUPS_TO_DEAL_OUT = 32
 
 
 def zero_stage(resolved: Resolved) -> int:
@@ -148,7 +151,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     }
     if stage == 3:
         zero |= {
-            "sub_group_size": 1_000_000_000,
+            "sub_group_size": _sub_group_elements(resolved),
             "stage3_prefetch_bucket_size": 50_000_000,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
             # another rank for a part of it.
@@ -186,6 +189,13 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
                 "max_in_cpu": 1_000_000_000,
             }
     return zero
+
+
+def _sub_group_elements(resolved: Resolved) -> int:
+    if resolved.engine.offload_ratio == 1:
+        return _SUB_GROUP_ELEMENTS
+    own = resolved.model.params // (resolved.layout.tp * resolved.layout.dp)
+    return min(_SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_DEAL_OUT))
 
 
 def _place(resolved: Resolved) -> dict[str, Any]:

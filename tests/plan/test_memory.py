@@ -382,3 +382,13 @@ def test_one_rank_that_exchanges_nothing_has_no_bucket(training: Training) -> No
             assert buckets(alone, params) == 0
     elif alone.engine.startswith(("deepspeed", "hf")) and alone.zero_stage > 1:
         assert buckets(alone, params) >= 2 * bucket_elements(alone)  # its own way
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 1.0))
+def test_what_does_not_go_to_the_host_stays_on_the_gpu(one: float, other: float) -> None:
+    shape = Shape(hidden=5120, layers=40, heads=40)
+    training = Training(shape, engine="deepspeed-zero", zero_stage=3, offload="optimizer", dp=2)
+    first, second = (held(replace(training, offload_ratio=ratio)) for ratio in (one, other))
+    assert first.host + first.optimizer == pytest.approx(second.host + second.optimizer)
+    assert first.optimizer == pytest.approx((1 - one) * 16 / 2)
+    assert (one < other) <= (first.optimizer > second.optimizer or one == pytest.approx(other))

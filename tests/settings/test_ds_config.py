@@ -180,3 +180,15 @@ def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_how_long(dp: int, h
     longest = 50_000_000 if dp == 1 else 500_000_000
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == min(longest, resolved.model.params)
     assert planned_bucket(training_of(resolved)) == zero["reduce_bucket_size"]
+
+
+def test_what_is_dealt_out_to_the_host_is_in_groups_that_are_small_enough() -> None:
+    """DeepSpeed deals out whole groups: of one alone half is none."""
+    whole, part = (
+        deepspeed_config(settings("bf16", 3, 2, **ZERO, offload="optimizer", offload_ratio=ratio))["zero_optimization"]
+        for ratio in (1.0, 0.5)
+    )
+    assert whole["sub_group_size"] == 10**9
+    own = settings().model.params // 4
+    assert 20 < own / part["sub_group_size"] < 40
+    assert part["offload_optimizer"]["ratio"] == 0.5
