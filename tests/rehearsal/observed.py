@@ -119,11 +119,11 @@ if [ -n "$SLURM_RESTART_COUNT" ]; then
   scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -qx "$(head -n 1 hosts.again)" || echo "not on node 1"
   exit 0
 fi
-scontrol requeue "$SLURM_JOB_ID"; echo "requeue $?"
+scontrol requeue "$SLURM_JOB_ID" || [ $? = 143 ] && echo "requeued"
 until state=$(scontrol --oneliner show job "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z]*'); do sleep 0.1; done
 echo "then $state"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-# The requeue's TERM goes to every process of the script, this one too.
+# The requeue's TERM goes to every process of the script, these too: one that it ends says nothing, and is asked again.
+until first=$(head -n 1 hosts.again) && [ -n "$first" ]; do sleep 0.1; done
 until scontrol update "jobid=$SLURM_JOB_ID" "ExcNodeList=$first" StartTime=now+4; do sleep 0.1; done
 echo "updated"
 until nodes=$(scontrol --oneliner show job "$SLURM_JOB_ID" | grep -o 'ExcNodeList=[^ ]*'); do sleep 0.1; done
