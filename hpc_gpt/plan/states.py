@@ -17,8 +17,9 @@ fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO has masters of its own, 4 more.
 
 Under our own configuration ZeRO-3 keeps its gradients' sums from step to step (grad_partitions_flat_buffer). The host
 has of what is offloaded master, moments and fp32 gradients, 16; with ZeRO-1 and -2 a copy of the weights on its way
-back and the sums of a step, with ZeRO-3 the sums a second time (stage_1_and_2.py, stage3.py; zero_buffers.py tells how
-it was measured). What the update needs for a moment is update.py's.
+back and the sums of a step, with ZeRO-3 in fp16 the sums a second time (stage_1_and_2.py, stage3.py; of bf16 and fp32
+train/engines/zero_sums.py; zero_buffers.py tells how it was measured). What the update needs for a moment is
+update.py's.
 """
 
 from __future__ import annotations
@@ -164,14 +165,15 @@ def _as_ours(
     """What DeepSpeed 0.19.8 holds otherwise: see above. `several`: micro-batches.
 
     With a `ratio` below 1 the groups of ZeRO-3 that stay on the GPU have masters, moments and the optimizer's fp32
-    gradients there; the sums of all gradients are the host's (stage3.py, subgroup_to_device).
+    gradients there (stage3.py, subgroup_to_device); the sums of all fp16 gradients are the host's.
     """
     if offload != "none" and stage in (1, 2):
         sums = gradient if several or gradient != weight else 0
         return replace(states, host=states.host + (weight + sums) / dp)
     if offload != "none" and stage == 3:
         stays = (1 - ratio) * 16 / dp
-        return replace(states, host=states.host + gradient / dp - stays, optimizer=states.optimizer + stays)
+        sums = gradient if gradient == 2 else 0
+        return replace(states, host=states.host + sums / dp - stays, optimizer=states.optimizer + stays)
     if stage == 3:
         return replace(states, steady_gradients=states.gradients, renewed=states.renewed - states.gradients)
     return states

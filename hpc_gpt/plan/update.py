@@ -43,11 +43,11 @@ def update_bytes(training: Training, params: float, matrix: float, table: float)
 def _with_flat_gradients(training: Training, made: float) -> float:
     """Bytes a parameter of a rank's share: what the update makes, and the gradients laid end to end for it.
 
-    ZeRO-3 flattens in any case, beside the sums that it keeps. ZeRO-1 and -2 flatten fp32 and fp16 gradients, and
-    free the parameters' own before the update; bf16's sums are flat already.
+    ZeRO-3's sums are what its update reads (train/engines/zero_sums.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients,
+    and free the parameters' own before the update; bf16's sums are flat already.
     """
     if training.zero_stage == 3:
-        return made + (4 if training.dtype != "fp16" else 0)
+        return made
     if training.dtype == "bf16":
         return made
     width = 4 if training.dtype == "fp32" else 2

@@ -59,6 +59,8 @@ COMPILED = {
 }
 OFFLOADED = {
     "zero 2 bf16 offloaded": _case("deepspeed-zero", zero_stage=2, offload="optimizer"),
+    "zero 3 bf16 offloaded": _case("deepspeed-zero", micro_batches=2, zero_stage=3, offload="optimizer"),
+    "zero 3 bf16 half offloaded": _case("deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5),
 }
 
 

@@ -33,9 +33,11 @@ from hpc_gpt.train.engines.compilation import compile_model
 from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, quiet
 from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
 from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.pinned_memory import pin_what_is_asked_for
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.train.engines.zero_alone import keep_to_itself
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen
+from hpc_gpt.train.engines.zero_sums import sum_where_read
 
 __all__ = ["build", "read_weights"]
 
@@ -102,11 +104,13 @@ class DeepspeedZero:
         deepspeed = import_deepspeed(device)
         from hpc_gpt.train.engines.deepspeed_files import plug_in
 
+        partitioned = zero_stage(resolved) == 3
+        if partitioned and engine.offload != "none" and not engine.activation_offload:
+            pin_what_is_asked_for(device)
         with quiet():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
             self._groups = Groups(layout, rank)
             tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
-            partitioned = zero_stage(resolved) == 3
             context = (
                 _partitioned_as_built(deepspeed, config, self._groups) if partitioned else contextlib.nullcontext()
             )
@@ -132,6 +136,8 @@ class DeepspeedZero:
                 model=self.module, optimizer=self._optimizer, config=config, mpu=self._groups
             )
             plug_in(self._engine)
+            if partitioned:
+                sum_where_read(self._engine.optimizer)
             if is_alone(resolved):
                 keep_to_itself(self._engine.optimizer)
             if self._norm is None and can_step_unseen(resolved, self._optimizer):
@@ -260,8 +266,9 @@ def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups
 
 
 def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
-    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up,
-    and where nothing is to be gathered they are all that it costs.
+    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
+
+    Its gradients are taken at once, too. Where nothing is to be gathered that is worth it by itself.
 
     The head's weight is used by no layer's call of its own, which DeepSpeed finds out for itself in eager mode alone.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 def keep_to_itself(wrapped: Any) -> None:
     """Has DeepSpeed's ZeRO optimizer `wrapped` exchange nothing; `ds_config` leaves its buckets out."""
     if hasattr(wrapped, "persistent_parameters"):
-        _keep_weights(wrapped.persistent_parameters)
+        _keep_weights(wrapped)
         # The name that Python gives a private method.
         wrapped._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads = _whole_gradients
     elif hasattr(wrapped, "averaged_gradients"):
@@ -38,9 +38,15 @@ def _whole_gradients(parameters: list[Tensor], dtype: torch.dtype) -> list[Tenso
     return [parameter.grad.view(-1) for parameter in parameters if parameter.grad is not None]
 
 
-def _keep_weights(parameters: list[Any]) -> None:
-    """Behind a step DeepSpeed gathers the weights that stay with every rank: here all, each from its one share."""
+def _keep_weights(wrapped: Any) -> None:
+    """Every rank's share of a weight is all of it: whole from the start, and through every step.
+
+    So nothing is to be fetched before a layer's call or taken away behind it, and DeepSpeed's hooks on every layer go.
+    """
     from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    parameters = wrapped.persistent_parameters
+    step = wrapped.step
 
     def gather(asked: list[Any] | None = None, **_: Any) -> None:
         for parameter in parameters if asked is None else asked:
@@ -48,5 +54,16 @@ def _keep_weights(parameters: list[Any]) -> None:
                 parameter.data = parameter.ds_tensor.data.view(parameter.ds_shape)
                 parameter.ds_status = ZeroParamStatus.AVAILABLE
 
+    def step_whole(closure: Any = None) -> None:
+        # The update writes to the memory that the whole weight lies in. Checkpoints do take weights apart.
+        wrapped._partition_all_parameters = lambda: None
+        try:
+            step(closure)
+        finally:
+            del wrapped._partition_all_parameters
+
     if parameters:
         parameters[0].all_gather = gather
+        gather()
+        wrapped.parameter_offload._remove_module_hooks()
+        wrapped.step = step_whole
