@@ -1,6 +1,6 @@
 """What ZeRO holds beside its states under our configuration (settings/ds_config.py), by reading DeepSpeed 0.19.8.
 
-A bucket is allocated whole, and is as long as the configuration says. One data-parallel rank that offloads nothing
+A bucket is allocated whole, and is as long as the configuration says. One data-parallel rank that has all weights
 exchanges nothing and has none (train/engines/zero_alone.py); what is left there are ZeRO-2's and -3's gradients, which
 wait in a list until they would fill one.
 
@@ -21,7 +21,9 @@ PREFETCH = 5e7
 def is_alone(training: Training) -> bool:
     """Whether nothing is exchanged: ds_config.is_alone of a Training. Somebody else's run goes DeepSpeed's own way."""
     ours = training.bytes_rule is None and training.engine in ("deepspeed-3d", "deepspeed-zero")
-    return ours and training.dtype != "fp16" and training.dp * training.cp == 1 and training.offload == "none"
+    if not ours or training.dtype == "fp16" or training.dp * training.cp > 1:
+        return False
+    return training.offload == "none" or (training.offload == "optimizer" and training.zero_stage == 3)
 
 
 def bucket_elements(training: Training) -> float:

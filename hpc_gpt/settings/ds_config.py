@@ -46,12 +46,16 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
 
 
 def is_alone(resolved: Resolved) -> bool:
-    """Whether one rank has all of the data-parallel states, and on its own device: `train.engines.zero_alone`.
+    """Whether one data-parallel rank has all weights, and on its own device: `train.engines.zero_alone`.
 
-    fp16 goes DeepSpeed's own way, which its loss scale is bound up with, and so does transformers' model, untried.
+    Of ZeRO-3 the optimizer's states may be on the host. fp16 goes DeepSpeed's own way, which its loss scale is bound up
+    with, and so do transformers' model and NVMe, untried.
     """
-    ours = resolved.engine.name != "hf-deepspeed" and resolved.train.dtype != "fp16"
-    return ours and resolved.layout.dp == 1 and resolved.engine.offload == "none"
+    engine = resolved.engine
+    if engine.name == "hf-deepspeed" or resolved.train.dtype == "fp16" or resolved.layout.dp > 1:
+        return False
+    states_on_host = engine.offload == "optimizer" and engine.offload_path is None
+    return engine.offload == "none" or (states_on_host and zero_stage(resolved) == 3)
 
 
 def bucket_elements(resolved: Resolved) -> int:

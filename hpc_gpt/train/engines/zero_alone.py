@@ -3,7 +3,8 @@
 DeepSpeed 0.19.8 goes the whole way for one rank, too. At every micro-batch a gradient is copied into a bucket, on to
 the dtype of communication, divided by 1, reduced with nobody, and copied back. ZeRO-3 beside that hands every layer its
 weights and takes them away again, with a wait for the device each time. All of it is the identity here, and left out:
-a gradient goes from autograd into the buffer it is summed in, and weights stay where they are.
+a gradient goes from autograd into the buffer it is summed in, and weights stay where they are. ZeRO-3's buffers may be
+on the host, with the states (zero_sums.py).
 """
 
 from __future__ import annotations
