@@ -50,6 +50,8 @@ from hpc_gpt.train.signals import Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"
+# Of the rank that was asked to stop, to all.
+_WORD = "stop.json"
 _WAIT_S = 900
 _TURN_S = 0.1
 _LOOK_S = 1.0
@@ -159,7 +161,7 @@ class MegatronRank:
 
     def _asked(self) -> _Stop | None:
         """The stop that this rank has been asked for, or that another has left word of; the first word is for all."""
-        path = self._attempt.folder / "stop.json"
+        path = self._attempt.folder / _WORD
         if reason := self._reason():
             # Before the first iteration Megatron may not listen yet, and has nothing to save.
             save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
@@ -212,10 +214,18 @@ class MegatronRank:
         if self._stop.reason == "budget":
             end = budget_over(self._resolved.job.max_gpu_hours)
         end = end or minutes_over(self._resolved.train.minutes)
-        if not self._stop.save or code:
+        if not self._stop.save or (code and not self._has_saved()):
             how = "before its first iteration" if not self._stop.save else f"with exit code {code}"
             return End(end.ended, f"{end.cause}; {PROGRAM} ended {how}, unsaved", end.requeue)
         return end
+
+    def _has_saved(self) -> bool:
+        """Whether there is a checkpoint since the first word of the stop. A rank that another has asked is leaving when
+        its own signal comes, and at its very end python dies of that."""
+        try:
+            return (self._saved / TRACKER).stat().st_mtime >= (self._attempt.folder / _WORD).stat().st_mtime
+        except FileNotFoundError:
+            return False
 
     def _report_failure(self, code: int, log: ForeignLog) -> int:
         """Writes how the program failed, from its own last words; a rank that only lost a peer lets that one speak."""

@@ -136,6 +136,24 @@ def test_ahead_of_the_time_limit_all_save_though_one_rank_alone_hears_of_it(subm
     assert "exiting program after receiving SIGTERM" in attempt.log.read_text()
 
 
+def test_what_is_saved_is_saved_though_a_late_signal_ends_the_program(submit, tmp_path):
+    """A rank may be leaving, as another has asked, when its own SIGTERM comes."""
+    late = make_checkout(tmp_path / "late")
+    program = late / "pretrain_gpt.py"
+    last = (
+        "import atexit, os, signal\n"
+        "atexit.register(lambda: (signal.signal(15, signal.SIG_DFL), os.kill(os.getpid(), 15)))\n"
+    )
+    program.write_text(last + program.read_text())
+    assert submit("--set", "train.steps=100000", MEGATRON_LM=str(late), STAND_IN_STEP_S="0.05").code == 0
+    run = newest()
+    wait_until(lambda: (status_of(run).step or 0) >= 4)
+    [attempt] = run.attempts()
+    os.kill(read_json(attempt.ranks / "1.json")["pid"], signal.SIGUSR2)
+    assert ended(run).state == "walltime"
+    assert attempt.ended()["cause"] == "SIGUSR2: the time limit is near"
+
+
 def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
     slow = make_checkout(tmp_path / "slow")
     program = slow / "pretrain_gpt.py"
