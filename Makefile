@@ -1,6 +1,7 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    every test, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
-# make test-all    the same, and the equality table's whole product, hundreds of cases
+# make test-all    the same, and what is too long for every change: the equality table's whole product, every seed's row
+# make mutations   does a test fail where it must? 60 and more one-line faults, each in a copy of the tree
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
 # make test-gpu, make lint, make bench
 #
@@ -9,6 +10,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
+# Two compute; one mostly waits for Slurm's daemons and timers.
+WORKERS ?= 3
 FAULTS ?= 100
 SEED ?= 1
 AT_ONCE ?= 2
@@ -17,20 +20,28 @@ export PYTHON PIP_ARGS
 BIN := .venv/bin
 PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 
-.PHONY: demo test test-all test-gpu torture lint bench packages
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 20
+
+.PHONY: demo test test-all test-gpu torture mutations lint bench packages tests-exist
 .DELETE_ON_ERROR:
+# One .venv, and a typing error in TESTS is said before it is made.
+.NOTPARALLEL:
 
 demo: .venv/.ready
 	@$(BIN)/hpc-gpt submit experiments/demo.toml --cluster local --wait
 
-test: .venv/.ready-test packages
-	@$(BIN)/python -m pytest -m "not gpu" $(TESTS)
+test: tests-exist .venv/.ready-test packages
+	@$(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
-test-all: .venv/.ready-test packages
-	@EQUALITY=product $(BIN)/python -m pytest -m "not gpu" $(TESTS)
+test-all: tests-exist .venv/.ready-test packages
+	@ALL_TESTS=true $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
-test-gpu: .venv/.ready-test
-	@$(BIN)/python -m pytest -m gpu $(TESTS)
+test-gpu: tests-exist .venv/.ready-test
+	@$(PYTEST) -m gpu $(TESTS)
+
+mutations: .venv/.ready-test packages
+	@$(BIN)/python -m tests.mutations
 
 torture: .venv/.ready-test packages
 	@$(BIN)/python -m tests.torture --faults $(FAULTS) --seed $(SEED) --at-once $(AT_ONCE) \
@@ -50,6 +61,9 @@ bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/engines.py
 	@$(BIN)/python tests/benchmarks/loss_on_text.py
 	@$(BIN)/python tests/benchmarks/data_path.py
+
+tests-exist:
+	@.ci/check-tests $(TESTS)
 
 packages:
 	@.ci/install-test-packages

@@ -9,13 +9,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.strict_ci import (  # noqa: F401  (hooks, found by name)
+from tests.session import (  # noqa: F401  (hooks, found by name)
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_make_collect_report,
     pytest_runtest_makereport,
     pytest_sessionfinish,
     pytest_terminal_summary,
+    pytest_testnodedown,
 )
 
 # A time limit per example would fail on a busy machine; with CI=true the examples are the same each time.

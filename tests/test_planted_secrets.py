@@ -13,6 +13,8 @@ from hpc_gpt.runs.snapshot import ARCHIVE
 from tests.benchmarks.sweep import make_stand_ins
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.xdist_group("planted-secrets")
+
 # Made up; each has a part that nothing else has.
 PLANTED = {
     "HF_TOKEN": "hf_plantedQx7Zk1",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.secrets import hide_secrets, is_secret, without_secrets
+from hpc_gpt.secrets import hide_secrets, hide_values, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,14 @@ def test_a_secret_inside_a_settings_text_is_cut_out_of_it():
 )
 def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
     assert hide_secrets(text) == hidden
+
+
+def test_a_secret_by_its_value_alone_is_cut_out_line_by_line():
+    environment = {
+        "DEPLOY": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
+        "UPSTREAM": "http://me:opensesame@proxy:3128",
+        "PASSWORD": "short",
+        "HOME": "/home/someone",
+    }
+    said = hide_values("b3BlbnNzaC1rZXk via http://me:opensesame@proxy:3128 short /home/someone", environment)
+    assert said == "[removed] via [removed] short /home/someone"

@@ -162,7 +162,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
 
 def resolve_shape(model: Model) -> ModelShape:
     """The preset's sizes with the given ones laid over; ConfigError where neither settles one."""
-    given = {key: size for key, size in asdict(model).items() if size is not None and key != "preset"}
+    given = {key: size for key, size in vars(model).items() if size is not None and key != "preset"}
     if model.preset is not None:
         shape = replace(preset(model.preset), **given)
     else:
@@ -230,7 +230,7 @@ def _resolve_layout(
 
 
 def _check_train(train: Train) -> None:
-    values = asdict(train)
+    values = vars(train)
     endless = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]

@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.equality_cases import Case
+from tests import session
+from tests.distributed.equality_cases import Case, plainer
 from tests.distributed.equality_launch import Launch, run_launch
 from tests.distributed.ranks import HERE, launch_ranks
 
 __all__ = ["HERE", "launch_ranks"]
-TABLE: list[str] = []
+_TITLE = "equality table: largest deviation from one plain PyTorch process"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a launch run in one worker."""
+    from tests.distributed.equality_table import launch_of
+
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            values = _values(item)
+            if (asked := values.get("case", values.get("world"))) is not None:
+                item.add_marker(pytest.mark.xdist_group(f"equality-{launch_of(asked)}"))
+
+
+def _values(item: pytest.Item) -> dict[str, Any]:
+    """The values of a test's parameters."""
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 @pytest.fixture(scope="session")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case | int], Launch]:
-    """The launch that ran a case, or that of a world size: started when first asked for, kept for the session."""
+def launches(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, table: Callable[[str], None]
+) -> Callable[[Case | int], Launch]:
+    """The launch that ran a case, or that of a world size: started when first asked for, kept for the session.
+
+    It runs what this session's tests ask for: the whole table in a few launches, or one case alone.
+    """
     from tests.distributed.equality_table import launch_of, plan_of
 
+    items = request.session.items
+    cases = {case for item in items if isinstance(case := _values(item).get("case"), Case)}
+    cases |= {plainer(case) for case in cases}
+    with_scenarios = any(item.path.name == "test_engine.py" for item in items)
     kept: dict[str, Launch] = {}
 
     def launch(asked: Case | int) -> Launch:
         name = launch_of(asked)
         if name not in kept:
-            world, cases, scenarios = plan_of(name)
-            kept[name] = run_launch(world, cases, scenarios, tmp_path_factory.mktemp(name))
-            one = kept[name]
-            TABLE.append(f"{name}: {len(cases)} cases in {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU")
+            world, planned, scenarios = plan_of(name)
+            chosen = [case for case in planned if case in cases]
+            folder = tmp_path_factory.mktemp(name)
+            one = kept[name] = run_launch(world, chosen, scenarios if with_scenarios else [], folder)
+            table(f"{name}: {len(chosen)} cases in {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU")
         return kept[name]
 
     return launch
 
 
 @pytest.fixture(scope="session")
-def table() -> list[str]:
-    """Lines printed at the end of the session."""
-    return TABLE
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints the equality table, so that a run shows by how much it passed."""
-    if TABLE:
-        terminalreporter.section("equality table: largest deviation from one plain PyTorch process")
-        for line in TABLE:
-            terminalreporter.write_line(line)
+def table(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Takes a line of the equality table, printed at the end of the session: a run shows by how much it passed."""
+    return lambda line: session.leave(pytestconfig, _TITLE, line)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
+from tests import ALL_TESTS
 from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, Case
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
 
@@ -25,7 +24,7 @@ NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16",
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 EXACT = NAMED + PAIRWISE + INDUCTOR
 # `make test-all` asks for it.
-PRODUCT = product() if os.environ.get("EQUALITY") == "product" else []
+PRODUCT = product() if ALL_TESTS else []
 _AT_ONCE = 60  # cases of the product that one launch runs
 
 

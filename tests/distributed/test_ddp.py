@@ -19,6 +19,8 @@ from tests.distributed.sharded_tests import (
     shared_folder,
 )
 
+pytestmark = pytest.mark.xdist_group("sharded")
+
 Found = dict[int, dict[str, Any]]
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ
 from tests.distributed.ranks import launch_ranks
 
+pytestmark = pytest.mark.xdist_group("deepspeed-3d")
+
 Stage = dict[str, Any]
 ROWS = GLOBAL_BATCH // 2  # of a micro-batch
 

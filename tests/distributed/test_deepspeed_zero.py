@@ -13,6 +13,8 @@ import pytest
 from hpc_gpt.train.engines.protocol import MODULES
 from tests.distributed.zero_runs import LAUNCHES, RESUMES, SAVED, STEPS, TRAININGS, name_of, reference, run_launches
 
+pytestmark = pytest.mark.xdist_group("zero")
+
 Launches = dict[str, dict[str, Any]]
 SOURCES = [case for _, _, leaves in LAUNCHES.values() for case in leaves]
 TARGETS = [(launch, case) for launch, (_, takes, _) in LAUNCHES.items() for case in takes]

@@ -31,6 +31,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(launches: Launches, world
     _check_skipped(launches(world).figures(f"not finite {kind}"))
 
 
+@pytest.mark.xdist_group("equality-1-ranks")
 def test_sgd_skips_it_too(launches: Launches) -> None:
     _check_skipped(launches(1).figures("not finite sgd"))
 
@@ -69,24 +70,28 @@ def test_fp16_is_near(launches: Launches, world: int) -> None:
     assert not any(skipped)
 
 
+@pytest.mark.xdist_group("equality-1-ranks")
 def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> None:
     found = launches(1).figures("deterministic")
     assert found["on"]
     assert found["exact"] == found["usual"]
 
 
+@pytest.mark.xdist_group("equality-2-ranks")
 def test_split_layers_equal_whole_ones(launches: Launches) -> None:
     found = launches(2).figures("layers")
     assert len(found) == 12
     assert max(found.values()) < 2e-6, found
 
 
+@pytest.mark.xdist_group("equality-2-ranks")
 def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
     found = launches(2).figures("padding")
     assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
     assert found["padding_gradient"] == 0.0
 
 
+@pytest.mark.xdist_group("equality-4-ranks")
 def test_a_checkpoint_of_another_model_is_refused(launches: Launches) -> None:
     said = launches(4).figures("other checkpoints")
     assert said["same"] == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import (
+    ALL_BROKEN,
     BROKEN,
     EVALUATION,
     NAMED,
@@ -27,10 +28,11 @@ from tests.distributed.equality_cases import (
     TABLE,
     UNTIED,
     Case,
+    plainer,
     whole_batch,
     zero,
 )
-from tests.distributed.equality_factors import FACTORS, ILLEGAL, LEGAL, PAIRWISE, combination_of
+from tests.distributed.equality_factors import ENGINES, FACTORS, ILLEGAL, LEGAL, PAIRWISE, combination_of
 from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, PRODUCT
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
@@ -91,15 +93,16 @@ def worst(values: list[float]) -> float:
 
 
 Launches = Callable[[Case | int], Any]
+Table = Callable[[str], None]
 
 
-def compare(case: Case, launches: Launches, table: list[str]) -> tuple[Deviation, dict[str, Any]]:
+def compare(case: Case, launches: Launches, table: Table) -> tuple[Deviation, dict[str, Any]]:
     if case in INDUCTOR and shutil.which("g++") is None:
         pytest.skip("Inductor compiles with g++, which is not here")
     launch = launches(case)
     figures = launch.figures(case.name)
     far = deviation(case, figures, launch.weights(case))
-    table.append(
+    table(
         f"{case.name:64s} loss {far.loss:.1e}  norm {far.norm:.1e}  weights {far.weights:.1e}  "
         f"K bias {far.k_bias:.1e}  {figures['seconds']:.1f} s"
     )
@@ -107,7 +110,7 @@ def compare(case: Case, launches: Launches, table: list[str]) -> tuple[Deviation
 
 
 @pytest.mark.parametrize("case", EXACT + PRODUCT, ids=lambda case: case.name)
-def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: list[str]) -> None:
+def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: Table) -> None:
     far, figures = compare(case, launches, table)
     assert far.exact(), far
     # Its true gradient is zero; Adam amplifies what is left of it.
@@ -116,7 +119,7 @@ def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: li
 
 
 @pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
-def test_bf16_is_near(case: Case, launches: Launches, table: list[str]) -> None:
+def test_bf16_is_near(case: Case, launches: Launches, table: Table) -> None:
     far, figures = compare(case, launches, table)
     assert far.within(loss=1e-2, norm=5e-2, weights=1e-2), far
     check_the_rest(case, figures)
@@ -147,7 +150,7 @@ def check_the_rest(case: Case, figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launches, table: list[str]) -> None:
+def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launches, table: Table) -> None:
     far, _ = compare(case, launches, table)
     assert not far.exact(), far
 
@@ -155,11 +158,16 @@ def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launche
 @pytest.mark.parametrize("case", RECOMPUTE, ids=lambda case: case.name)
 def test_recomputation_changes_nothing(case: Case, launches: Launches) -> None:
     launch = launches(case)
-    kept = replace(case, engine=replace(case.engine, recompute="none"))
+    kept = plainer(case)
     assert kept in TABLE
     again, once = launch.figures(case.name), launch.figures(kept.name)
     assert again["losses"] == once["losses"]
     assert again["norms"] == once["norms"]
+
+
+def test_every_kind_of_mutation_and_every_engine_is_among_the_broken() -> None:
+    assert {case.mutation for case in BROKEN} == {case.mutation for case in ALL_BROKEN}
+    assert {case.engine.name for case in BROKEN} == set(ENGINES)
 
 
 def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:
@@ -175,13 +183,12 @@ def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:
     assert plain.losses[-1] < plain.losses[0], "the task must be learnable"
 
 
-def test_every_pair_of_values_that_can_run_stands_in_a_case(table: list[str]) -> None:
+def test_every_pair_of_values_that_can_run_stands_in_a_case(table: Table) -> None:
     held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + PAIRWISE))
     assert held >= LEGAL.keys()
     values = {(name, value) for name, values in FACTORS.items() for value in values}
     assert set().union(*held) == values, "a value that no case holds"
-    table.append(f"{len(LEGAL)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
-    table.extend(
-        f"cannot run: {' with '.join(sorted(f'{name} {value}' for name, value in pair))}: {reason.splitlines()[0]}"
-        for pair, reason in ILLEGAL.items()
-    )
+    table(f"{len(LEGAL)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
+    for pair, reason in ILLEGAL.items():
+        names = " with ".join(sorted(f"{name} {value}" for name, value in pair))
+        table(f"cannot run: {names}: {reason.splitlines()[0]}")

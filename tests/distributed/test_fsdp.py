@@ -21,6 +21,8 @@ from tests.distributed.sharded_tests import (
     shared_folder,
 )
 
+pytestmark = pytest.mark.xdist_group("sharded")
+
 Found = dict[int, dict[str, Any]]
 TRAINED = [(world, name) for world in TRAININGS for name in TRAININGS[world] if name.startswith("fsdp")]
 BLOCKS, GROUPS = 2, 3  # two blocks, and the root with what is in none

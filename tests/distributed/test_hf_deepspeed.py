@@ -17,6 +17,8 @@ from tests.distributed.hf_worker import CASES, DP2
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.zero_runs import reference, settings
 
+pytestmark = pytest.mark.xdist_group("hf-deepspeed")
+
 pytest.importorskip("transformers")
 Results = tuple[dict[str, Any], dict[str, dict[str, Tensor]]]
 

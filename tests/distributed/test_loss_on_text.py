@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from tests.benchmarks.loss_on_text import CONTROL, PLAIN, Row
 from tests.distributed.ranks import HERE
 
+pytestmark = pytest.mark.xdist_group("loss-on-text")
+
 ENGINES = ["ddp", "ddp, compiled", "deepspeed-zero 1", "deepspeed-zero 3", "deepspeed-3d", "fsdp"]
 LIMIT = 0.005
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: list[str]) -> dict[str, Row]:
+def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: Callable[[str], None]) -> dict[str, Row]:
     """One process trains all of them, one after the other; its table is printed at the end of the session."""
     folder = tmp_path_factory.mktemp("loss-on-text")
     compiler = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -31,7 +34,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: lis
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    table += ["loss on text, 200 steps, beside a plain autocast run:", *done.stdout.splitlines()]
+    for line in ["loss on text, 200 steps, beside a plain autocast run:", *done.stdout.splitlines()]:
+        table(line)
     return {row["name"]: Row(**row) for row in json.loads((folder / "rows").read_text())}
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.techniques_worker import BROKEN, CASES, TIED
 
+pytestmark = pytest.mark.xdist_group("techniques")
+
 Results = dict[str, dict[str, Any]]
 COMPILED = [name for name, (_, _, how) in CASES.items() if how != "none"]
 

@@ -176,3 +176,13 @@ def test_a_few_steps_learn_a_pattern() -> None:
         loss.backward()
         optimizer.step()
     assert loss < 1.0
+
+
+def test_every_parameter_and_every_seed_has_numbers_of_its_own() -> None:
+    drawn = [
+        InitialWeights(seed, layers=2).normal(name, (4, 4))
+        for seed in (1, 2)
+        for name in ("blocks.0.feed_forward.up.weight", "blocks.1.feed_forward.up.weight", "embedding.weight")
+    ]
+    for number, one in enumerate(drawn):
+        assert not any(torch.allclose(one, other) for other in drawn[:number])

@@ -26,7 +26,7 @@ def run_rank(environment: dict[str, str], log: str) -> None:
 
 
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", chain="none")
-PATIENCE_S = 90
+PATIENCE_S = 300
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["tests.train.preload"])
 
@@ -89,6 +89,11 @@ class Launch:
         """Waits until rank 0 has stopped itself, HOLD_AT_LINE being in its environment."""
         status = Path(f"/proc/{self.ranks[0].pid}/status")
         self._await(lambda: status.exists() and "T (stopped)" in status.read_text(), "rank 0 on hold")
+
+    def await_stop(self, rank: int) -> None:
+        """Waits until SIGSTOP has reached a rank."""
+        status = Path(f"/proc/{self.ranks[rank].pid}/status")
+        self._await(lambda: "T (stopped)" in status.read_text(), f"stop of rank {rank}")
 
     def _await(self, happened: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + PATIENCE_S

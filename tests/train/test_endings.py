@@ -8,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.train.launch import Launch, lines, new_run, settings, train
+from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}
 PP2 = {"tp": 1, "pp": 2, "dp": 1}
@@ -44,17 +43,17 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path, settings(tokens, PP2, steps=LONG, save_every=2))
     launch = Launch(run, 2)
     launch.await_words("saved after step 2")
-    # Rank 1 stands still, so rank 0 stands in a collective and comes to no step's edge. It must leave all the same.
+    # Rank 1 stands still, so rank 0 comes no further than the next collective. It must leave all the same.
     launch.signal(signal.SIGSTOP, [1])
-    time.sleep(0.3)
+    launch.await_stop(1)
     launch.signal(signal.SIGINT, [0])
     # Two at once would be one.
     launch.await_words("rank 0 has SIGINT")
     launch.signal(signal.SIGINT, [0])
-    launch.ranks[0].join(10)
+    launch.ranks[0].join(PATIENCE_S)
     launch.signal(signal.SIGCONT, [1])
     assert launch.ranks[0].exitcode == 130, launch.log
-    assert launch.wait(20)[1] == 1
+    assert launch.wait()[1] == 1
     assert launch.ended[0] == "stopped"
     assert "step-00000002" in checkpoints(run)
 
@@ -114,11 +113,8 @@ def test_a_killed_rank_takes_the_others_along(tmp_path: Path, tokens: Path) -> N
     run = new_run(tmp_path, settings(tokens, PP2, steps=LONG, save_every=2))
     launch = Launch(run, 2)
     launch.await_words("saved after step 2")
-    began = time.monotonic()
     os.kill(launch.ranks[1].pid, signal.SIGKILL)
-    codes = launch.wait(60)
-    assert codes == [1, -9], launch.log
-    assert time.monotonic() - began < 40
+    assert launch.wait() == [1, -9], launch.log
     assert launch.ended[0] == "error"
     assert "lost another rank" in launch.log
     saved = max(int(name.removeprefix("step-")) for name in checkpoints(run) if name.startswith("step-"))

@@ -20,6 +20,8 @@ from hpc_gpt.train.export import export_hf
 from tests.cli.command import error_of, hpc_gpt
 from tests.train.launch import new_run, settings, train
 
+pytestmark = pytest.mark.xdist_group("train-export")
+
 transformers = pytest.importorskip("transformers")
 VOCAB = 259  # padded to 320
 ENGINES = {"deepspeed-zero": True, "hf-deepspeed": False}  # whether tied

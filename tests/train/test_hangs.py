@@ -14,7 +14,7 @@ import pytest
 from hpc_gpt.runs.beats import read_beats
 from hpc_gpt.runs.requests import ask
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.train.launch import Launch, lines, new_run, settings
+from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
 
 LONG = 1_000_000
 # Seconds without a step that are a hang here; the ranks are watched for five more.
@@ -29,7 +29,7 @@ def run_of(folder: Path, tokens: Path, engine: str, **train: Any) -> RunFolder:
 
 def hang(launch: Launch) -> dict[str, Any]:
     """Waits until every rank that can has left with 1; ends the one that cannot, as srun and the controller do."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + PATIENCE_S
     while not launch.attempt.ended() or sum(rank.is_alive() for rank in launch.ranks) > 1:
         assert time.monotonic() < until, launch.log
         time.sleep(0.05)
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_run_is_named_by_its_beat(tmp_path: Path, tokens: Pat
 
 def test_a_rank_in_a_loop_is_named_by_its_stack(tmp_path: Path, tokens: Path) -> None:
     launch = Launch(run_of(tmp_path, tokens, "deepspeed-3d"), 4, SLURMD_NODENAME="n7", HANG="3 loop")
-    until = time.monotonic() + 90
+    until = time.monotonic() + PATIENCE_S
     while launch.ranks[3].is_alive() and time.monotonic() < until:
         time.sleep(0.05)
     end = hang(launch)
@@ -107,7 +107,8 @@ def test_a_long_evaluation_and_a_job_that_is_stopped_for_a_while_are_no_hang(tmp
     launch.await_words("loss_eval")
     at = max(line["step"] for line in lines(run))
     launch.signal(signal.SIGSTOP)
-    time.sleep(3 * FLOOR_S + 2)
+    ranks = launch.attempt.beats
+    launch._await(lambda: all(time.time() - beat.time > 4 * FLOOR_S for beat in read_beats(ranks).values()), "pause")
     launch.signal(signal.SIGCONT)
     launch._await(lambda: max(line["step"] for line in lines(run)) > at + 4, "steps after the pause")
     beats = read_beats(launch.attempt.beats)

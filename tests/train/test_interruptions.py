@@ -11,6 +11,8 @@ import pytest
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
+pytestmark = pytest.mark.xdist_group("train-interruptions")
+
 STEPS = 40
 LAYOUTS = {"fp32": {"tp": 2, "pp": 2, "dp": 1}, "bf16": {"tp": 1, "pp": 1, "dp": 2}}
 RANKS = {"fp32": 4, "bf16": 2}

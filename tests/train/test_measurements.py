@@ -88,7 +88,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
     assert found["gpu_util_mean"] == 75.0
     assert (found["matmul_tflops_before"], found["matmul_tflops_after"]) == (750.0, 700.0)
-    assert found["matmul"] == "1024^3 in fp32"
+    assert found["matmul"] == "256^3 in fp32"
     (tmp_path / "measured.json").unlink()
     said[1] = (GpuSamples(), None, None, {}, None, None)
     write(is_first=True)
@@ -97,7 +97,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     assert found["tenth_step_s"] is None
 
 
-@pytest.mark.parametrize(("dtype", "product"), [("fp16", "1024^3 in fp32"), ("bf16", "1024^3 in bf16")])
+@pytest.mark.parametrize(("dtype", "product"), [("fp16", "256^3 in fp32"), ("bf16", "256^3 in bf16")])
 def test_a_cpu_is_rated_in_fp32_where_it_has_but_a_loop_for_fp16(tmp_path, dtype, product) -> None:
     rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True, dtype=dtype)
     assert MatmulRate(rated, torch.device("cpu")).product == product

@@ -22,6 +22,8 @@ from hpc_gpt.settings.presets import preset
 from tests.distributed.ranks import launch_ranks
 from tests.train.plan_states import CASES, WORLD
 
+pytestmark = pytest.mark.xdist_group("train-plan_equality")
+
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:

@@ -31,7 +31,7 @@ def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Pa
     assert record.matmul_tflops_before is not None
     assert record.matmul_tflops_before > 0
     assert record.matmul_tflops_after is not None
-    source = "attempts/1/measured.json: 1024^3 in fp32, the slowest rank's"
+    source = "attempts/1/measured.json: 256^3 in fp32, the slowest rank's"
     assert record.sources["matmul_tflops_before"] == record.sources["matmul_tflops_after"] == source
     measured = json.loads((plain.attempt(1).folder / "measured.json").read_text())
     assert measured["matmul_tflops_before"] is measured["matmul_tflops_after"] is None

@@ -14,6 +14,8 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
+pytestmark = pytest.mark.xdist_group("train-saves")
+
 STEPS = 12
 LAYOUT = {"tp": 1, "pp": 2, "dp": 1}
 

@@ -84,5 +84,5 @@ while True:
         assert process.stdout.readline() == f"{number.name}\n"
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(300) == 130
     assert process.stdout.read() == "quit True True\n"

@@ -28,6 +28,8 @@ from hpc_gpt.train.data import Stream, StreamedShards, open_stream
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train
 
+pytestmark = pytest.mark.xdist_group("train-streamed_shards")
+
 Open = Callable[[Resolved, int], StreamedShards]
 
 
@@ -162,7 +164,7 @@ def readers_of(launch: Launch) -> list[int]:
 
 
 def gone(readers: list[tuple[int, str | None]]) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 240
     while any(is_alive(*reader) for reader in readers) and time.monotonic() < until:
         time.sleep(0.05)
     return not any(is_alive(*reader) for reader in readers)

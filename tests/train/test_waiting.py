@@ -17,6 +17,8 @@ from tests.distributed.plain_gpt import train_plainly
 from tests.distributed.ranks import launch_ranks
 from tests.train.profiled_loop import CASES, STEPS, WAITING, case_settings
 
+pytestmark = pytest.mark.xdist_group("train-waiting")
+
 Found = dict[str, dict[str, Any]]
 
 # The words of all ranks, which are of the host; figures that have arrived from the device, and are asked whether; a

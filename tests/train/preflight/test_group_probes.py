@@ -2,10 +2,13 @@
 
 from collections import Counter
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.settings.layout import Layout
+from hpc_gpt.train.preflight import group_probes
 from hpc_gpt.train.preflight.group_probes import AXES, plan_exchanges
 
 SIZES = st.integers(1, 4)
@@ -50,3 +53,15 @@ def test_every_node_spare_ones_too_has_two_neighbours(count, ranks_per_node, spa
     assert partners == {f"n{at}": min(2, of_them - 1) for at in range(of_them)} or of_them == 1
     rings = [each for exchanges in rounds for each in exchanges if (each.kind, each.axis) == ("ring", "node")]
     assert len(rings) == (of_them if ranks_per_node > 1 else 0)
+
+
+def test_the_seconds_of_an_exchange_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on two seconds with each exchange, and nine with the one that opens the connection."""
+    clock, done = [0.0], [0]
+
+    def exchange() -> None:
+        clock[0] += 2.0 if done[0] else 9.0
+        done[0] += 1
+
+    monkeypatch.setattr(group_probes.time, "perf_counter", lambda: clock[0])
+    assert group_probes._timed(torch.device("cpu"), exchange) == 2.0

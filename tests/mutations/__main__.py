@@ -1,0 +1,139 @@
+"""Puts one fault after the other into a copy of the tree and runs the tests that must fail on it.
+
+python -m tests.mutations [--at-once N] [WORDS]      WORDS: only faults whose name or file holds them
+
+First all those tests run without a fault. Ends with 1 if a fault survives, or cannot be judged: its line is gone, its
+tests cannot be collected, or they do not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutations.faults import Fault, read_faults
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_LIMIT_S = 900.0
+# What pytest's exit codes mean here; any other is no verdict.
+_VERDICTS = {0: "SURVIVED", 1: "caught"}
+
+
+def copy_tree(target: Path) -> None:
+    """All that git knows of, and what it does not ignore, as it is now."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (REPOSITORY / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name)
+
+
+def run_tests(tree: Path, tests: list[str]) -> tuple[int | None, str]:
+    """(pytest's exit code, None if it did not end; its output) of tests in a copy of the tree."""
+    environment = {
+        **os.environ,
+        "CI": "true",  # the same examples each time, and a skip is a failure
+        "PYTHONPATH": str(tree),
+        # Two texts of one length within a second would share a .pyc.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HPC_GPT_SHARED": os.environ.get("HPC_GPT_SHARED", str(REPOSITORY.parent / "shared")),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=tree,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=_LIMIT_S)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+
+
+def judge(tree: Path, fault: Fault) -> tuple[str, str]:
+    """(verdict, what there is to say of it beyond that)"""
+    sound = (tree / fault.file).read_text(encoding="utf-8")
+    try:
+        (tree / fault.file).write_text(fault.text(tree), encoding="utf-8")
+    except (ValueError, SyntaxError) as gone:
+        return "NO LONGER APPLIES", str(gone)
+    try:
+        code, output = run_tests(tree, list(fault.tests))
+    finally:
+        (tree / fault.file).write_text(sound, encoding="utf-8")
+    if code is None:
+        return f"NO END IN {_LIMIT_S:.0f} S", output[-3000:]
+    verdict = _VERDICTS.get(code, f"NO VERDICT: PYTEST ENDED WITH {code}")
+    return verdict, "" if verdict == "caught" else output[-3000:]
+
+
+def main() -> int:
+    """The exit code; a line for each fault, then how many of each package were caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="?", default="", help="only faults whose name or file holds these words")
+    parser.add_argument("--at-once", type=int, default=2, help="copies of the tree that work side by side")
+    asked = parser.parse_args()
+    faults = [fault for fault in read_faults() if asked.words in fault.name or asked.words in fault.file]
+    if not faults:
+        print(f"Error: no fault's name or file holds {asked.words!r}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hpc-gpt-mutations-") as folder:
+        trees: queue.Queue[Path] = queue.Queue()
+        for number in range(asked.at_once):
+            copy_tree(tree := Path(folder) / str(number) / "tree")
+            trees.put(tree)
+        tests = sorted({test for fault in faults for test in fault.tests})
+        code, output = run_tests(tree, ["-n", str(asked.at_once), "--dist", "loadgroup", *tests])
+        if code != 0:
+            print(f"Error: the tests fail, or cannot run, without any fault\n{output[-5000:]}", file=sys.stderr)
+            return 1
+        print(f"{len(tests)} tests and files pass without a fault, after {time.monotonic() - began:.0f} s", flush=True)
+
+        def judge_in_a_tree(fault: Fault) -> tuple[Fault, str]:
+            tree, since = trees.get(), time.monotonic()
+            try:
+                verdict, more = judge(tree, fault)
+            finally:
+                trees.put(tree)
+            seconds = time.monotonic() - since
+            print(
+                f"{verdict:8s}  {seconds:6.1f} s  {fault.package:9s}  {fault.name}",
+                more,
+                sep="\n" if more else "",
+                flush=True,
+            )
+            return fault, verdict
+
+        with ThreadPoolExecutor(asked.at_once) as pool:
+            verdicts = list(pool.map(judge_in_a_tree, faults))
+    caught = [fault for fault, verdict in verdicts if verdict == "caught"]
+    for package in sorted({fault.package for fault in faults}):
+        count = sum(fault.package == package for fault in caught)
+        print(f"{package:9s}  {count} of {sum(fault.package == package for fault in faults)} caught")
+    print(f"{len(caught)} of {len(faults)} faults caught in {(time.monotonic() - began) / 60:.1f} min")
+    return 0 if len(caught) == len(faults) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

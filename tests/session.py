@@ -1,0 +1,110 @@
+"""What a whole session of tests says at its end, whether one process ran it or several workers of pytest-xdist.
+
+- Lines that tests left under a title, such as the equality table.
+- Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
+- With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
+  `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TESTS = Path(__file__).resolve().parent
+NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
+_lines = pytest.StashKey[dict[str, list[str]]]()
+
+
+def leave(config: pytest.Config, title: str, line: str) -> None:
+    """Prints `line` under `title` at the end of the session."""
+    config.stash[_lines][title].append(line)
+
+
+def strict() -> bool:
+    """Whether this is a run of continuous integration."""
+    return os.environ.get("CI") == "true"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_lines] = defaultdict(list)
+    config.pluginmanager.register(_Seconds(), "seconds")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "shared" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.shared)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and call.excinfo is not None:
+        # A skip by a fixture counts where the fixture says it, so that a hundred tests make one line.
+        own = [entry for entry in call.excinfo.traceback if Path(str(entry.path)).is_relative_to(_TESTS)]
+        if own:
+            report.longrepr = (str(own[-1].path), own[-1].lineno + 1, report.longrepr[2])
+    if (report.skipped or hasattr(report, "wasxfail")) and item.get_closest_marker("shared") is None:
+        leave(item.config, NOT_RUN, item.nodeid)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        leave(collector.config, NOT_RUN, collector.nodeid)
+    return report
+
+
+class _Seconds:
+    """Adds up seconds by folder; a plugin of its own, as the hook is not given the session it is called in."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.tests: dict[str, int] = defaultdict(int)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        folder = "/".join(report.nodeid.partition("::")[0].split("/")[:-1][:2])
+        self.seconds[folder] += report.duration
+        self.tests[folder] += report.when == "call"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workeroutput"):  # a worker's, which prints nothing itself
+        config.workeroutput["lines"] = dict(config.stash[_lines])
+    elif strict() and config.stash[_lines][NOT_RUN] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over what a worker of pytest-xdist has left; one that died has left nothing."""
+    for title, lines in getattr(node, "workeroutput", {}).get("lines", {}).items():
+        kept = node.config.stash[_lines][title]
+        # Every worker collects every test.
+        kept += [line for line in lines if title != NOT_RUN or line not in kept]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, lines in config.stash[_lines].items():
+        if lines and (title != NOT_RUN or strict()):
+            terminalreporter.section(title, red=title == NOT_RUN, bold=True)
+            for line in lines:
+                terminalreporter.line(line)
+    if config.getoption("durations"):
+        plugin = config.pluginmanager.get_plugin("seconds")
+        terminalreporter.section("seconds by folder, all workers together")
+        for folder, seconds in sorted(plugin.seconds.items(), key=lambda item: -item[1]):
+            terminalreporter.line(f"{seconds:8.1f} s  {plugin.tests[folder]:5d} tests  {folder}")

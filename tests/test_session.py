@@ -1,0 +1,84 @@
+"""What tests/session.py says at the end, on pytest sessions of their own, of one process and of two workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SHARED = "import pytest\n@pytest.fixture\ndef shared(): pytest.skip('none here')\ndef test_a(shared): pass\n"
+
+
+WORKERS = ("-n", "2", "--dist", "loadgroup")
+
+
+def run_session(folder: Path, source: str, ci: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_it.py").write_text(source)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    shared: real files\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.session",
+        "-p",
+        "no:cacheprovider",
+        *options,
+        str(folder),
+    ]
+    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pytest\ndef test_a(): pytest.skip('no')\n",
+        "import pytest\n@pytest.mark.skip(reason='no')\ndef test_a(): pass\n",
+        "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False\n",
+        "import pytest\n@pytest.mark.xfail\ndef test_a(): pass\n",
+    ],
+    ids=["skip", "skip mark", "xfail", "xpass"],
+)
+@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+def test_ci_fails_on_what_did_not_run(tmp_path: Path, source: str, options: tuple[str, ...]) -> None:
+    strict, lenient = (run_session(tmp_path, source, ci, *options) for ci in ("true", ""))
+    assert strict.returncode == 1
+    assert "these must run" in strict.stdout
+    assert strict.stdout.splitlines().count("test_it.py::test_a") == 1
+    assert lenient.returncode == 0
+    assert "these must run" not in lenient.stdout
+
+
+@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
+    source = "import pytest\npytest.importorskip('no_such_module')\ndef test_a(): pass\n"
+    done = run_session(tmp_path, source + "\n", "true", *options)
+    assert done.returncode != 0
+    assert done.stdout.splitlines().count("test_it.py") == 1
+
+
+@pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
+def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    source = "from tests import session\n"
+    for name in "ab":
+        source += f"def test_{name}(pytestconfig): session.leave(pytestconfig, 'a title', 'line {name}')\n"
+    done = run_session(tmp_path, source, "true", "--durations", "3", *options)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert [lines.count(f"line {name}") for name in "ab"] == [1, 1]
+    assert sum(" a title " in line for line in lines) == 1
+    assert sum("   2 tests  " in line for line in lines) == 1
+
+
+def test_tests_on_the_shared_files_may_be_skipped(tmp_path: Path) -> None:
+    assert run_session(tmp_path, SHARED, "true").returncode == 0
