@@ -82,3 +82,16 @@ def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
 
 def test_tests_on_the_shared_files_may_be_skipped(tmp_path: Path) -> None:
     assert run_session(tmp_path, SHARED, "true").returncode == 0
+
+
+def test_one_worker_runs_a_group(tmp_path: Path) -> None:
+    """With a pytest too new for it pytest-xdist drops groups silently, and each worker builds what a group shares."""
+    source = "import os, pathlib, pytest\n"
+    for number in range(12):
+        source += f"@pytest.mark.xdist_group('g{number % 3}')\n"
+        source += f"def test_{number}(): pathlib.Path('{number}').write_text(os.environ['PYTEST_XDIST_WORKER'])\n"
+    done = run_session(tmp_path, source, "true", *WORKERS)
+    assert done.returncode == 0, done.stdout
+    ran = [(tmp_path / str(number)).read_text() for number in range(12)]
+    assert all(len(set(ran[group::3])) == 1 for group in range(3)), ran
+    assert len(set(ran)) == 2

@@ -17,6 +17,7 @@ __all__ = ["HERE", "launch_ranks"]
 _TITLE = "equality table: largest deviation from one plain PyTorch process"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a launch run in one worker."""
     from tests.distributed.equality_table import launch_of

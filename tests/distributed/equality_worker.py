@@ -141,6 +141,8 @@ def forget() -> None:
     torch._dynamo.reset()
     torch.use_deterministic_algorithms(False)
     gc.collect()
+    # What is left stays: modules, and what libraries keep. Looking at it again took as long as a small case.
+    gc.freeze()
 
 
 def main(folder: Path) -> None:
