@@ -12,7 +12,7 @@ import pytest
 
 
 def on_a_terminal(
-    *words: str, type_in: str | None = None, after: str = "", times: int = 1, seconds: float = 60, **variables: str
+    *words: str, type_in: str | None = None, after: str = "", times: int = 1, seconds: float = 240, **variables: str
 ) -> tuple[int, str]:
     """(exit code, all output) of `python WORDS`; types `type_in` once `after` was shown so often.
 

@@ -17,10 +17,10 @@ from hpc_gpt.runs.record import Record
 # The device's own rate may move by so much between a run's begin and its end; above, the figures are of a device that
 # was throttled, or not alone.
 DRIFT = 0.03
-_BLANK = ("step_s", "step_s_p10", "step_s_p90", "tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model",
-          "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
+_BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tflops_seed", "tflops_hardware",
+          "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
-_MEDIANS = ("step_s_p10", "step_s_p90", "matmul_tflops_before", "matmul_tflops_after")
+_MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
 # What a run is told of that says nothing where tokens are random.
 _MEANINGLESS = ("the loss did not fall",)
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")

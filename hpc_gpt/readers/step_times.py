@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Median and percentiles in seconds over `used` steps; what was left out, and what looks wrong, in words.
+    """Median, percentiles and mean in seconds over `used` steps; what was left out, and what looks wrong, in words.
 
     `steady` marks the steps used, among those given.
     """
@@ -36,6 +36,7 @@ class StepTimes:
     step_s: float
     p10: float
     p90: float
+    mean: float
     used: int
     warmup: int
     apart: int
@@ -74,7 +75,8 @@ def measure_steps(step_s: Seconds, apart: Mask, attempt: NDArray[np.int64]) -> S
     low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
     if high > 1.5 * low and len(seconds) >= 5:
         flags.append(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s")
-    return StepTimes(middle, low, high, len(seconds), warmup, set_apart, tuple(flags), steady)
+    mean = float(np.mean(seconds))
+    return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 
 
 def warmup_count(step_s: Seconds, apart: Mask) -> tuple[int, bool]:

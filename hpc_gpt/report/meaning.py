@@ -34,6 +34,7 @@ MEANING = {
     "steps_used": "how many those are",
     "warmup_steps": "steps left out as warm-up",
     "tokens_per_s": "tokens a second, of all GPUs",
+    "step_s_mean": "seconds a step: the mean of the same steps",
     "tokens_total": "tokens trained",
     "tflops_seed": "TFLOP/s a GPU: 8 P s B (6 without recomputation), seed 001",
     "tflops_hardware": "TFLOP/s a GPU: Narayanan et al. 2021, eq. 3",

@@ -84,6 +84,7 @@ class Record:
     steps_used: int | None = None
     warmup_steps: int | None = None
     tokens_per_s: float | None = None
+    step_s_mean: float | None = None
     tokens_total: int | None = None
     tflops_seed: float | None = None
     tflops_hardware: float | None = None

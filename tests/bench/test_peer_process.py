@@ -30,7 +30,7 @@ def lives(pid):
         return False
 
 
-def poll(condition, seconds=30.0):
+def poll(condition, seconds=240.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -73,7 +73,7 @@ def test_ctrl_c_ends_the_whole_group(tmp_path):
     child = log.read_text().strip()
     assert lives(child)
     bench.send_signal(signal.SIGINT)
-    _, errors = bench.communicate(timeout=30)
+    _, errors = bench.communicate(timeout=300)
     assert b"KeyboardInterrupt" in errors
     assert not lives(child)
 

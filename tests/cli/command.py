@@ -1,13 +1,17 @@
-"""The command as a user has it: in a process of its own."""
+"""The command as a user has it, in a process of its own; and the same within the test's process, which starts none."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from hpc_gpt import cli
 from tests.conftest import REPOSITORY
 
 
@@ -31,6 +35,18 @@ def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, 
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def in_process(*arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Done:
+    """The same without starting a process: for what reads, prints or refuses, and neither forks nor waits."""
+    with CliRunner().isolation(env=environment) as (stdout, stderr, _), contextlib.chdir(cwd or "."):
+        try:
+            cli.main([str(word) for word in arguments])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        else:
+            raise AssertionError("main() ends by SystemExit")
+    return Done(code, stdout.getvalue().decode(), stderr.getvalue().decode())
 
 
 def error_of(done: Done) -> tuple[str, str]:

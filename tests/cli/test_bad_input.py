@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
 
 
@@ -51,7 +51,7 @@ def nothing_written() -> bool:
 @pytest.mark.parametrize("verb", ["render", "submit"])
 def test_what_cannot_run_is_refused_before_anything_is_written(verb, arguments, message, hint, tmp_path):
     cluster = [] if verb == "render" or "--cluster" in arguments else ["--cluster", "generic-slurm"]
-    done = hpc_gpt(verb, *arguments, *cluster, cwd=tmp_path)
+    done = in_process(verb, *arguments, *cluster, cwd=tmp_path)
     assert done.code == 2
     assert done.stdout == ""
     said, hinted = error_of(done)
@@ -64,7 +64,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(verb, arguments, 
 @pytest.mark.parametrize(("name", "what"), [("a\\b", "a backslash"), ("a\nb", "a newline")])
 def test_a_logs_folder_that_sbatchs_output_cannot_carry_is_refused_and_not_made(tmp_path, monkeypatch, name, what):
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / name))
-    done = hpc_gpt("submit", "demo", "--cluster", "generic-slurm", cwd=tmp_path)
+    done = in_process("submit", "demo", "--cluster", "generic-slurm", cwd=tmp_path)
     assert done.code == 2
     message, hint = error_of(done)
     assert message.startswith("HPC_GPT_LOGS: ")
@@ -75,7 +75,7 @@ def test_a_logs_folder_that_sbatchs_output_cannot_carry_is_refused_and_not_made(
 
 def test_a_syntax_error_is_named_with_file_and_line(tmp_path):
     (tmp_path / "bad.toml").write_text("[train]\nsteps = = 3\n")
-    done = hpc_gpt("render", "bad.toml", cwd=tmp_path)
+    done = in_process("render", "bad.toml", cwd=tmp_path)
     assert done.code == 2
     assert "bad.toml" in error_of(done)[0]
     assert "line 2" in error_of(done)[0]
@@ -83,32 +83,32 @@ def test_a_syntax_error_is_named_with_file_and_line(tmp_path):
 
 def test_all_faults_of_a_file_come_at_once(tmp_path):
     (tmp_path / "bad.toml").write_text('[train]\nstepz = 3\ndtype = "fp8"\n[modl]\n')
-    message, _ = error_of(hpc_gpt("render", "bad.toml", cwd=tmp_path))
+    message, _ = error_of(in_process("render", "bad.toml", cwd=tmp_path))
     assert len(message.splitlines()) == 3
 
 
 def test_a_guessed_profile_without_sbatch_is_refused_only_when_a_job_would_queue(tmp_path):
     bare = without_slurm(tmp_path)
-    done = hpc_gpt("submit", "demo", environment=bare)
+    done = in_process("submit", "demo", environment=bare)
     assert done.code == 2
     message, hint = error_of(done)
     assert "no sbatch here" in message
     assert "local" in hint
     assert "jean-zay-v100-32g" in hint
     assert nothing_written()
-    assert hpc_gpt("render", "demo", environment=bare).code == 0
-    assert hpc_gpt("submit", "demo", "--dry-run", environment=bare).code == 0
+    assert in_process("render", "demo", environment=bare).code == 0
+    assert in_process("submit", "demo", "--dry-run", environment=bare).code == 0
 
 
 def test_a_chosen_profile_without_sbatch_is_slurm_not_reachable(tmp_path):
-    done = hpc_gpt("submit", "demo", "--cluster", "generic-slurm", environment=without_slurm(tmp_path))
+    done = in_process("submit", "demo", "--cluster", "generic-slurm", environment=without_slurm(tmp_path))
     assert done.code == 4
     assert "no sbatch" in error_of(done)[0]
     assert nothing_written()
 
 
 def test_a_missing_token_file_is_refused_before_anything_starts(tmp_path):
-    done = hpc_gpt(
+    done = in_process(
         "submit", "demo", "--cluster", "local", "--set", "data.source=tokens", "--set", "data.path=no.tokens"
     )
     assert done.code == 2
@@ -118,7 +118,7 @@ def test_a_missing_token_file_is_refused_before_anything_starts(tmp_path):
 
 def test_a_run_whose_token_file_is_not_here_is_not_started_again(own_folders):
     run = unsubmitted_run(data__source="tokens", data__path="elsewhere.tokens")
-    done = hpc_gpt("submit", "--resume", run.run_id)
+    done = in_process("submit", "--resume", run.run_id)
     assert done.code == 2
     assert "elsewhere.tokens" in error_of(done)[0]
     assert not run.submissions()
@@ -127,29 +127,29 @@ def test_a_run_whose_token_file_is_not_here_is_not_started_again(own_folders):
 @pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
 def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, tmp_path):
     arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random")
-    done = hpc_gpt(*arguments, environment={"HPC_GPT_LOGS": logs})
+    done = in_process(*arguments, environment={"HPC_GPT_LOGS": logs})
     assert done.code == 1
     assert logs in error_of(done)[0]
 
 
 @pytest.mark.parametrize("verb", [["status"], ["logs"], ["cancel", "--yes"], ["submit", "--resume"]])
 def test_an_unknown_run_is_exit_5(verb):
-    done = hpc_gpt(*verb, "20260101-000000-abcd")
+    done = in_process(*verb, "20260101-000000-abcd")
     assert done.code == 5
     assert "no run '20260101-000000-abcd'" in error_of(done)[0]
 
 
 def test_an_unknown_verb_gets_a_close_match():
-    done = hpc_gpt("stauts")
+    done = in_process("stauts")
     assert done.code == 2
     assert "did you mean status?" in error_of(done)[1]
 
 
 @pytest.mark.parametrize("group", [[], ["profile"]])
 def test_nothing_given_shows_the_help_not_an_error(group):
-    done = hpc_gpt(*group)
+    done = in_process(*group)
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr == hpc_gpt(*group, "--help").stdout
+    assert done.stderr == in_process(*group, "--help").stdout
 
 
 def test_a_traceback_comes_only_with_debug():
@@ -167,6 +167,6 @@ def test_a_traceback_comes_only_with_debug():
     ],
 )
 def test_what_a_resumed_run_cannot_take(made_run, options, said):
-    done = hpc_gpt("submit", "--resume", made_run.run_id, *options)
+    done = in_process("submit", "--resume", made_run.run_id, *options)
     assert done.code == 2
     assert said in error_of(done)[0]

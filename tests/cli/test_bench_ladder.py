@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 
-SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none")
+SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "train.matmul_rate=false",
+         "--set", "train.dtype=fp32")  # fmt: skip
 
 
 def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
@@ -24,7 +25,7 @@ def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
     assert (page["ladder"]["ratio"], page["ladder"]["time"]) == (None, None)
     assert [saving["switched_on"] for saving in page["ladder"]["savings"]][1].endswith("for-loop optimizer")
     assert "no GPU here, so no memory is measured" in done.stderr
-    shown = hpc_gpt("report", tmp_path / "logs")
+    shown = in_process("report", tmp_path / "logs")
     assert "GPU Memory Peak (MB)" in shown.stdout
     assert shown.stdout.count("smoke run") == 2
 
@@ -42,7 +43,7 @@ def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(tmp_path, words, message, hint):
-    done = hpc_gpt("bench", "--smoke", "--ladder", *words)
+    done = in_process("bench", "--smoke", "--ladder", *words)
     said, advice = error_of(done)
     assert done.code == 2
     assert message in said
@@ -51,6 +52,6 @@ def test_what_is_wrong_is_said_before_anything_runs(tmp_path, words, message, hi
 
 
 def test_a_ladder_there_is_not():
-    done = hpc_gpt("bench", "--ladder", "rope")
+    done = in_process("bench", "--ladder", "rope")
     assert done.code == 2
     assert "'colab', 'memory', 'mingpt'" in done.stderr

@@ -49,5 +49,17 @@ def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
 
 def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
     interrupt_run(made_run)
-    assert waiting_process.wait(10) != 0
+    assert waiting_process.wait(120) != 0
     assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+@pytest.mark.parametrize("again", [resume_run, lambda run: prepare_resumption(run, {"train.log_every": 1}, None, None)])
+def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
+    run = unsubmitted_run("generic-slurm")
+    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    monkeypatch.setattr("hpc_gpt.launch.status._slurm_states", lambda wanted: {"7": (state, "None")})
+    with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
+        again(run)
+    assert "cancel" in refusal.value.hint
+    assert len(run.submissions()) == 1

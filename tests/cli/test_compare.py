@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_gpt.paths import logs_dir
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 
@@ -22,7 +22,7 @@ def finished(seed: int, step_s: float = 0.5, steps: int = 100, **overrides):
 
 def test_two_runs_of_ours(own_folders):
     a, b = finished(1), finished(2, step_s=0.4, engine__recompute="full")
-    done = hpc_gpt("compare", a.run_id, b.path)
+    done = in_process("compare", a.run_id, b.path)
     assert done.code == 0, done.stderr
     first, second, empty, answer, *rest = done.stdout.splitlines()
     assert first.startswith(f"A  demo/{a.run_id}, tp2-pp2-dp1")
@@ -47,7 +47,7 @@ def test_json_is_one_object_and_nothing_else(own_folders):
 
 def test_of_three_each_is_compared_with_the_first(own_folders):
     names = [finished(seed).run_id for seed in (1, 2, 3)]
-    done = hpc_gpt("compare", *names)
+    done = in_process("compare", *names)
     assert "B against A: no difference shown (" in done.stdout
     assert "C against A: no difference shown (" in done.stdout
     assert "each of the 2 intervals holds for itself" in done.stderr
@@ -56,12 +56,12 @@ def test_of_three_each_is_compared_with_the_first(own_folders):
 def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
     run, other = finished(1), finished(2)
     kept = tmp_path / "kept.json"
-    kept.write_text(hpc_gpt("report", other.path, "--json").stdout)
-    done = hpc_gpt("compare", run.run_id, kept)
+    kept.write_text(in_process("report", other.path, "--json").stdout)
+    done = in_process("compare", run.run_id, kept)
     assert done.code == 0, done.stderr
     assert "no interval can be given: B gives no times of single steps, only a step_s" in done.stdout
     # In its run folder a record stands beside the steps.
-    done = hpc_gpt("compare", run.run_id, other.path / "record.json")
+    done = in_process("compare", run.run_id, other.path / "record.json")
     assert "no difference shown" in done.stdout
 
 
@@ -69,8 +69,8 @@ def test_several_records_in_a_file_are_refused(own_folders, tmp_path):
     finished(1)
     run = finished(2)
     kept = tmp_path / "kept.json"
-    kept.write_text(hpc_gpt("report", "--json").stdout)
-    done = hpc_gpt("compare", run.run_id, kept)
+    kept.write_text(in_process("report", "--json").stdout)
+    done = in_process("compare", run.run_id, kept)
     assert done.code == 2
     assert "holds 2 records" in error_of(done)[0]
 
@@ -79,20 +79,20 @@ def test_a_damaged_record_is_refused(own_folders, tmp_path):
     run = finished(1)
     kept = tmp_path / "kept.json"
     kept.write_text('{"ended": "done", "gpus": "many"}')
-    done = hpc_gpt("compare", run.run_id, kept)
+    done = in_process("compare", run.run_id, kept)
     assert done.code == 2
     assert "gpus" in error_of(done)[0]
 
 
 @pytest.mark.parametrize("names", [[], ["one"]])
 def test_fewer_than_two_is_a_mistake_of_usage(own_folders, names):
-    done = hpc_gpt("compare", *names)
+    done = in_process("compare", *names)
     assert done.code == 2
     assert "two runs or more" in error_of(done)[0]
 
 
 def test_a_run_that_is_not_there(own_folders):
-    done = hpc_gpt("compare", finished(1).run_id, "nowhere")
+    done = in_process("compare", finished(1).run_id, "nowhere")
     assert done.code == 5
     assert "'nowhere'" in error_of(done)[0]
 
@@ -112,7 +112,7 @@ def megatron_log(path, seed: int, step_ms: float):
 
 def test_anyones_logs(tmp_path):
     a, b = megatron_log(tmp_path / "a.log", 1, 1000.0), megatron_log(tmp_path / "b.out", 2, 800.0)
-    done = hpc_gpt("compare", a, b)
+    done = in_process("compare", a, b)
     assert done.code == 0, done.stderr
     assert "\nB against A: faster by 25 % (" in done.stdout
     assert "the same to the last digit at all 60 common steps" in done.stdout
@@ -124,7 +124,7 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
     (tmp_path / "many").mkdir()
     for name in ("x.log", "y.log"):
         megatron_log(tmp_path / "many" / name, 2, 800.0)
-    done = hpc_gpt("compare", a, tmp_path / "many")
+    done = in_process("compare", a, tmp_path / "many")
     assert done.code == 5
     message, _ = error_of(done)
     assert "2 runs" in message
@@ -132,14 +132,14 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
 
 
 def test_a_log_against_a_run_of_ours(own_folders, tmp_path):
-    done = hpc_gpt("compare", finished(1).run_id, megatron_log(tmp_path / "a.log", 1, 1000.0))
+    done = in_process("compare", finished(1).run_id, megatron_log(tmp_path / "a.log", 1, 1000.0))
     assert done.code == 0, done.stderr
     # The log says its batch, which is another, and not how long a sequence is.
     assert "B against A: no interval can be given: a step is not the same work in both" in done.stdout
 
 
 def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
-    done = hpc_gpt("compare", *sorted((shared / "logs").glob("*.out")))
+    done = in_process("compare", *sorted((shared / "logs").glob("*.out")))
     assert done.code == 0, done.stderr
     assert done.stdout.count("no interval can be given: ") == 2
     assert "faster by" not in done.stdout
@@ -147,6 +147,6 @@ def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
 
 
 def test_standard_input_is_one_log():
-    done = hpc_gpt("compare", "-", "-")
+    done = in_process("compare", "-", "-")
     assert done.code == 2
     assert "standard input is named twice" in error_of(done)[0]

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.command import hpc_gpt
+from tests.cli.command import hpc_gpt, in_process
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -26,7 +26,7 @@ def offered(*words: str) -> list[str]:
     """What bash would be offered for the last of the words."""
     environment = {"_HPC_GPT_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["hpc-gpt", *words]),
                    "COMP_CWORD": str(len(words))}  # fmt: skip
-    done = hpc_gpt(environment=environment)
+    done = in_process(environment=environment)
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
@@ -57,7 +57,7 @@ def test_what_report_takes(made_run):
 @pytest.mark.parametrize("verb", ["report", "compare", "why"])
 def test_where_a_log_may_be_named_the_shell_completes_files(verb):
     environment = {"_HPC_GPT_COMPLETE": "bash_complete", "COMP_WORDS": f"hpc-gpt {verb} ./lo", "COMP_CWORD": "2"}
-    assert hpc_gpt(environment=environment).stdout.split() == ["file,./lo"]
+    assert in_process(environment=environment).stdout.split() == ["file,./lo"]
 
 
 def test_profiles():

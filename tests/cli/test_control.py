@@ -7,16 +7,18 @@ import platform
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.launch.control import ask_runs, await_answer
+from hpc_gpt.cli.control import _ask
+from hpc_gpt.launch.control import Asked, ask_runs, await_answer
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.requests import VERBS, Request, answer, ask, open_requests
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.train.inbox import Inbox
-from tests.cli.command import hpc_gpt, without_slurm
+from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 
@@ -74,7 +76,7 @@ def test_an_ended_run_is_refused_with_a_word(made_run, ended):
     made_run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
     add_attempt(made_run, [metrics_line(1)], ended=ended, job_id="7")
     for verb in VERBS:
-        done = hpc_gpt(verb, made_run.run_id)
+        done = in_process(verb, made_run.run_id)
         assert (done.code, done.stdout) == (1, "")
         assert done.stderr == f"{made_run.run_id}: nothing to {verb}, it ended as {ended}\n"
     assert not made_run.attempts()[0].asked.exists()
@@ -82,7 +84,7 @@ def test_an_ended_run_is_refused_with_a_word(made_run, ended):
 
 
 def test_a_local_run_has_no_queue_to_go_back_to(running):
-    done = hpc_gpt("requeue", running.run_id)
+    done = in_process("requeue", running.run_id)
     assert done.code == 1
     assert 'chain = "none" in profile local' in done.stderr
     assert "submit --resume" in done.stderr
@@ -117,7 +119,7 @@ def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
     """Where only the shared disk reaches: no squeue here, and nobody to ask."""
     run = _open(unsubmitted_run("generic-slurm"))
     for verb in VERBS:
-        done = hpc_gpt(verb, run.run_id, environment=without_slurm(tmp_path))
+        done = in_process(verb, run.run_id, environment=without_slurm(tmp_path))
         assert done.code == 0, done.stderr
         assert "Slurm does not answer" in done.stdout
     assert {request.verb for request in open_requests(run.attempts()[0])} == set(VERBS)
@@ -132,12 +134,12 @@ def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_p
     squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
-    done = hpc_gpt("stop", run.run_id)
+    done = in_process("stop", run.run_id)
     assert done.code == 0, done.stderr
     assert "hpc-gpt cancel" in done.stdout
     assert sorted(path.name for path in run.path.glob("stop.*")) == ["stop.4711", "stop.4712"]
     for verb in ("save", "requeue"):
-        done = hpc_gpt(verb, run.run_id)
+        done = in_process(verb, run.run_id)
         assert (done.code, done.stderr) == (1, f"{run.run_id}: nothing to {verb}, it waits in the queue\n")
 
 
@@ -145,7 +147,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
     other = unsubmitted_run()
     other.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
     add_attempt(other, [], ended="done", job_id="7")
-    done = hpc_gpt("stop", running.run_id, other.run_id)
+    done = in_process("stop", running.run_id, other.run_id)
     assert done.code == 0
     assert "asked to" in done.stdout
     assert "it ended as done" in done.stderr
@@ -154,7 +156,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
 def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_process):
     queue = {"pid": waiting_process.pid, "pid_start": start_time(waiting_process.pid)}
     made_run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
-    assert hpc_gpt("stop", made_run.run_id).code == 0
+    assert in_process("stop", made_run.run_id).code == 0
     assert made_run.cancelled_mark(IN_QUEUE).exists()
 
 
@@ -168,23 +170,21 @@ def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_pro
         ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
     ],
 )
-def test_a_wait_ends_with_what_has_happened(running, verb, end, happened, words):
+def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, happened, words):
     (attempt,) = running.attempts()
     (asked,) = ask_runs([running], "stop" if verb == "requeue" else verb)
     if verb == "requeue":
         asked = type(asked)(running, verb, "", attempt=attempt, request=ask(attempt, verb))
 
-    def happen() -> None:
-        time.sleep(0.1)
+    def happen(seconds: float) -> None:
         if end is None:
             answer(attempt, asked.request, 9, True)
         else:
             attempt.write_ended(end, "boom", 9)
 
-    thread = threading.Thread(target=happen)
-    thread.start()
+    # The wait finds nothing when it first looks.
+    monkeypatch.setattr("hpc_gpt.launch.control.time", SimpleNamespace(monotonic=time.monotonic, sleep=happen))
     assert await_answer(asked) == (happened, words)
-    thread.join()
 
 
 @pytest.mark.parametrize(
@@ -221,3 +221,19 @@ def test_what_cannot_be_a_request_is_none(running):
     (attempt.asked / "stop-2.json").mkdir()
     assert [request.verb for request in open_requests(attempt)] == ["stop"]
     assert Path(attempt.asked).is_dir()
+
+
+@pytest.mark.parametrize("outcomes", [(True, True), (False, True), (True, False)])
+def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monkeypatch, outcomes):
+    happened = {unsubmitted_run().path: outcome for outcome in outcomes}
+    monkeypatch.setattr(
+        "hpc_gpt.launch.control.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs]
+    )
+    monkeypatch.setattr("hpc_gpt.launch.control.await_answer", lambda asked: (happened[asked.run.path], "so"))
+    names = tuple(map(str, happened))
+    if all(outcomes):
+        _ask("save", names, True)
+        return
+    with pytest.raises(SystemExit) as end:
+        _ask("save", names, True)
+    assert end.value.code == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.tokens import open_tokens
-from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 
 TEXT = "a line of text, the same again and again\n" * 200
 
@@ -16,7 +16,7 @@ TEXT = "a line of text, the same again and again\n" * 200
 @pytest.fixture
 def tokens(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    done = hpc_gpt("data", "text.txt", "-o", "my text.tokens", cwd=tmp_path)
+    done = in_process("data", "text.txt", "-o", "my text.tokens", cwd=tmp_path)
     assert done.code == 0, done.stderr
     return tmp_path / "my text.tokens"
 
@@ -26,14 +26,14 @@ def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
     done = hpc_gpt("data", "text.txt", cwd=tmp_path)
     assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
     assert "next: hpc-gpt submit" in done.stderr
-    done = hpc_gpt("data", "text.txt", "-o", "a $(text).tokens", cwd=tmp_path)
+    done = in_process("data", "text.txt", "-o", "a $(text).tokens", cwd=tmp_path)
     assert "--set 'data.path=a $(text).tokens'\n" in done.stderr
 
 
 @pytest.mark.parametrize("source", ["text.txt", "stdlib"])
 def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
     before = tokens.read_bytes()
-    done = hpc_gpt("data", source, "-o", tokens.name, cwd=tmp_path)
+    done = in_process("data", source, "-o", tokens.name, cwd=tmp_path)
     assert done.code == 2
     assert "is there already" in error_of(done)[0]
     assert tokens.read_bytes() == before
@@ -53,7 +53,7 @@ def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
 def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
     harm(tokens)
     settings = ("--set", "data.source=tokens", "--set", f"data.path={tokens}")
-    done = hpc_gpt("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path)
+    done = in_process("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path)
     assert done.code == 2
     assert message in error_of(done)[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
@@ -62,7 +62,7 @@ def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp
 def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path, tokens):
     settings = ("data.source=tokens", f"data.path={tokens}", "model.vocab=100")
     flags = [word for setting in settings for word in ("--set", setting)]
-    done = hpc_gpt("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
+    done = in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
     assert done.code == 2
     said = error_of(done)[0]
     assert "256" in said
@@ -70,7 +70,7 @@ def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path, tok
 
 
 def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
-    done = hpc_gpt(
+    done = in_process(
         "submit",
         "demo",
         "--cluster",
@@ -87,12 +87,12 @@ def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
 
 def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    done = hpc_gpt("data", "text.txt", "--tokenizer", "char", cwd=tmp_path)
+    done = in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path)
     assert (done.code, done.stdout.split(":")[0]) == (0, "text.tokens")
     assert "next: hpc-gpt submit --set data.source=tokens --set data.path=text.tokens --set data.tokenizer=char" in (
         done.stderr
     )
-    done = hpc_gpt("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path)
+    done = in_process("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path)
     assert done.stdout == f"pair.bin, pair.idx: {len(TEXT) + 1} tokens, tokenizer byte\n"
     assert "next: hpc-gpt submit --set data.source=megatron --set data.path=pair" in done.stderr
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
@@ -110,9 +110,9 @@ def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
 )
 def test_data_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, settings, message):
     (tmp_path / "text.txt").write_text(TEXT)
-    assert hpc_gpt("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
+    assert in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
     flags = [word for setting in settings for word in ("--set", setting)]
-    done = hpc_gpt("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
+    done = in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
     assert done.code == 2
     assert message in error_of(done)[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()

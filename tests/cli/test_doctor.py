@@ -3,7 +3,7 @@
 import json
 
 from hpc_gpt.runs.bad_nodes import listed, note
-from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 
 
 def checks(done):
@@ -33,7 +33,7 @@ def test_the_ranks_of_this_machine_are_measured(tmp_path):
 
 
 def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
-    done = hpc_gpt("doctor", "demo", "--cluster", "h100-80g-8", environment=without_slurm(tmp_path))
+    done = in_process("doctor", "demo", "--cluster", "h100-80g-8", environment=without_slurm(tmp_path))
     assert done.code == 1
     assert "fail  slurm" in done.stdout
     assert "no sbatch on this machine" in done.stdout
@@ -43,7 +43,7 @@ def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
 
 
 def test_an_experiment_that_cannot_run_is_a_finding_among_the_others():
-    done = hpc_gpt("doctor", "demo", "--cluster", "local", "--gpus", "64", "--json")
+    done = in_process("doctor", "demo", "--cluster", "local", "--gpus", "64", "--json")
     assert done.code == 1
     by_name = checks(done)
     assert by_name["experiment"]["level"] == "fail"
@@ -55,14 +55,14 @@ def test_an_experiment_that_cannot_run_is_a_finding_among_the_others():
 def test_a_folder_that_cannot_be_written_fails(tmp_path):
     in_the_way = tmp_path / "a file"
     in_the_way.write_text("")
-    done = hpc_gpt("doctor", "demo", "--cluster", "local", "--json", environment={"HPC_GPT_LOGS": str(in_the_way)})
+    done = in_process("doctor", "demo", "--cluster", "local", "--json", environment={"HPC_GPT_LOGS": str(in_the_way)})
     assert done.code == 1
     assert checks(done)["logs"]["level"] == "fail"
     assert "cannot be written" in checks(done)["logs"]["words"]
 
 
 def test_a_model_whose_checkpoints_have_no_room_fails():
-    done = hpc_gpt(
+    done = in_process(
         "doctor", "demo", "--model", "1t", "--cluster", "local", "--gpus", "8", "--tp", "8", "--pp", "1", "--json"
     )
     space = checks(done)["space"]
@@ -71,23 +71,23 @@ def test_a_model_whose_checkpoints_have_no_room_fails():
 
 
 def test_a_run_stands_in_an_experiments_place(made_run):
-    found = json.loads(hpc_gpt("doctor", made_run.run_id, "--json").stdout)
+    found = json.loads(in_process("doctor", made_run.run_id, "--json").stdout)
     assert found["cluster"] == made_run.resolved().cluster.name
-    by_folder = json.loads(hpc_gpt("doctor", made_run.path, "--json").stdout)
+    by_folder = json.loads(in_process("doctor", made_run.path, "--json").stdout)
     assert by_folder["cluster"] == found["cluster"]
 
 
 def test_bad_nodes_are_shown_and_forgiven():
     note("local", "n7", "a node of the job died", "run-1", hours=2)
     note("local", "n8", "matmul 41 TFLOP/s, median of its peers 92", "run-2", hours=2, sure=True)
-    done = hpc_gpt("doctor", "demo", "--cluster", "local")
+    done = in_process("doctor", "demo", "--cluster", "local")
     assert "bad nodes of local: 2" in done.stdout
     assert "n7  a node of the job died; left out by run run-1 until " in done.stdout
     assert "n8  matmul 41 TFLOP/s, median of its peers 92; left out by every run until " in done.stdout
-    done = hpc_gpt("doctor", "--cluster", "local", "--forgive", "n8")
+    done = in_process("doctor", "--cluster", "local", "--forgive", "n8")
     assert (done.code, done.stdout) == (0, "n8 is off the list of bad nodes of local\n")
     assert list(listed("local")) == ["n7"]
-    message, hint = error_of(hpc_gpt("doctor", "--cluster", "local", "--forgive", "n8"))
+    message, hint = error_of(in_process("doctor", "--cluster", "local", "--forgive", "n8"))
     assert message == "n8 is not on the list of bad nodes of local"
     assert hint == "on it: n7"
 
@@ -96,18 +96,18 @@ def test_slow_nodes_of_the_last_runs_are_shown(made_run):
     attempt = made_run.new_attempt()
     finding = {"node": "n3", "words": "matmul 41 TFLOP/s, median of its peers 92"}
     (attempt.folder / "preflight.json").write_text(json.dumps({"findings": [finding, {"node": None, "words": "x"}]}))
-    (found,) = json.loads(hpc_gpt("doctor", made_run.run_id, "--json").stdout)["slow_nodes"]
+    (found,) = json.loads(in_process("doctor", made_run.run_id, "--json").stdout)["slow_nodes"]
     assert found == {"node": "n3", "run": made_run.run_id, "words": f"preflight: {finding['words']}"}
 
 
 def test_all_rows_at_once_are_too_many():
-    message, _ = error_of(hpc_gpt("doctor", "memory-ladder", "--sweep", "--cluster", "local"))
+    message, _ = error_of(in_process("doctor", "memory-ladder", "--sweep", "--cluster", "local"))
     assert "no such option" in message.lower()
-    assert "  --sweep " not in hpc_gpt("doctor", "--help").stdout
+    assert "  --sweep " not in in_process("doctor", "--help").stdout
 
 
 def test_no_run_and_no_experiment_of_that_name_is_a_users_mistake():
-    message, hint = error_of(hpc_gpt("doctor", "dem0"))
+    message, hint = error_of(in_process("doctor", "dem0"))
     assert "no experiment 'dem0'" in message
     assert "demo" in hint
 
@@ -120,8 +120,8 @@ def test_detect_without_slurm_says_so(tmp_path):
 def test_detect_refuses_what_it_would_overwrite(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("# mine\n")
-    message, _ = error_of(hpc_gpt("profile", "detect", "-o", path))
+    message, _ = error_of(in_process("profile", "detect", "-o", path))
     assert "is there already, and nothing is overwritten" in message
     assert path.read_text() == "# mine\n"
     for words in (("--name", "../x"), ("--name", "x", "-o", "y")):
-        assert hpc_gpt("profile", "detect", *words).code == 2
+        assert in_process("profile", "detect", *words).code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,26 @@ from hpc_gpt.launch import follow
 from hpc_gpt.launch.follow import follow_logs, log_path
 from hpc_gpt.launch.status import NO_ANSWER, read_status
 from tests.cli.command import error_of, hpc_gpt
+from tests.conftest import REPOSITORY
+
+# The command, which leaves a file once it has found no log and is about to look again.
+FOLLOW = """
+import os, sys, time
+from pathlib import Path
+from hpc_gpt import cli
+from hpc_gpt.launch import follow
+
+class Clock:
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def sleep(seconds):
+        Path(os.environ["LOOKED"]).touch()
+        time.sleep(seconds)
+
+follow.time = Clock
+cli.main()
+"""
 
 
 class Clock:
@@ -120,17 +141,19 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
     assert followed(made_run, tail=1) == "two\nthree\n"
 
 
-def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waiting_process):
+def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waiting_process, tmp_path):
     following = subprocess.Popen(
-        [sys.executable, "-m", "hpc_gpt", "logs", made_run.run_id, "-f"],
+        [sys.executable, "-c", FOLLOW, "logs", made_run.run_id, "-f"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LOOKED": str(tmp_path / "looked")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    killer = threading.Timer(60, following.kill)
+    killer = threading.Timer(240, following.kill)
     killer.start()
     try:
-        time.sleep(1)
+        while not (tmp_path / "looked").exists() and following.poll() is None:
+            time.sleep(0.05)
         attempt = add_log(made_run, "one\n")
         (attempt.folder / "attempt.json").write_text(f'{{"job_id": "{waiting_process.pid}"}}')
         assert following.stdout.readline() == "one\n"

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from hpc_gpt import cli
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.cli.test_render_and_submit import resolved_of
 from tests.terminal import on_a_terminal
 
@@ -18,7 +18,7 @@ SEED = ("plan", "--model", "48b", "--gpus", "64", *JEAN_ZAY)
 
 
 def planned(*arguments):
-    done = hpc_gpt(*arguments, "--json")
+    done = in_process(*arguments, "--json")
     assert done.code == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -28,7 +28,7 @@ def test_it_is_the_first_verb():
 
 
 def test_a_short_table_best_first_and_the_next_command():
-    done = hpc_gpt(*SEED)
+    done = in_process(*SEED)
     assert done.code == 0, done.stderr
     head, empty, headings, first, *rest = done.stdout.splitlines()
     assert head.startswith("48b (52.0e9 parameters) on 64 v100-32g (")
@@ -47,7 +47,7 @@ def test_a_short_table_best_first_and_the_next_command():
 
 
 def test_json_is_one_object_with_every_figure():
-    done = hpc_gpt(*SEED, "--json")
+    done = in_process(*SEED, "--json")
     assert not done.stderr
     page = json.loads(done.stdout)
     assert page["schema"] == 1
@@ -89,7 +89,7 @@ def test_constants_are_the_profiles_own_or_anothers_that_is_named(tmp_path, monk
     assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]
     named = planned(*SEED, "--calibration", "mine")
     assert named["candidates"] == slow["candidates"]
-    done = hpc_gpt(*SEED, "--calibration", "jean-zay-v100-16g")
+    done = in_process(*SEED, "--calibration", "jean-zay-v100-16g")
     assert done.code == 2
     assert error_of(done)[0] == "profile jean-zay-v100-16g has no [calibration]"
 
@@ -118,7 +118,7 @@ def in_submits_words(command):
 def test_the_next_command_runs_what_was_planned(arguments):
     page = planned("plan", *arguments)
     best = page["candidates"][0]
-    resolved = resolved_of(hpc_gpt("render", *in_submits_words(page["next"])))
+    resolved = resolved_of(in_process("render", *in_submits_words(page["next"])))
     assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
     assert resolved["batch"] == {key: best[key] for key in ("micro_batch", "micro_batches", "global_batch")}
     engine = resolved["engine"]
@@ -146,7 +146,7 @@ def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
 
 
 def test_why_explains_one_layout_with_its_arithmetic():
-    done = hpc_gpt(*SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
+    done = in_process(*SEED, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
     assert done.code == 0, done.stderr
     text = done.stdout
     assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d: ZeRO-1, recompute full")
@@ -161,7 +161,7 @@ def test_why_explains_one_layout_with_its_arithmetic():
 
 
 def test_why_explains_a_layout_that_does_not_fit():
-    done = hpc_gpt("plan", "--model", "48b", "--gpus", "28", "--why", "tp4-pp7-dp1", *JEAN_ZAY)
+    done = in_process("plan", "--model", "48b", "--gpus", "28", "--why", "tp4-pp7-dp1", *JEAN_ZAY)
     assert done.code == 0
     assert "does not fit: " in done.stdout
     assert "time of a step" not in done.stdout
@@ -193,21 +193,21 @@ def test_the_largest_model():
     assert 3e9 < page["model"]["params"] < 20e9
     assert page["next_larger"]["params"] > page["model"]["params"]
     assert {each["micro_batch"] for each in page["candidates"]} == {1}
-    done = hpc_gpt("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
+    done = in_process("plan", "--max-model", "--gpus", "16", "--cluster", "jean-zay-v100-16g")
     assert done.stdout.startswith("largest: ")
     assert "family: heads of 128" in done.stdout
     command = shlex.split(done.stderr.removeprefix("next: "))
     assert command[:2] == ["hpc-gpt", "plan"]
-    assert hpc_gpt(*command[1:]).code == 0
+    assert in_process(*command[1:]).code == 0
 
 
 def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     file = tmp_path / "plan.html"
-    assert hpc_gpt(*SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
+    assert in_process(*SEED, "--html", file).stderr.startswith(f"wrote {file}\nnext: ")
     assert file.read_text().startswith("<!DOCTYPE html>")
-    assert hpc_gpt(*SEED, "--html", file).code == 0
+    assert in_process(*SEED, "--html", file).code == 0
     file.write_text("mine")
-    done = hpc_gpt(*SEED, "--html", file)
+    done = in_process(*SEED, "--html", file)
     assert done.code == 2
     assert "no page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"
@@ -255,7 +255,7 @@ def test_bad_input_is_one_line_and_a_hint(arguments, message, hint):
     given = {"--model", "--gpus", "--cluster"} & set(arguments)
     pairs = [("--model", "48b"), ("--gpus", "64"), JEAN_ZAY]
     base = [word for pair in pairs if pair[0] not in given for word in pair]
-    done = hpc_gpt("plan", *base, *arguments)
+    done = in_process("plan", *base, *arguments)
     assert done.code == 2
     assert not done.stdout
     said, hinted = error_of(done)
@@ -265,9 +265,9 @@ def test_bad_input_is_one_line_and_a_hint(arguments, message, hint):
 
 
 def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
-    done = hpc_gpt("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY)
+    done = in_process("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY)
     assert done.code == 2
     said, hinted = error_of(done)
     assert "does not fit on 16 v100-32g: the nearest, " in said
     count = hinted.removeprefix("use --gpus ").partition(",")[0]
-    assert hpc_gpt("plan", "--model", "48b", "--gpus", count, "--offload", "none", *JEAN_ZAY).code == 0
+    assert in_process("plan", "--model", "48b", "--gpus", count, "--offload", "none", *JEAN_ZAY).code == 0

@@ -11,7 +11,7 @@ from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.rows import rows_of
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import load_profile
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, in_process
 from tests.plan.row_examples import row
 
 SPLITS = [(1, 1, 64), (2, 2, 16), (4, 4, 4), (8, 1, 8)]
@@ -44,7 +44,7 @@ def files_of_config():
 
 
 def test_validate_prints_every_row_and_the_means(own_folders, rows_file):
-    done = hpc_gpt("plan", "--validate", rows_file)
+    done = in_process("plan", "--validate", rows_file)
     assert done.code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:8]] == ["r1-1-64", "r2-2-16", "r4-4-4", "r8-1-8", "moe", "bare", "row"]
@@ -57,7 +57,7 @@ def test_validate_prints_every_row_and_the_means(own_folders, rows_file):
 
 
 def test_validate_as_json(own_folders, rows_file, clusters_file):
-    done = hpc_gpt("plan", "--validate", rows_file, "--calibrate", clusters_file, "--calibration", "ours", "--json")
+    done = in_process("plan", "--validate", rows_file, "--calibrate", clusters_file, "--calibration", "ours", "--json")
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     assert found["schema"] == 1
@@ -79,14 +79,14 @@ def test_validate_as_json(own_folders, rows_file, clusters_file):
 
 
 def test_cross_validation_is_printed_too(own_folders, clusters_file):
-    done = hpc_gpt("plan", "--validate", clusters_file, "--cross-validate")
+    done = in_process("plan", "--validate", clusters_file, "--cross-validate")
     assert done.code == 0, done.stderr
     assert "mean absolute error fitted without the source" in done.stdout
     assert "mean absolute error fitted without the row, within its cluster" in done.stdout
 
 
 def test_calibrate_stores_in_the_users_profile(own_folders, clusters_file):
-    done = hpc_gpt("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8", "--calibration", "ours")
+    done = in_process("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8", "--calibration", "ours")
     assert done.code == 0, done.stderr
     path = config_dir() / "clusters" / "a100-80g-8.toml"
     assert str(path) in done.stderr
@@ -96,18 +96,18 @@ def test_calibrate_stores_in_the_users_profile(own_folders, clusters_file):
     assert "mean error of the 4 step times" in done.stdout
     constants = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()[:3]}
     assert constants["gemm"] == pytest.approx(stored.constants["gemm"], rel=1e-3)
-    validated = hpc_gpt("plan", "--validate", clusters_file, "--calibration", "a100-80g-8", "--json")
+    validated = in_process("plan", "--validate", clusters_file, "--calibration", "a100-80g-8", "--json")
     assert validated.code == 0, validated.stderr
     assert {entry["calibration"] for entry in json.loads(validated.stdout)["rows"]} == {"a100-80g-8"}
 
 
 def test_the_users_default_profile_is_calibrated_where_none_is_named(own_folders, clusters_file):
-    done = hpc_gpt("plan", "--calibrate", clusters_file)
+    done = in_process("plan", "--calibrate", clusters_file)
     assert done.code == 2
     assert error_of(done)[1] == "name one with --cluster"
     config_dir().mkdir(parents=True, exist_ok=True)
     (config_dir() / "config.toml").write_text('cluster = "a100-80g-8"\n')
-    done = hpc_gpt("plan", "--calibrate", clusters_file, "--calibration", "other")
+    done = in_process("plan", "--calibrate", clusters_file, "--calibration", "other")
     assert done.code == 0, done.stderr
     assert load_profile("a100-80g-8").calibration.rows == 4
 
@@ -117,13 +117,13 @@ def test_without_a_name_the_cluster_of_the_profiles_machine_counts(own_folders, 
     opa = {"fabric": "omni-path 4x100G", "source": "opa"}
     clusters = {"opa": made_rows(**opa), "ib": made_rows(), "v100": [row(device="v100-32g", gpus_per_node=4)]}
     path.write_text(json.dumps({"clusters": clusters}))
-    done = hpc_gpt("plan", "--calibrate", path, "--cluster", "a100-80g-8")
+    done = in_process("plan", "--calibrate", path, "--cluster", "a100-80g-8")
     assert done.code == 0, done.stderr
     assert "together" not in done.stderr
     assert load_profile("a100-80g-8").calibration.rows == 4
     clusters["ib too"] = clusters["ib"]
     path.write_text(json.dumps({"clusters": clusters}))
-    done = hpc_gpt("plan", "--calibrate", path, "--cluster", "a100-80g-8")
+    done = in_process("plan", "--calibrate", path, "--cluster", "a100-80g-8")
     assert done.code == 0, done.stderr
     assert "note: fitted to rows of ib, ib too together; --calibration NAME takes those of one" in done.stderr
 
@@ -141,7 +141,7 @@ def test_records_calibrate_too(own_folders, tmp_path):
     run = tmp_path / "logs" / "20261120-mine"
     run.mkdir(parents=True)
     (run / "record.json").write_text(record.to_json())
-    done = hpc_gpt("plan", "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8", "--json")
+    done = in_process("plan", "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8", "--json")
     assert done.code == 0, done.stderr
     assert list(json.loads(done.stdout)["calibration"]["residuals"]) == ["20261120-mine"]
     assert load_profile("a100-80g-8").calibration.rows == 1
@@ -154,7 +154,7 @@ def test_records_calibrate_too(own_folders, tmp_path):
 def test_a_file_of_neither_shape_is_one_line_and_a_hint(own_folders, tmp_path, text, words):
     path = tmp_path / "x.json"
     path.write_text(text)
-    done = hpc_gpt("plan", "--validate", path)
+    done = in_process("plan", "--validate", path)
     assert done.code == 2
     message, hint = error_of(done)
     assert words in message
@@ -163,18 +163,18 @@ def test_a_file_of_neither_shape_is_one_line_and_a_hint(own_folders, tmp_path, t
 
 
 def test_what_calibrating_needs(own_folders, rows_file, clusters_file, tmp_path):
-    done = hpc_gpt("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8", "--calibration", "none")
+    done = in_process("plan", "--calibrate", clusters_file, "--cluster", "a100-80g-8", "--calibration", "none")
     assert done.code == 2
     assert "ours, other" in error_of(done)[1]
-    done = hpc_gpt("plan", "--calibrate", rows_file, "--cluster", "jean-zay-v100-32g")
+    done = in_process("plan", "--calibrate", rows_file, "--cluster", "jean-zay-v100-32g")
     assert done.code == 2
     assert "no row is of profile jean-zay-v100-32g: 4 v100-32g a node" in error_of(done)[0]
     still = tmp_path / "still.json"
     still.write_text(json.dumps({"rows": [row(sec_per_iter=None)]}))
-    done = hpc_gpt("plan", "--calibrate", still, "--cluster", "a100-80g-8")
+    done = in_process("plan", "--calibrate", still, "--cluster", "a100-80g-8")
     assert done.code == 2
     assert "time of a step" in error_of(done)[0]
-    done = hpc_gpt("plan", "--validate", rows_file, "--calibration", "a100-80g-8")
+    done = in_process("plan", "--validate", rows_file, "--calibration", "a100-80g-8")
     assert done.code == 2
     assert "has no [calibration]" in error_of(done)[0]
     assert files_of_config() == []

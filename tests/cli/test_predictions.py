@@ -21,7 +21,7 @@ from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, metrics_line
 
 SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
@@ -49,7 +49,7 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
 
 
 def test_the_seeds_run_is_predicted_and_left_as_it_is():
-    done = hpc_gpt("render", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER)
+    done = in_process("render", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER)
     assert done.code == 0
     line = r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
     found = re.fullmatch(line, done.stderr)
@@ -70,7 +70,7 @@ def test_the_seeds_run_is_predicted_and_left_as_it_is():
     ],
 )
 def test_a_profile_that_does_not_tell_enough_is_gone_on_with(profile, reason):
-    done = hpc_gpt("render", "demo", "--cluster", profile_of("site", profile))
+    done = in_process("render", "demo", "--cluster", profile_of("site", profile))
     assert done.code == 0
     assert done.stderr.startswith(f"not predicted: {reason}")
     assert done.stderr.count("\n") == 1
@@ -80,7 +80,7 @@ def test_profile_show_writes_the_planners_tables_as_a_profile_reads_them():
     text = 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 70.0\npeak_tflops = { bf16 = 300.0 }\n'
     text += '[calibration.constants]\ngemm = 0.5\n[calibration.residuals]\n"a row, of 1.3b" = -0.25\n'
     profile = load_profile(profile_of("mine", text))
-    shown = hpc_gpt("profile", "show", "mine").stdout
+    shown = in_process("profile", "show", "mine").stdout
     assert load_profile(profile_of("mine", shown)) == profile
     assert profile.machine.peak_tflops == {"bf16": 300.0}
     assert profile.calibration.residuals == {"a row, of 1.3b": -0.25}
@@ -88,9 +88,11 @@ def test_profile_show_writes_the_planners_tables_as_a_profile_reads_them():
 
 def test_nothing_of_a_prediction_is_in_the_script():
     bare = profile_of("site", 'device = "a100-80g"\ngpus_per_node = 8\n')
-    script = hpc_gpt("render", "demo", "--cluster", bare)
+    script = in_process("render", "demo", "--cluster", bare)
     more = 'fabric = "nvlink"\n[machine]\nmemory_gib = 70.0\n[calibration.constants]\ngemm = 0.5\n'
-    told = hpc_gpt("render", "demo", "--cluster", profile_of("site", 'device = "a100-80g"\ngpus_per_node = 8\n' + more))
+    told = in_process(
+        "render", "demo", "--cluster", profile_of("site", 'device = "a100-80g"\ngpus_per_node = 8\n' + more)
+    )
     assert "of 70.0 GiB" in told.stderr
     assert told.stdout == script.stdout
 
@@ -106,21 +108,21 @@ def test_a_calibration_moves_the_time_alone():
 
 
 def test_arithmetic_that_the_card_lacks_has_no_time():
-    done = hpc_gpt("render", "demo", "--set", "train.dtype=bf16", *SEEDS_CLUSTER)
+    done = in_process("render", "demo", "--set", "train.dtype=bf16", *SEEDS_CLUSTER)
     assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
 def test_a_sweeps_rows_are_predicted_each_and_what_is_true_of_all_is_said_once(tmp_path):
     rows = '[rows]\n"a" = { train.steps = 1 }\n"b" = { train.steps = 2 }\n'
     (tmp_path / "table.toml").write_text('extends = "demo"\n' + rows)
-    there = hpc_gpt("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
+    there = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
     assert [line.split()[:2] for line in there.stderr.splitlines()] == [["a:", "predicted:"], ["b:", "predicted:"]]
-    done = hpc_gpt("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x")
+    done = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x")
     assert done.stderr == "not predicted: profile generic-slurm names no device\n"
 
 
 def test_a_dry_run_says_it_too():
-    done = hpc_gpt("submit", "demo", "--dry-run", "--cluster", profile_of("here", 'scheduler = "local"\n'))
+    done = in_process("submit", "demo", "--dry-run", "--cluster", profile_of("here", 'scheduler = "local"\n'))
     assert "not predicted: profile here names no device\n" in done.stderr
 
 
@@ -139,19 +141,19 @@ def test_a_dry_run_says_it_too():
     ids=["recompute", "one stage", "micro-batch", "few GPUs", "ddp"],
 )  # fmt: skip
 def test_what_would_not_fit_is_refused_and_the_hint_fits(asked):
-    refused = hpc_gpt("render", *asked, *SEEDS_CLUSTER)
+    refused = in_process("render", *asked, *SEEDS_CLUSTER)
     assert (refused.code, refused.stdout) == (2, "")
     message, hint = error_of(refused)
     assert re.search(r"is predicted not to fit: stage \d+ needs [\d.]+ GiB, but a v100-32g has 31\.7", message)
     assert hint.endswith("or --force to run it anyway")
     flags, layout = re.fullmatch(r"use (.*) \((tp\d+-pp\d+-dp\d+): .*\), or --force to run it anyway", hint).groups()
-    taken = hpc_gpt("render", *asked, *shlex.split(flags), *SEEDS_CLUSTER)
+    taken = in_process("render", *asked, *shlex.split(flags), *SEEDS_CLUSTER)
     assert taken.code == 0, taken.stderr
     assert f"predicted: {layout} needs" in taken.stderr
 
 
 def test_the_nearest_that_fits_keeps_what_it_can():
-    refused = hpc_gpt("submit", "--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *SEEDS_CLUSTER)
+    refused = in_process("submit", "--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *SEEDS_CLUSTER)
     assert refused.code == 2
     assert error_of(refused)[1].startswith("use --set engine.recompute=full (tp4-pp16-dp1: ")
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
@@ -159,17 +161,17 @@ def test_the_nearest_that_fits_keeps_what_it_can():
 
 def test_force_smoke_and_this_machine_are_never_refused():
     asked = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=none", *SEEDS_CLUSTER)
-    forced = hpc_gpt("render", *asked, "--force")
+    forced = in_process("render", *asked, "--force")
     assert (forced.code, ": does not fit; " in forced.stderr) == (0, True)
     assert "#SBATCH" in forced.stdout
-    assert hpc_gpt("render", *asked, "--smoke").code == 0
+    assert in_process("render", *asked, "--smoke").code == 0
     here = 'scheduler = "local"\ndevice = "cpu"\nfabric = "pcie"\ngpus_per_node = 8\n[machine]\nmemory_gib = 0.001\n'
-    local = hpc_gpt("render", "demo", "--cluster", profile_of("here", here))
+    local = in_process("render", "demo", "--cluster", profile_of("here", here))
     assert (local.code, ": does not fit; " in local.stderr) == (0, True)
 
 
 def test_a_model_that_no_layout_holds_says_so():
-    message, hint = error_of(hpc_gpt("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
+    message, hint = error_of(in_process("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
         "tiny", 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 0.5\n')))  # fmt: skip
     assert "is predicted not to fit" in message
     assert (
@@ -183,10 +185,10 @@ def test_a_model_that_no_layout_holds_says_so():
 
 def test_recomputation_is_the_planners_where_nobody_settles_it():
     left = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=", *SEEDS_CLUSTER)
-    done = hpc_gpt("render", *left)
+    done = in_process("render", *left)
     assert done.stderr.startswith("from plan: recompute full, which neither flags nor experiment settle\npredicted: ")
     assert '"recompute": "full"' in done.stdout
-    assert "from plan" not in hpc_gpt("render", *left, "--set", "engine.recompute=full").stderr
+    assert "from plan" not in in_process("render", *left, "--set", "engine.recompute=full").stderr
 
 
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "jean-zay-v100-32g", "generic-slurm", "local"])
@@ -271,7 +273,7 @@ def two_runs() -> tuple[RunFolder, RunFolder]:
 
 
 def test_the_report_card_as_json(two_runs):
-    done = hpc_gpt("report", "--predictions", "--json")
+    done = in_process("report", "--predictions", "--json")
     page = json.loads(done.stdout)
     (line,) = page["predictions"]
     assert (line["run"], line["layout"], line["step_s"], line["predicted_step_s"]) == (
@@ -286,7 +288,7 @@ def test_the_report_card_as_json(two_runs):
 
 @pytest.mark.parametrize("form", ["table", "md", "csv"])
 def test_the_report_card_as_text(two_runs, form):
-    done = hpc_gpt("report", "--predictions", "--format", form)
+    done = in_process("report", "--predictions", "--format", form)
     assert done.code == 0
     if form == "csv":
         (line,) = csv.DictReader(io.StringIO(done.stdout))
@@ -304,10 +306,10 @@ def test_a_record_shows_predicted_beside_measured(two_runs):
 
 def test_no_run_with_a_prediction_is_an_empty_card(two_runs):
     (two_runs[0].path / PREDICTED).unlink()
-    done = hpc_gpt("report", "--predictions")
+    done = in_process("report", "--predictions")
     assert (done.code, done.stdout) == (0, "")
-    assert json.loads(hpc_gpt("report", "--predictions", "--json").stdout)["mean"]["step_error"] is None
+    assert json.loads(in_process("report", "--predictions", "--json").stdout)["mean"]["step_error"] is None
 
 
 def test_predictions_have_columns_of_their_own():
-    assert "--predictions" in error_of(hpc_gpt("report", "--predictions", "--columns", "step_s"))[0]
+    assert "--predictions" in error_of(in_process("report", "--predictions", "--columns", "step_s"))[0]

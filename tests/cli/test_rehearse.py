@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 
+# As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
 EXPERIMENT = """
 name = "tiny"
 
 [model]
-hidden = 32
+hidden = 64
 layers = 2
 heads = 2
 vocab = 256
-seq = 32
+seq = 64
 
 [engine]
 name = "ddp"
@@ -30,7 +31,7 @@ name = "ddp"
 [layout]
 gpus = 2
 micro_batch = 2
-micro_batches = 1
+micro_batches = 4
 
 [train]
 steps = 1000
@@ -114,7 +115,7 @@ def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
     mark = f"HPC_GPT_REHEARSAL={folder}".encode()
     assert _with(mark), "its ranks"
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said + rest
     assert "Traceback" not in rest
     assert _with(mark) == []
@@ -122,15 +123,15 @@ def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
 
 
 def test_what_has_no_slurm_to_rehearse_is_refused(tiny: Path, tmp_path: Path) -> None:
-    message, hint = error_of(hpc_gpt("rehearse", tiny, "--cluster", "local"))
+    message, hint = error_of(in_process("rehearse", tiny, "--cluster", "local"))
     assert "profile local has no Slurm" in message
     assert "submit --smoke" in hint
-    message, _ = error_of(hpc_gpt("rehearse", tiny, "--keep", tmp_path))
+    message, _ = error_of(in_process("rehearse", tiny, "--keep", tmp_path))
     assert "there is something in that folder" in message
-    done = hpc_gpt("rehearse", tiny, "--keep", "/proc/kept")
+    done = in_process("rehearse", tiny, "--keep", "/proc/kept")
     assert done.code == 2
     assert "you can write" in error_of(done)[1]
-    assert "No such option" in error_of(hpc_gpt("rehearse", tiny, "--sweep"))[0]
+    assert "No such option" in error_of(in_process("rehearse", tiny, "--sweep"))[0]
 
 
 def _with(mark: bytes) -> list[str]:

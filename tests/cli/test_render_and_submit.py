@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import hpc_gpt, without_slurm
+from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.conftest import REPOSITORY
 
 
@@ -28,7 +28,7 @@ def test_render_prints_a_script_and_nothing_else():
 
 
 def test_no_experiment_means_the_seeds_own_run():
-    resolved = resolved_of(hpc_gpt("render", "--gpus", "64", "--pp", "16"))
+    resolved = resolved_of(in_process("render", "--gpus", "64", "--pp", "16"))
     assert resolved["layout"] == {"tp": 4, "pp": 16, "dp": 1}
     assert resolved["batch"] == {"micro_batch": 4, "micro_batches": 256, "global_batch": 1024}
     assert resolved["nodes"] == 16
@@ -36,26 +36,26 @@ def test_no_experiment_means_the_seeds_own_run():
 
 def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile(tmp_path):
     ours = {"HPC_GPT_TIME": "3:00:00"}
-    assert resolved_of(hpc_gpt("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
+    assert resolved_of(in_process("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
     (tmp_path / "timed.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n[job]\ntime = "2:00:00"\n')
     given = ("render", str(tmp_path / "timed.toml"))
-    assert resolved_of(hpc_gpt(*given))["job"]["time"] == "2:00:00"
-    assert resolved_of(hpc_gpt(*given, environment=ours))["job"]["time"] == "3:00:00"
+    assert resolved_of(in_process(*given))["job"]["time"] == "2:00:00"
+    assert resolved_of(in_process(*given, environment=ours))["job"]["time"] == "3:00:00"
     by_set = (*given, "--set", "job.time=3:30:00")
-    assert resolved_of(hpc_gpt(*by_set, environment=ours))["job"]["time"] == "3:30:00"
-    assert resolved_of(hpc_gpt(*by_set, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
+    assert resolved_of(in_process(*by_set, environment=ours))["job"]["time"] == "3:30:00"
+    assert resolved_of(in_process(*by_set, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
 
 
 def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
-    assert resolved_of(hpc_gpt("render", "demo"))["cluster"]["name"] == "generic-slurm"
+    assert resolved_of(in_process("render", "demo"))["cluster"]["name"] == "generic-slurm"
     config = Path(os.environ["HPC_GPT_CONFIG"])
     (config / "clusters").mkdir(parents=True)
     (config / "clusters" / "mine.toml").write_text('extends = "a100-80g-8"\npartition = "p"\n')
     (config / "config.toml").write_text('cluster = "mine"\n')
-    assert resolved_of(hpc_gpt("render", "demo"))["job"]["partition"] == "p"
+    assert resolved_of(in_process("render", "demo"))["job"]["partition"] == "p"
     variable = {"HPC_GPT_CLUSTER": "jean-zay-v100-16g"}
-    assert resolved_of(hpc_gpt("render", "demo", environment=variable))["cluster"]["name"] == "jean-zay-v100-16g"
-    done = hpc_gpt("render", "demo", "--cluster", "local", environment=variable)
+    assert resolved_of(in_process("render", "demo", environment=variable))["cluster"]["name"] == "jean-zay-v100-16g"
+    done = in_process("render", "demo", "--cluster", "local", environment=variable)
     assert resolved_of(done)["cluster"]["name"] == "local"
 
 
@@ -63,7 +63,7 @@ def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
     folder = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
     folder.mkdir(parents=True)
     (folder / "generic-slurm.toml").write_text('extends = "generic-slurm"\naccount = "mine"\n')
-    assert resolved_of(hpc_gpt("render", "demo"))["job"]["account"] == "mine"
+    assert resolved_of(in_process("render", "demo"))["job"]["account"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
     ],
 )
 def test_sbatchs_letters(flags, key, value):
-    assert resolved_of(hpc_gpt("render", "demo", *flags))["job"][key] == value
+    assert resolved_of(in_process("render", "demo", *flags))["job"][key] == value
 
 
 def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
-    resolved = resolved_of(hpc_gpt("render", "-N", "8", "--pipeline-model-parallel-size", "8",
+    resolved = resolved_of(in_process("render", "-N", "8", "--pipeline-model-parallel-size", "8",
                                    "--tensor-model-parallel-size", "4", "--global-batch-size", "64",
                                    "--micro-batch-size", "2", "--seq-length", "2048"))  # fmt: skip
     assert (resolved["gpus"], resolved["layout"]) == (32, {"tp": 4, "pp": 8, "dp": 1})
@@ -96,14 +96,14 @@ def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
 
 
 def test_a_preset_brings_its_own_sizes_and_keeps_the_experiments_vocabulary():
-    model = resolved_of(hpc_gpt("render", "demo", "--model", "gpt2"))["model"]
+    model = resolved_of(in_process("render", "demo", "--model", "gpt2"))["model"]
     assert (model["hidden"], model["layers"], model["heads"]) == (768, 12, 12)
     assert (model["vocab"], model["seq"]) == (256, 128)
 
 
 def test_any_value_can_be_set_and_taken_back():
     settings = ("train.lr=2e-4", "job.time=90", 'job.sbatch=["--nice=5"]', "train.warmup_steps=")
-    done = hpc_gpt("render", "demo", *(word for setting in settings for word in ("--set", setting)))
+    done = in_process("render", "demo", *(word for setting in settings for word in ("--set", setting)))
     resolved = resolved_of(done)
     assert resolved["train"]["lr"] == 2e-4
     assert resolved["train"]["warmup_steps"] == 0
@@ -112,11 +112,11 @@ def test_any_value_can_be_set_and_taken_back():
 
 
 def test_every_key_that_help_lists_can_be_set():
-    keys = json.loads(hpc_gpt("help", "keys", "--json").stdout)["keys"]
+    keys = json.loads(in_process("help", "keys", "--json").stdout)["keys"]
     assert len(keys) > 50
     settings = [word for row in keys if row["default"] is not None and not isinstance(row["default"], list)
                 for word in ("--set", f"{row['key']}={json.dumps(row['default'])}")]  # fmt: skip
-    assert hpc_gpt("render", "demo", *settings).code == 0
+    assert in_process("render", "demo", *settings).code == 0
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
@@ -130,16 +130,16 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
 
 def test_rendering_needs_no_slurm(tmp_path):
     bare = without_slurm(tmp_path)
-    assert hpc_gpt("render", "demo", environment=bare).stdout == hpc_gpt("render", "demo").stdout
+    assert in_process("render", "demo", environment=bare).stdout == in_process("render", "demo").stdout
 
 
 def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
     nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
-    told = hpc_gpt("render", "demo", *nvme)
+    told = in_process("render", "demo", *nvme)
     assert told.code == 0
     assert told.stderr == (
         "note: what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued\n"
         "not predicted: profile generic-slurm names no device\n"
     )
-    assert "note" not in hpc_gpt("render", "demo", *nvme[:-2]).stderr
+    assert "note" not in in_process("render", "demo", *nvme[:-2]).stderr

@@ -22,13 +22,13 @@ def test_cancel_asks_and_yes_means_yes(made_run, waiting_process):
     code, shown = on_a_terminal("-m", "hpc_gpt", "cancel", made_run.run_id, type_in="y\n", after="cancel? [y/N]")
     assert code == 0
     assert f"cancelled {made_run.run_id}" in shown
-    assert waiting_process.wait(10) == -15
+    assert waiting_process.wait(120) == -15
     assert made_run.cancelled_mark(str(waiting_process.pid)).exists()
 
 
 def test_off_a_terminal_nothing_is_asked(made_run, waiting_process):
     assert hpc_gpt("cancel", made_run.run_id).code == 0
-    assert waiting_process.wait(10) == -15
+    assert waiting_process.wait(120) == -15
 
 
 def test_watch_refreshes_in_place_until_ctrl_c(made_run, waiting_process):

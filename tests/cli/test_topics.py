@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine
-from tests.cli.command import hpc_gpt
+from tests.cli.command import hpc_gpt, in_process
 
 
 def test_every_engine_is_listed_with_what_it_takes():
@@ -21,10 +21,10 @@ def test_every_engine_is_listed_with_what_it_takes():
 
 
 def test_the_rows_that_are_shown_are_predicted(tmp_path):
-    shown = hpc_gpt("help", "rows").stdout
+    shown = in_process("help", "rows").stdout
     path = tmp_path / "rows.json"
     path.write_text(shown[: shown.index("\n\nOr")])
-    done = hpc_gpt("plan", "--validate", path, "--json")
+    done = in_process("plan", "--validate", path, "--json")
     (row,) = json.loads(done.stdout)["rows"]
     assert row["left_out"] is None
     assert row["layout"] == "tp4-pp4-dp4"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_predictions import profile_of
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
 
 FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run")
 SEEDS_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 
 
 def test_a_predicted_chain(tmp_path):
-    done = hpc_gpt(*FAR, *SEEDS_CLUSTER, environment=without_slurm(tmp_path))
+    done = in_process(*FAR, *SEEDS_CLUSTER, environment=without_slurm(tmp_path))
     assert done.code == 0, done.stderr
     steps = re.search(r"30,000,000,000 tokens are ([\d,]+) steps of (\d+) x (\d+)", done.stderr)
     assert steps
@@ -37,7 +37,7 @@ def test_a_predicted_chain(tmp_path):
 
 def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
     profile_of("chained", 'extends = "jean-zay-v100-32g"\nchain = "singleton"\n')
-    done = hpc_gpt(*FAR, "--cluster", "chained", environment=without_slurm(tmp_path))
+    done = in_process(*FAR, "--cluster", "chained", environment=without_slurm(tmp_path))
     assert done.code == 0, done.stderr
     assert "by singleton jobs" in done.stderr
     assert re.search(r"--job-name=…-RUN --dependency=singleton .* with HPC_GPT_RUN, \d+ times", done.stderr)
@@ -55,7 +55,9 @@ def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, asked, words):
-    done = hpc_gpt("submit", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER, *asked, environment=without_slurm(tmp_path))
+    done = in_process(
+        "submit", "--gpus", "64", "--pp", "16", *SEEDS_CLUSTER, *asked, environment=without_slurm(tmp_path)
+    )
     assert done.code == 2
     assert words in error_of(done)[0]
 
@@ -68,15 +70,28 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
     logs = Path(os.environ["HPC_GPT_LOGS"])
     run = make_run(logs, "local", "demo", layout__micro_batches=1)
     add_attempt(run, [metrics_line(step) for step in range(1, 30)])
-    done = hpc_gpt("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
+    done = in_process("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
     assert done.code == 0, done.stderr
     assert re.search(r"^a: forecast: 1 link, ", done.stderr, re.MULTILINE), done.stderr
     assert "b: forecast: not known" in done.stderr
 
 
 def test_render_says_nothing_of_it_and_takes_the_budget():
-    assert hpc_gpt("render", "demo", "--until", "steps=3").code == 2
-    done = hpc_gpt("render", "demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3")
+    assert in_process("render", "demo", "--until", "steps=3").code == 2
+    done = in_process("render", "demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3")
     assert done.code == 0
     assert '"max_gpu_hours": 3.0' in done.stdout
     assert "forecast" not in done.stderr
+
+
+def test_a_dry_run_of_a_resumption_starts_nothing(tmp_path):
+    run = unsubmitted_run("generic-slurm")
+    steps = run.resolved().train.steps
+    done = hpc_gpt(
+        "submit", "--resume", run.path, "--until", f"steps={steps}", "--dry-run", environment=without_slurm(tmp_path)
+    )
+    assert done.code == 0, done.stderr
+    assert done.stderr.endswith("dry run: nothing was written or submitted\n")
+    assert f"would run: the run's own {run.job_script}" in done.stderr
+    assert not run.submissions()
+    assert not run.attempts()

@@ -14,10 +14,10 @@ from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
-# Ctrl-C comes while the calls of $CTRL_C are under way.
+# Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
 SQUEUE = """#!/bin/bash
 echo squeue >>"$0.calls"
-case " $CTRL_C " in *" $(grep -c squeue "$0.calls") "*) kill -INT $PPID && sleep 1 ;; esac
+case " $CTRL_C " in *" $(grep -c squeue "$0.calls") "*) kill -INT $PPID && exec sleep 60 ;; esac
 cat "$0.queue"
 """
 SCANCEL = """#!/bin/bash
@@ -59,7 +59,7 @@ def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) ->
         env={**os.environ, "CTRL_C": ctrl_c, **more},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "KeyboardInterrupt" in done.stderr.splitlines()[-1], done.stderr

@@ -12,7 +12,7 @@ from hpc_gpt.report.advice import ADVICE
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.record import ENDED
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.readers.causes.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout
 
@@ -29,7 +29,7 @@ def submitted(cluster: str = "local") -> RunFolder:
 
 
 def why(name: object, *more: str, code: int = 0) -> str:
-    done = hpc_gpt("why", name, *more)
+    done = in_process("why", name, *more)
     assert (done.code, "Traceback" in done.stderr) == (code, False), done.stderr
     return done.stdout
 
@@ -226,7 +226,7 @@ def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
 
 def test_every_class_has_advice_and_help_lists_it() -> None:
     assert list(ADVICE) == ENDED
-    listed = json.loads(hpc_gpt("help", "causes", "--json").stdout)
+    listed = json.loads(in_process("help", "causes", "--json").stdout)
     assert [row["ended"] for row in listed["causes"]] == ENDED
-    shown = hpc_gpt("help", "causes").stdout
+    shown = in_process("help", "causes").stdout
     assert all(f"{name}: " in shown for name in ENDED)

@@ -127,3 +127,7 @@ def test_a_partition_without_nodes_has_no_kind():
     assert choose_kind(empty) is None
     with pytest.raises(ConfigError, match="has no nodes"):
         profile_text(a_site(empty), empty)
+
+
+def test_the_few_nodes_with_gpus_go_before_the_many_without():
+    assert choose_kind(partition("mixed", [(CPUS, 200), (A100, 4)])) == A100

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from hpc_gpt.doctor.preflight import Preflight
+from hpc_gpt.doctor.verdict import NodeReport
 from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -194,3 +197,10 @@ def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
     said, _, _ = hold(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
     assert said.startswith("end error preflight: 3 of 3 nodes cannot be probed; a: it did not answer")
     assert listed("site") == {}
+
+
+def test_the_node_with_least_room_decides_on_space(tmp_path):
+    preflight = Preflight(new_run(tmp_path), 1, ["a", "b"], [])
+    reports = {node: NodeReport(node, {0: {"free_gib": free}}) for node, free in (("a", 1e6), ("b", 0.0))}
+    preflight._judge_space(SimpleNamespace(reports=reports))
+    assert [finding.ended for finding in preflight.findings] == ["disk_full"]

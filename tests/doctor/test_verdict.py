@@ -180,3 +180,13 @@ def test_space_for_the_next_checkpoint_is_needed_for_all_to_come_is_wished(free,
     found = judge_space(free, one, every, "/scratch")
     assert [finding.ended for finding in found] == ended
     assert all(isinstance(finding, Finding) and finding.node is None for finding in found)
+
+
+def test_a_clock_a_minute_behind_is_named_as_one_ahead_is():
+    found = judge_devices(cluster(a={}, b={"clock_skew_s": -75.0}, c={}, d={}), 1)
+    assert blamed(found) == {"b": "its clock is 75.0 s behind the others'"}
+
+
+def test_a_worse_node_does_not_hide_a_bad_one():
+    found = judge_devices(cluster(a={}, b={}, c={}, d={"matmul_tflops": 500.0}, e={"matmul_tflops": 300.0}), 1)
+    assert set(blamed(found)) == {"d", "e"}

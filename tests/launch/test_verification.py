@@ -19,7 +19,7 @@ from hpc_gpt.runs.snapshot import ARCHIVE, KEY, take_snapshot, unpack
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from tests.cli.command import hpc_gpt
+from tests.cli.command import hpc_gpt, in_process
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_nothing_differs_of_a_run_just_submitted(run: RunFolder) -> None:
     found = verify(run)
     assert (found.differences, found.not_checked) == ((), {})
-    done = hpc_gpt("verify", run.path)
+    done = in_process("verify", run.path)
     assert (done.code, done.stdout) == (0, f"{run.run_id}: equal to what was submitted\n")
 
 
@@ -76,12 +76,12 @@ def test_what_differs_is_named(run: RunFolder, check: str) -> None:
     found = verify(run)
     assert check in {one.check for one in found.differences}, found
     assert {one.check for one in found.differences} <= {check, "script"}  # what is rendered follows from the settings
-    done = hpc_gpt("verify", run.path, "--json")
+    done = in_process("verify", run.path, "--json")
     assert done.code == 1
     told = json.loads(done.stdout)
     assert (told["schema"], told["equal"]) == (1, False)
     assert next(one["means"] for one in told["differences"] if one["check"] == check) == MEANS[check]
-    assert re.search(f"^{check} ", hpc_gpt("verify", run.path).stdout, re.MULTILINE)
+    assert re.search(f"^{check} ", in_process("verify", run.path).stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("files", [{"weights": 3}, {"../../resolved.json": {"bytes": 1}}, {"pipe": {"bytes": 1}}])
@@ -98,7 +98,7 @@ def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFo
     clusters.mkdir(parents=True)
     shipped = Path(__file__).parents[2] / "templates" / "clusters" / "local.toml"
     (clusters / "local.toml").write_text(f'{shipped.read_text()}\n[environment]\nA_TOKEN = "hidden"\n')
-    done = hpc_gpt("verify", run.path)
+    done = in_process("verify", run.path)
     assert "profile     environment: changed\n" in done.stdout
     assert "hidden" not in done.stdout + done.stderr
 

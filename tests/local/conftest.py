@@ -65,13 +65,13 @@ def status_of(run: RunFolder) -> RunStatus:
     return read_status([run])[0]
 
 
-def wait_until(condition, seconds: float = 120.0) -> None:
+def wait_until(condition, seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not come to pass"
         time.sleep(0.1)
 
 
-def ended(run: RunFolder, seconds: float = 120.0) -> RunStatus:
+def ended(run: RunFolder, seconds: float = 300.0) -> RunStatus:
     wait_until(lambda: status_of(run).state not in LIVE, seconds)
     return status_of(run)

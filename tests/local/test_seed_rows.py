@@ -1,4 +1,4 @@
-"""One row of each seed's folder trains here, shrunken: the engine, its switches and the seed's own kind of data."""
+"""A row of each engine trains here, shrunken, with its switches; `make test-all`: of each seed's folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.report.seeds.lines import only_sweep, sweep_lines
 from hpc_gpt.small_files import read_json_lines
-from tests.cli.command import hpc_gpt
+from tests import ALL_TESTS
+from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import newest
 
+# One for each engine. Of the two folders of an engine that whose row is the cheaper to start.
+ENGINES = ("gpt2-meg-ds-3d", "gpt2-meg-ds-zero", "gpt2-hf-ds", "mingpt-fsdp", "training-parallelism")
 # The row of each folder with the most switches on, and what must be seen of it: settings by table and key.
 ROWS = {
     "gpt2-meg-ds-3d": ("48b", 4, {"engine.name": "deepspeed-3d", "engine.recompute": "full"}),
@@ -24,7 +27,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("folder", ROWS)
+@pytest.mark.parametrize("folder", ROWS if ALL_TESTS else ENGINES)
 def test_a_row_trains_and_keeps_its_switches(folder):
     row, ranks, switches = ROWS[folder]
     done = hpc_gpt("submit", folder, "--row", row, "--smoke", "--wait")
@@ -50,7 +53,7 @@ def test_a_row_trains_and_keeps_its_switches(folder):
 
 def test_megatrons_row_needs_a_checkout_and_says_so():
     """The eighth folder trains with a checkout of Megatron-LM alone, which no test has."""
-    done = hpc_gpt("submit", "gpt2-meg", "--smoke", "--wait")
+    done = in_process("submit", "gpt2-meg", "--smoke", "--wait")
     assert done.code == 2, done.stderr
     assert "Error: engine megatron-lm runs a checkout of Megatron-LM" in done.stderr
     assert "hint: export MEGATRON_LM=" in done.stderr

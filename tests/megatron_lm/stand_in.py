@@ -31,7 +31,7 @@ def meet():
         server = socket.create_server(address)
         peers = [server.accept()[0] for _ in range(WORLD - 1)]
         return [peer.makefile("rw") for peer in peers]
-    for _ in range(600):
+    for _ in range(6000):  # five minutes
         try:
             return [socket.create_connection(address).makefile("rw")]
         except ConnectionRefusedError:

@@ -15,7 +15,7 @@ from hpc_gpt.process import start_time
 from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json, read_json_lines
-from tests.cli.command import Done, error_of, hpc_gpt
+from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
@@ -66,11 +66,11 @@ def test_from_submit_to_the_record(submit, checkout):
     assert (record.engine, record.ended, record.tp, record.dp, record.zero_stage) == ("megatron-lm", "done", 2, 1, None)
     assert record.loss_last == lines(run)[-1]["loss"]
     assert record.step_s is not None
-    assert 0.01 <= record.step_s < 1
+    assert record.step_s >= 0.01
     assert record.tokens_total == 20 * record.global_batch * record.seq, "a line of two iterations counts both"
     assert not (run.path / "ds_config.json").exists()
     assert "own format, which hpc-gpt does not read" in error_of(hpc_gpt("export", run.run_id))[0]
-    table = json.loads(hpc_gpt("report", run.run_id, "--json").stdout)["records"]
+    table = json.loads(in_process("report", run.run_id, "--json").stdout)["records"]
     assert table[0]["settings"]["data"] == {**table[0]["settings"]["data"], "source": "megatron", "path": "stdlib"}
 
 
@@ -98,7 +98,7 @@ def test_cancelled_and_taken_up_again_it_goes_on_where_it_was_saved(submit):
     assert 4 <= saved < 20
     assert first.step >= saved - 1
 
-    gone = hpc_gpt("submit", "--resume", run.run_id)
+    gone = in_process("submit", "--resume", run.run_id)
     assert (gone.code, error_of(gone)[0]) == (
         2,
         "engine megatron-lm runs a checkout of Megatron-LM, but neither MEGATRON_LM nor profile local names one",
@@ -162,7 +162,7 @@ def test_before_it_trains_there_is_nothing_to_save(submit, tmp_path):
     run = newest()
     wait_until(lambda: run.attempts() and run.attempts()[0].log.read_text().count("compiling") == 2)
     assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
-    assert ended(run, 20).state == "cancelled"
+    assert ended(run).state == "cancelled"
     assert "pretrain_gpt.py ended before its first iteration, unsaved" in run.attempts()[0].ended()["cause"]
 
 
@@ -192,10 +192,10 @@ def test_how_it_failed_is_read_from_its_last_words(submit, words, state):
 
 
 def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
-    long = ("--set", "train.hang_floor_s=3", "--set", "train.steps=100000")
+    long = ("--set", "train.hang_floor_s=8", "--set", "train.steps=100000")
     assert submit(*long, STAND_IN_HANG="30", STAND_IN_STEP_S="0.2").code == 0
     run = newest()
-    status = ended(run, 120)
+    status = ended(run)
     assert status.state == "hang"
     assert status.cause.startswith("no rank made a step for "), status.cause
     assert "ranks 0, 1 wait in its program after step 28" in status.cause
@@ -209,7 +209,7 @@ def test_a_program_that_hangs_writes_its_stacks_and_is_ended(submit):
 
 
 def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
-    assert submit("--set", "train.hang_floor_s=3", "--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
+    assert submit("--set", "train.hang_floor_s=8", "--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) >= 4)
     [attempt] = run.attempts()
@@ -218,7 +218,7 @@ def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
         pid for pid in children_of(wrapper) if b"pretrain_gpt.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(program, signal.SIGSTOP)
-    status = ended(run, 120)
+    status = ended(run)
     assert status.state == "hang"
     assert "rank 0 on" in status.cause
     assert "at a process that is stopped" in status.cause
@@ -238,8 +238,8 @@ def test_stop_and_requeue_are_forwarded_and_a_save_is_refused(submit):
     assert submit("--set", "train.steps=100000", STAND_IN_STEP_S="0.05").code == 0
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) >= 4)
-    assert "train.save_every" in hpc_gpt("save", run.run_id).stderr
-    assert 'chain = "none"' in hpc_gpt("requeue", run.run_id).stderr
+    assert "train.save_every" in in_process("save", run.run_id).stderr
+    assert 'chain = "none"' in in_process("requeue", run.run_id).stderr
     done = hpc_gpt("stop", run.run_id, "--wait")
     assert done.code == 0, done.stderr
     assert "ended as stopped after step" in done.stdout
@@ -257,7 +257,10 @@ def test_an_argument_that_the_program_refuses_after_all(submit, checkout):
     assert re.fullmatch(r"rank \d: --lr: too high", status.cause)
 
 
-def test_what_cannot_run_is_refused_before_a_folder_is_made(submit, tmp_path):
+def test_what_cannot_run_is_refused_before_a_folder_is_made(checkout, tmp_path):
+    def submit(*arguments: str, MEGATRON_LM: str = str(checkout)) -> Done:
+        return in_process("submit", *SMALL, *arguments, environment={"MEGATRON_LM": MEGATRON_LM})
+
     nowhere = submit(MEGATRON_LM="")
     assert nowhere.code == 2
     message, hint = error_of(nowhere)
@@ -273,13 +276,13 @@ def test_what_cannot_run_is_refused_before_a_folder_is_made(submit, tmp_path):
 
 
 def test_a_script_without_a_checkout_is_rendered_and_ends_with_one_line(tmp_path):
-    rendered = hpc_gpt("render", *SMALL, environment={"MEGATRON_LM": ""})
+    rendered = in_process("render", *SMALL, environment={"MEGATRON_LM": ""})
     assert rendered.code == 0
-    assert hpc_gpt("submit", *SMALL, "--dry-run", environment={"MEGATRON_LM": ""}).code == 0
+    assert in_process("submit", *SMALL, "--dry-run", environment={"MEGATRON_LM": ""}).code == 0
     (tmp_path / "job.sh").write_text(rendered.stdout)
     environment = {name: value for name, value in os.environ.items() if name != "MEGATRON_LM"}
     done = subprocess.run(
-        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "Error: MEGATRON_LM is not set"

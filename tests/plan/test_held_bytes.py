@@ -15,6 +15,8 @@ from hpc_gpt.plan.translation import training_of
 from hpc_gpt.settings.resolve import Resolved
 from tests.plan.held_bytes import CASES, COMPILED, OFFLOADED
 
+pytestmark = pytest.mark.xdist_group("held-bytes")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,7 +25,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file for each case: one launch."""
     folder = tmp_path_factory.mktemp("held")
     words = [sys.executable, "-m", "tests.plan.held_bytes", str(folder)]
-    subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=600)
+    subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=1800)
     return folder
 
 

@@ -392,3 +392,14 @@ def test_what_does_not_go_to_the_host_stays_on_the_gpu(one: float, other: float)
     assert first.host + first.optimizer == pytest.approx(second.host + second.optimizer)
     assert first.optimizer == pytest.approx((1 - one) * 16 / 2)
     assert (one < other) <= (first.optimizer > second.optimizer or one == pytest.approx(other))
+
+
+def test_what_cuda_and_nccl_take_must_fit_on_the_card_too() -> None:
+    memory = predict_memory(SEED_18B)
+    stage = memory.stages[memory.deciding]
+    context = stage.nvidia_smi - stage.reserved
+    assert context > 0.5
+    for share, fit in ((0.5, False), (1.5, True)):
+        size = 1.03 * stage.allocated + share * context
+        card = replace(machine_named("a100-80g", 8, None), memory_gib=size)
+        assert fits(predict_memory(SEED_18B, card), card) == fit

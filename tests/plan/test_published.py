@@ -22,6 +22,8 @@ from tests.plan.published_figures import (
     read_files,
 )
 
+pytestmark = pytest.mark.xdist_group("published-figures")
+
 SLACK = 0.004  # of a mean error: what may be lost before the committed figures are renewed
 
 

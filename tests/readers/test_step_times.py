@@ -32,6 +32,11 @@ def test_a_log_of_the_seeds_kind():
     assert measured(5.8, 2.74, 2.75, 2.74, 2.73).step_s == pytest.approx(2.74)
 
 
+def test_the_mean_is_of_the_steps_that_the_median_is_of():
+    times = measured(60.0, 1.0, 2.0, 9.0, 1.0, 1.0, apart=(4,))
+    assert (times.step_s, times.mean, times.used) == (1.0, 1.25, 4)
+
+
 def test_never_more_than_half_and_then_it_says_so():
     times = measured(10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 1.0, 1.0, 1.0, 1.0)
     assert times.warmup == 5

@@ -26,7 +26,7 @@ class Commands:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -51,7 +51,7 @@ class Commands:
     def state(self, job: str) -> str:
         return self.shown(job).get("JobState", "unknown")
 
-    def wait(self, what: str, ready: Callable[[], object], limit_s: float = 90) -> None:
+    def wait(self, what: str, ready: Callable[[], object], limit_s: float = 240) -> None:
         """Polls `ready`; fails with what is known."""
         end = time.monotonic() + limit_s
         while not ready():

@@ -119,7 +119,7 @@ def test_two_builders_of_the_standard_library_at_once(tmp_path: Path, build: str
         for _ in range(2)
     ]
     try:
-        shas = {builder.communicate(timeout=60)[0] for builder in builders}
+        shas = {builder.communicate(timeout=300)[0] for builder in builders}
     finally:
         for builder in builders:
             builder.kill()

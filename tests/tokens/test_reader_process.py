@@ -89,22 +89,27 @@ def test_a_killed_rank_leaves_no_reader(tmp_path: Path, at_work: bool) -> None:
         "from pathlib import Path\n"
         "readers = [ReaderProcess(task(Path(sys.argv[1]))) for _ in range(2)]\n"
         "if sys.argv[2] == 'True': [next(reader) for reader in readers]\n"
-        "if not os.fork(): time.sleep(20); os._exit(0)\n"  # holds copies of the pipes, as a library's helper may
-        "print(*(reader.pid for reader in readers), flush=True)\n"
-        "time.sleep(60)\n"
+        "helper = os.fork()\n"  # holds copies of the pipes, as a library's helper may
+        "if helper: print(helper, *(reader.pid for reader in readers), flush=True)\n"
+        "time.sleep(600)\n"
     )
     rank = subprocess.Popen([sys.executable, "-c", program, folder, str(at_work)], stdout=subprocess.PIPE, text=True)
     assert rank.stdout is not None
-    readers = [(int(pid), start_time(int(pid))) for pid in rank.stdout.readline().split()]
-    assert len(readers) == 2
-    assert all(is_alive(*reader) for reader in readers)
-    rank.kill()
-    rank.wait()
-    rank.stdout.close()
-    until = time.monotonic() + 15
-    while any(is_alive(*reader) for reader in readers):
-        assert time.monotonic() < until, "a reader has outlived its rank"
-        time.sleep(0.1)
+    helper, *readers = [(int(pid), start_time(int(pid))) for pid in rank.stdout.readline().split()]
+    try:
+        assert len(readers) == 2
+        assert all(is_alive(*reader) for reader in readers)
+        rank.kill()
+        rank.wait()
+        rank.stdout.close()
+        until = time.monotonic() + 120
+        while any(is_alive(*reader) for reader in readers):
+            assert time.monotonic() < until, "a reader has outlived its rank"
+            time.sleep(0.1)
+        assert is_alive(*helper)
+    finally:
+        rank.kill()
+        os.kill(helper[0], signal.SIGKILL)
 
 
 def test_the_reader_loads_no_torch() -> None:

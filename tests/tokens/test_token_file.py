@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import open_tokens
+from hpc_gpt.tokens import open_tokens, token_file
 from hpc_gpt.tokens.token_file import HEADER, TokenWriter
 
 
@@ -129,3 +129,25 @@ def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:
         writer.add(np.array([1]))
         # Left without `finish`, as by an interrupt.
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
+
+
+def test_a_token_file_has_its_name_once_its_bytes_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    fsync, give_name = os.fsync, token_file.give_name
+
+    def noted(number: int) -> None:
+        fsync(number)
+        synced.add(os.fstat(number).st_ino)
+
+    def named(aside: Path, path: Path) -> None:
+        assert aside.stat().st_ino in synced
+        give_name(aside, path)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(token_file, "give_name", named)
+    with TokenWriter(tmp_path / "x.tokens", 256, "byte") as writer:
+        writer.add(np.array([1, 2, 3]))
+        writer.finish()
+    assert (tmp_path / "x.tokens").is_file()

@@ -162,6 +162,7 @@ def _settle(draft: Draft, steps: RunSteps, times: StepTimes, how: str, found: Fo
     for name, value, words in (
         ("step_s_p10", times.p10, "10th percentile of the same lines"),
         ("step_s_p90", times.p90, "90th percentile of the same lines"),
+        ("step_s_mean", times.mean, "mean of the same lines"),
         ("steps_used", times.used, "lines that the median is of"),
         ("warmup_steps", times.warmup, "lines left out as warm-up"),
     ):

@@ -226,6 +226,7 @@ def _with_steps(record: Record, steps: Metrics, times: StepTimes | None) -> Reco
         chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
         sources["step_s"] = f"metrics.jsonl of the attempts, median of {chosen}; {RULE}"
         sources["step_s_p10"] = sources["step_s_p90"] = "10th and 90th percentile of the same steps"
+        sources["step_s_mean"] = "mean of the same steps"
         sources["steps_used"] = sources["warmup_steps"] = "counts of the steps that step_s is from"
         flags += times.flags
     # A line of a foreign program stands for several steps; ours for one.
@@ -235,6 +236,7 @@ def _with_steps(record: Record, steps: Metrics, times: StepTimes | None) -> Reco
         step_s=times.step_s if times else None,
         step_s_p10=times.p10 if times else None,
         step_s_p90=times.p90 if times else None,
+        step_s_mean=times.mean if times else None,
         steps_used=times.used if times else 0,
         warmup_steps=times.warmup if times else 0,
         tokens_total=int(np.where(tokens > 0, tokens, record.global_batch * record.seq).sum()),

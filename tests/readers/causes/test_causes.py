@@ -411,3 +411,10 @@ def test_whatever_failures_there_are_each_is_told_once_the_cause_first(files, re
     told = [failure for part in parts for failure in part.failures]
     echoed = {str(failure.place) for failure in told if failure.echo}
     assert {str(failure.place) for failure in told} <= echoed or cause.failure is not None
+
+
+def test_where_all_report_no_node_is_left_out_next_time() -> None:
+    lines = [WORLD, *(timeout(rank) for rank in range(4)), "srun: error: n1: task 0: Exited with exit code 1"]
+    cause = cause_of(("a.out", lines))
+    assert (cause.ended, cause.rank, cause.node) == ("collective_timeout", 0, "n1")
+    assert cause.failed_node is None

@@ -28,7 +28,7 @@ def test_the_readmes_dialect_is_found_and_read(tmp_path):
     assert len(module.splitlines()) <= 20
     (tmp_path / "acme.py").write_text(module)
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

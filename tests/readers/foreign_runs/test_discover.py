@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_told(lab):
     command = [sys.executable, "-c", program]
     if os.geteuid() == 0:  # root reads everything, unless it gives that up
         command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "'cannot be read: permission denied': 2" in done.stdout, done.stderr
 
 

@@ -334,3 +334,15 @@ def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkey
     assert found["exp2"].curve.stride >= 2
     assert found["exp2"].curve.step[-1] == 400
     assert any("lines of steps each" in flag for flag in found["exp2"].record.flags)
+
+
+def test_a_log_that_ends_one_step_short_is_not_done():
+    record = read(dump(), iterations(1, 19, of=20)).record
+    assert (record.ended, record.cause) == ("unknown", "the log ends at step 19 of 20")
+
+
+def test_tokens_a_second_of_one_gpu_are_a_step_time_by_all_gpus():
+    record = read(dump(), [TITAN.format(step, step, "512") for step in range(1, 31)]).record
+    assert (record.gpus, record.global_batch, record.seq) == (8, 16, 128)
+    assert record.step_s == pytest.approx(16 * 128 / (512 * 8))
+    assert record.tokens_per_s == pytest.approx(512 * 8)

@@ -141,3 +141,12 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     assert len(read_metrics(tmp_path / "metrics.jsonl", 1)) == 0
     os.mkfifo(tmp_path / "ended.json")
     assert read_json(tmp_path / "ended.json") == {} == dict(read_json_lines(tmp_path / "ended.json"))
+
+
+def test_a_longer_file_in_the_place_of_a_kept_one_is_read_anew(tmp_path):
+    """As of a run that is trained anew in its old folder: nothing of the old steps may be told as the new ones'."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 1001)))
+    assert len(read_metrics(path, 1)) == 1000
+    path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in range(5001, 6501)))
+    assert read_metrics(path, 1)["step"].tolist() == list(range(5001, 6501))

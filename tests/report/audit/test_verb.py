@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, in_process
 from tests.report.audit.documents import EXCERPT, table
 
 RIGHT = table(["GPUs", "TP", "PP", "DP"], (16, 4, 4, 1))
 
 
 def call(*words):
-    return hpc_gpt("report", "--audit", *words)
+    return in_process("report", "--audit", *words)
 
 
 @pytest.fixture

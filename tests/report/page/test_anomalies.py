@@ -99,3 +99,12 @@ def test_the_worst_runs_come_first_and_none_is_lost():
     assert sorted(order) == list(range(len(runs)))
     assert set(order[:2]) == {2, 3}
     assert order[-2:] == [0, 6]
+
+
+FAILURES = ("refused", "no_progress", "gpu_memory", "host_memory", "collective_timeout", "hang", "node_failure", "nan",
+            "data", "disk_full", "user_error", "error")  # fmt: skip
+
+
+@pytest.mark.parametrize("ended", FAILURES)
+def test_every_failure_is_told_as_one(ended):
+    assert told(RunRead(megatron(ended=ended)))[0][0] == FAILED

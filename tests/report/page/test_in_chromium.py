@@ -52,6 +52,8 @@ CONTRASTS = """
   return worst;
 })()
 """
+pytestmark = pytest.mark.xdist_group("page-in-chromium")
+
 OVERFLOW = "[document.scrollingElement.scrollWidth, innerWidth]"
 NAMES = "[...document.querySelectorAll('table.runs tbody th')].map((cell) => cell.textContent)"
 SORTS = "[...document.querySelectorAll('table.runs thead th')].map((cell) => cell.getAttribute('aria-sort'))"

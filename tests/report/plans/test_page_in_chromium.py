@@ -11,7 +11,10 @@ from tests.report.plans.searches import figures_for, searched_for
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium here")
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason="no chromium here"),
+    pytest.mark.xdist_group("plan-in-chromium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,40 @@
+"""What the stages of a rehearsed life conclude from figures, without a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpc_gpt.rehearsal.life import Life, RehearsalFailed, Stage
+from hpc_gpt.rehearsal.preparation import STEPS
+
+WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
+
+
+def concluded(broken: dict[int, float], gpus: int) -> Stage:
+    told: list[Stage] = []
+    small: Any = SimpleNamespace(gpus=gpus)
+    slurm: Any = SimpleNamespace(scheduler=None)
+    prepared: Any = None
+    life = Life(small, prepared, slurm, Path(), told.append, lambda _: None, 0.0)
+    life._same_losses(broken, WHOLE)
+    (stage,) = told
+    return stage
+
+
+def test_equal_losses_are_said_to_be_equal() -> None:
+    assert "to the last digit" in concluded(WHOLE, 0).evidence
+
+
+def test_on_cpu_losses_that_differ_in_the_last_digits_fail() -> None:
+    with pytest.raises(RehearsalFailed):
+        concluded({**WHOLE, 13: WHOLE[13] * (1 + 1e-6)}, 0)
+
+
+def test_on_gpus_rounding_is_let_pass_and_said_and_more_is_not() -> None:
+    assert "that is rounding" in concluded({**WHOLE, 13: WHOLE[13] * (1 + 1e-6)}, 2).evidence
+    with pytest.raises(RehearsalFailed):
+        concluded({**WHOLE, 13: WHOLE[13] * 1.01}, 2)
