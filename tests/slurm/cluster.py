@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests import ALL_TESTS
 from tests.slurm.daemons import (
     DaemonError,
     end_processes_of,
@@ -63,16 +65,30 @@ class ClusterSpec:
     qos: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ("research",)
     min_job_age_s: int = 3600
+    slurmd_timeout_s: int = 15
+    kill_wait_s: int = 5
     powered: bool = True
 
 
+# Jobs of several tests are on it at once. Those that need certain nodes, or nodes side by side, have their own
+# partitions. A slurmd that a test has stopped, or that gets no turn on a busy machine, must not count as dead;
+# and a job that is to end needs its turn, too, before it is killed.
+LANES = 4 if ALL_TESTS else 2
 SMALL = ClusterSpec(
     "small",
-    (Nodes("n", 12),),
+    (Nodes("n", 12), Nodes("d", 12), Nodes("q", 8), Nodes("t", 3 * LANES)),
     (
-        "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=25 MaxTime=INFINITE State=UP",
-        "PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",
+        "PartitionName=low Nodes=n[1-12] Default=YES PriorityTier=1 GraceTime=60 MaxTime=INFINITE State=UP",
+        "PartitionName=high Nodes=n[1-12] PriorityTier=10 MaxTime=INFINITE State=UP PreemptMode=OFF",
+        "PartitionName=ward Nodes=d[1-12] MaxTime=INFINITE State=UP",
+        "PartitionName=quiet Nodes=q[1-8] MaxTime=INFINITE State=UP",
+        *(
+            f"PartitionName=lane{lane + 1} Nodes=t[{3 * lane + 1}-{3 * lane + 3}] MaxTime=INFINITE State=UP"
+            for lane in range(LANES)
+        ),
     ),
+    slurmd_timeout_s=40,
+    kill_wait_s=20,
 )
 BARE = ClusterSpec(
     "bare",
@@ -95,11 +111,12 @@ class Cluster:
         self.folder.mkdir()
         self.conf = self.folder / "slurm.conf"
         self.environment = {**daemon_environment(), "SLURM_CONF": str(self.conf)}
+        self.ending = threading.Event()  # nobody waits for its jobs any more
         self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: dict[str, int] = {}
         self._controller: subprocess.Popen[bytes] | None = None
 
-    def start(self, limit_s: float = 60) -> None:
+    def start(self, limit_s: float = 240) -> None:
         """Brings everything up and waits until every node is idle."""
         dbd_port = self.services.start_accounting() if self.spec.accounting else None
         names = [name for nodes in self.spec.nodes for name in nodes.names]
@@ -140,19 +157,26 @@ class Cluster:
         """
         steps = [pid for pid in _pids_named("slurmstepd") if self._node_of(pid) == name]
         ranks = [child for step in steps for child in _tree(step)[1:]]
-        for pid in ranks:
-            send(pid, signal.SIGSTOP)
         slurmd = self.slurmds.pop(name)
         slurmd.kill()
         slurmd.wait()
         for pid in steps:
             send(pid, signal.SIGKILL)
+        # Not before: a stopped process gets SIGHUP when its parent dies, and would end with a last packet.
+        for pid in ranks:
+            send(pid, signal.SIGSTOP)
         return ranks
 
     def run(self, *command: str, check: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a Slurm command against this cluster; `more` are further environment variables."""
         done = subprocess.run(
-            command, env={**self.environment, **more}, capture_output=True, text=True, check=False, timeout=120
+            command,
+            env={**self.environment, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         if check and done.returncode:
             raise DaemonError(f"{' '.join(command)}: rc {done.returncode}\n{done.stdout}{done.stderr}")
@@ -170,11 +194,8 @@ class Cluster:
         end_processes_of(self.folder)
 
     def _idle(self) -> int:
-        states = self.run("sinfo", "-h", "-N", "-p", self._first_partition(), "-o", "%T").stdout.split()
-        return states.count("idle")
-
-    def _first_partition(self) -> str:
-        return self.spec.partitions[0].split()[0].partition("=")[2]
+        states = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
+        return len({line.split()[0] for line in states if line.endswith(" idle")})
 
     def _node_of(self, pid: int) -> str | None:
         """The virtual node a slurmstepd serves: the slurmd that started it left its name in the environment."""
@@ -208,8 +229,8 @@ class Cluster:
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
             "ReturnToService=2",
-            "SlurmdTimeout=15",
-            "KillWait=5",
+            f"SlurmdTimeout={self.spec.slurmd_timeout_s}",
+            f"KillWait={self.spec.kill_wait_s}",
             "JobRequeue=1",
             f"MinJobAge={self.spec.min_job_age_s}",
             "GresTypes=gpu",

@@ -13,14 +13,21 @@ from tests.slurm.cluster import BARE, LEDGER, SMALL, Cluster, ClusterSpec, runni
 from tests.slurm.launcher import Launcher
 from tests.slurm.services import Services, daemon_environment
 from tests.slurm.site import checks_spec
+from tests.slurm.stories import Teller, stories_of
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "story(STORY): the test looks at that story, see tests/slurm/stories.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +90,21 @@ def bare_launcher(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> La
 def ledger_launcher(ledger: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
     """hpc-gpt on the cluster that forgets soon, but has accounting."""
     return Launcher(ledger, tmp_path_factory.mktemp("ledger"))
+
+
+@pytest.fixture(scope="session")
+def told(launcher: Launcher, request: pytest.FixtureRequest) -> Iterator[Teller]:
+    """Gives the end of a story. The stories of all selected tests have begun."""
+    teller = Teller(launcher)
+    try:
+        teller.begin(stories_of(request.session.items))
+        yield teller
+    finally:
+        teller.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stories_begin(request: pytest.FixtureRequest) -> None:
+    """They begin with the first test of the folder, whichever it is."""
+    if stories_of(request.session.items):
+        request.getfixturevalue("told")

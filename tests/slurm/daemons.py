@@ -85,7 +85,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def end_processes_of(folder: Path, timeout_s: float = 5.0) -> None:
+def end_processes_of(folder: Path, timeout_s: float = 60.0) -> None:
     """SIGKILL to everything of the cluster in `folder`, until nothing is left."""
     end = time.monotonic() + timeout_s
     while (pids := processes_of(folder)) and time.monotonic() < end:
@@ -113,7 +113,7 @@ def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, st
         )
 
 
-def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
+def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 30.0) -> None:
     """SIGTERM, and SIGKILL when that does not help."""
     if daemon.poll() is None:
         daemon.terminate()
@@ -129,7 +129,7 @@ def wait_until(
     ready: Callable[[], object],
     log: Path,
     daemon: subprocess.Popen[bytes] | None = None,
-    limit_s: float = 60,
+    limit_s: float = 240,
 ) -> None:
     """Polls `ready`; DaemonError with the end of `log` when the daemon ended or the limit passed."""
     end = time.monotonic() + limit_s

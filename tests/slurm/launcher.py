@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
@@ -31,6 +31,19 @@ HPC_GPT_MASTER_ADDR = "127.0.0.1"
 GLOO_SOCKET_IFNAME = "lo"
 OMP_NUM_THREADS = "1"
 """
+
+STEPS = 24
+# Whatever a test waits for may take its time on a busy machine.
+LIMIT_S = 600.0
+# One rank, where more would show no more: it costs a ninth of four ranks of DeepSpeed. And two ranks on two nodes.
+SINGLE = ("--engine", "ddp", "--gpus", "1", "--tp", "1", "--pp", "1")
+PAIR = ("--engine", "ddp", "--gpus", "2", "--nodes", "2", "--tp", "1", "--pp", "1")
+ENDLESS = ("--set", f"train.steps={10**6}")
+UNSAVED = ("--set", "train.save_every=0")
+# A checkpoint is complete before the next step begins: one that is killed, or paused, after it has it.
+SAVED = ("--set", "train.save_in_background=false")
+# In the queue until it is released.
+HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
 
 EXPERIMENT = """
 name = "tiny"
@@ -54,7 +67,7 @@ micro_batch = 2
 micro_batches = 4
 
 [train]
-steps = 40
+steps = {steps}
 dtype = "fp32"
 lr = 1e-3
 warmup_steps = 4
@@ -74,7 +87,7 @@ class Launcher:
         (folder / "config" / "clusters").mkdir(parents=True)
         (folder / "config" / "clusters" / "site.toml").write_text(PROFILE)
         self._make_tokens(folder / "some.tokens")
-        self.experiment.write_text(EXPERIMENT.format(tokens=folder / "some.tokens"))
+        self.experiment.write_text(EXPERIMENT.format(tokens=folder / "some.tokens", steps=STEPS))
         own = {name: text for name, text in cluster.environment.items() if not name.startswith("HPC_GPT_")}
         self.environment = own | {
             "HPC_GPT_CONFIG": str(folder / "config"),
@@ -99,9 +112,10 @@ class Launcher:
             [*PYTHON, *arguments],
             env={**self.environment, **more},
             cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=LIMIT_S,
             check=False,
         )
         assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -122,6 +136,7 @@ class Launcher:
             [*PYTHON, "submit", "--wait", *arguments],
             env=self.environment,
             cwd=self.folder,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -136,6 +151,20 @@ class Launcher:
             assert found or line, said
         (folder,) = self.logs.glob(f"*/{found[1]}")
         return waiting, Job(self.cluster, RunFolder(folder), found[2])
+
+    def commands(self) -> list[int]:
+        """Pids of the commands on this cluster that this process has started and that still run."""
+        found = []
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            try:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                daemon = Path(f"/proc/{pid}/comm").read_text().startswith("slurm")
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if parent == os.getpid() and not daemon and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
+                found.append(pid)
+        return found
 
     def job_of(self, run: RunFolder) -> Job:
         """The last job of a run."""
@@ -181,10 +210,11 @@ class Job:
         """All that the run's attempts have said."""
         return "\n".join(a.log.read_text(errors="replace") for a in self.run.attempts() if a.log.exists())
 
-    def wait(self, what: str, ready: Callable[[], object], limit_s: float = 120) -> None:
+    def wait(self, what: str, ready: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Polls `ready`; fails with everything known about the job."""
         end = time.monotonic() + limit_s
         while not ready():
+            assert not self.cluster.ending.is_set(), f"job {self.id}: the tests end before {what}"
             if time.monotonic() > end:
                 raise AssertionError(f"job {self.id}: {what} not within {limit_s:.0f} s\n{self.shown()}\n{self.log()}")
             time.sleep(0.05)
@@ -210,7 +240,7 @@ class Job:
         return {line["step"]: line["loss"] for line in map(json.loads, filter(_is_whole, lines))}
 
     def ranks(self) -> list[int]:
-        """Pids of the job's ranks on this machine."""
+        """Pids of the run's ranks on this machine, whichever of its jobs they belong to."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -219,37 +249,78 @@ class Job:
                     command = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                ours = f"SLURM_JOB_ID={self.id}".encode() in environment
+                ours = f"HPC_GPT_RUN={self.run.path}".encode() in environment
                 rank = command[1:3] == [b"-m", b"hpc_gpt.train"]
                 if ours and rank and f"SLURM_CONF={self.cluster.conf}".encode() in environment:
                     found.append(int(entry.name))
         return found
 
-    def pause(self) -> None:
-        """Stops the ranks: a run that costs no time while the test waits for Slurm."""
-        ranks = self.ranks()
-        for pid in ranks:
-            send(pid, signal.SIGSTOP)
-        assert len(ranks) == 4, self.log()
+    def wait_paused(self, attempt: int = 1) -> None:
+        """Waits until the attempt has stopped itself, as `paused` had it: nothing happens, and no time is taken."""
+        self.wait(
+            f"the pause of attempt {attempt}",
+            lambda: self.last_step(attempt) > 0 and any(is_stopped(pid) for pid in self.ranks()),
+        )
 
     def resume(self) -> None:
         """Lets paused ranks go on."""
         for pid in self.ranks():
             send(pid, signal.SIGCONT)
 
+    def hears(self, number: signal.Signals) -> None:
+        """Waits until a signal has reached the paused run, or has ended it, and lets the run go on."""
+        attempt = self.run.attempts()[-1]
+        self.wait(f"{number.name}", lambda: attempt.ended() or any_has_pending(self.ranks(), number))
+        self.resume()
 
-def pause_after(steps: Sequence[tuple[Job, int]]) -> None:
-    """Pauses each job once it has done its step, whichever comes first."""
-    left = list(steps)
+    def wait_checkpoint(self) -> None:
+        """Waits until there is one."""
+        self.wait("a checkpoint", lambda: list(self.run.checkpoints.glob("step-*/complete.json")))
 
-    def pause_some() -> bool:
-        for job, step in list(left):
-            if job.last_step(1) >= step:
-                job.pause()
-                left.remove((job, step))
-        return not left
+    def ended(self) -> list[str]:
+        """How each attempt has ended."""
+        return [str(attempt.ended().get("ended")) for attempt in self.run.attempts()]
 
-    steps[0][0].wait(f"steps {[step for _, step in steps]}", pause_some)
+    def losses(self) -> dict[int, float]:
+        """Step -> loss over all attempts. A step that was done twice must have had the same loss."""
+        merged: dict[int, float] = {}
+        for attempt in self.run.attempts():
+            for step, loss in self.metrics(attempt.number).items():
+                assert merged.setdefault(step, loss) == loss, f"step {step} differs between attempts"
+        return merged
+
+    def history(self) -> list[str]:
+        """The state of each start of the job in Slurm's accounting."""
+        return self.cluster.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", self.id).stdout.split()
+
+    def near_its_limit(self) -> None:
+        """Brings the time limit so near that Slurm signals the job within half a minute, and leaves time to save.
+
+        For jobs of `LONG_LEAD`. Slurm looks at time limits every 30 s and signals what is due before the next look.
+        """
+        self.cluster.run("scontrol", "update", f"jobid={self.id}", f"EndTime=now+{_LEAD_S + 15}", check=True)
+
+    def far_from_its_limit(self) -> None:
+        """Gives the job its time back, now or when it starts again."""
+        self.cluster.run("scontrol", "update", f"jobid={self.id}", "TimeLimit=60", check=True)
+
+
+_LEAD_S = 240
+LONG_LEAD = ("--set", f"job.signal_lead_s={_LEAD_S}", "--time", "1:00:00")
+
+
+def paused(*steps: int) -> dict[str, str]:
+    """Environment of a submission whose attempts stop themselves, each after its step."""
+    pausing = Path(__file__).parent / "pausing"
+    return {"PYTHONPATH": f"{REPOSITORY}:{pausing}", "PAUSE_AFTER": " ".join(map(str, steps))}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as SIGSTOP does."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _is_whole(line: str) -> bool:

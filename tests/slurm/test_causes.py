@@ -1,7 +1,7 @@
 """A real run for each way to end that needs no GPU: its class, whether it goes on by itself, and where.
 
-Small runs, most of them of one rank, and all of them at once. Other endings are elsewhere: a time limit, a preemption,
-dead nodes and a cancel in test_runs, a stop in test_control, a budget in test_chain.
+Small runs, most of them of one rank. Other endings are elsewhere: a time limit, a preemption, dead nodes and a cancel
+in test_runs, a stop in test_control, a budget in test_chain.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.cluster import Cluster, send
-from tests.slurm.launcher import PROFILE, Job, Launcher
+from tests.slurm.launcher import ENDLESS, HELD, PAIR, PROFILE, SAVED, SINGLE, UNSAVED, Job, Launcher, paused
+from tests.slurm.references import no_progress
+from tests.slurm.stories import Story, Teller, story
 
-ONE = ("--set", "engine.name=ddp", "--set", "layout.gpus=1", "--set", "layout.tp=1", "--set", "layout.pp=1", "--set",
-       "model.layers=1", "--set", "job.retry_pause_s=2")  # fmt: skip
-ENDLESS = ("--set", f"train.steps={10**6}")
-# Whoever is silent alone has nobody who could say so.
-TWO_NODES = ("--set", "layout.gpus=2", "--set", "layout.nodes=2")
-HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
+SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2")
 # 8 GB in one piece, of which the rank may not have half.
 LARGE = ("--set", "model.vocab=4000000", "--set", "model.hidden=512")
 LIMITED_PYTHON = """#!/bin/bash
@@ -35,16 +30,8 @@ exec "{python}" "$@"
 """
 # A module of the user's own, found before the real one, with a slip in it.
 TYPO = "undefined_name_of_the_user\n"
-
-
-def ended(job: Job) -> list[str]:
-    return [str(attempt.ended().get("ended")) for attempt in job.run.attempts()]
-
-
-def judged(job: Job, attempt: int = 1) -> dict[str, Any]:
-    """next.json of an attempt, as soon as it is there."""
-    job.wait(f"the verdict on attempt {attempt}", job.run.attempt(attempt).verdict, limit_s=240)
-    return job.run.attempt(attempt).verdict()
+# A checkpoint is there by then, and later steps.
+PAUSE = 12
 
 
 def release(cluster: Cluster, job: Job) -> None:
@@ -58,58 +45,35 @@ def profile(launcher: Launcher, name: str, top: str = "", environment: str = "")
     return name
 
 
+def folder(launcher: Launcher, name: str) -> Path:
+    """A folder of one story's own."""
+    path = launcher.folder / name
+    path.mkdir()
+    return path
+
+
 def kill_rank(job: Job) -> None:
     (victim,) = job.ranks()
     send(victim, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runs(launcher: Launcher, small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
-    """Every run of this module, under way together; what happens to each is done here or by its test."""
-    folder = tmp_path_factory.mktemp("causes")
-    python = folder / "python"
-    python.write_text(LIMITED_PYTHON.format(python=sys.executable))
-    python.chmod(0o755)
-    (folder / "typo" / "torch").mkdir(parents=True)
-    (folder / "typo" / "torch" / "__init__.py").write_text(TYPO)
-    tokens = folder / "own.tokens"
-    shutil.copy(launcher.folder / "some.tokens", tokens)
-    jobs = {
-        "killed": launcher.submit(*ONE, *ENDLESS),
-        "hang": launcher.submit(*ONE, *TWO_NODES, *ENDLESS, "--set", "train.hang_floor_s=8"),
-        "twice": launcher.submit(*ONE, *ENDLESS, "--set", "train.save_every=0"),
-        "nan": launcher.submit(
-            *ONE, "--set", "train.lr=1e30", "--set", "train.clip=0", "--set", "train.max_bad_steps=1"
-        ),
-        "data": launcher.submit(*ONE, *HELD, "--set", f"data.path={tokens}"),
-        "typo": launcher.submit(
-            *ONE, "--cluster", profile(launcher, "typo", environment=f'PYTHONPATH = "{folder / "typo"}"\n')
-        ),
-        "host_memory": launcher.submit(
-            *ONE,
-            *LARGE,
-            "--cluster",
-            profile(launcher, "limited", f'python = "{python}"\n'),
-            HPC_GPT_PYTHON=str(python),
-        ),
-        "user_error": launcher.submit(*ONE, "--cluster", profile(launcher, "nowhere", 'python = "/nosuch/python"\n')),
-    }
-    tokens.write_bytes(tokens.read_bytes()[:1000])
-    release(small, jobs["data"])
-    yield jobs
-    small.run("scancel", *(job.id for job in jobs.values()))
+def until_its_end(job: Job) -> Job:
+    job.wait("its end", lambda: job.run.attempts() and job.run.attempt(1).ended())
+    job.wait_end("FAILED")
+    return job
 
 
-def stop_when_further(launcher: Launcher, job: Job) -> None:
+def stop_when_further(launcher: Launcher, job: Job) -> Job:
     """Stops a run once its second attempt is further than the first; a step done twice had the same loss."""
     last = job.last_step(1)
-    job.wait("a second attempt", lambda: job.last_step(2) > last, limit_s=240)
+    job.wait("a second attempt", lambda: job.last_step(2) > last)
     launcher.run("stop", job.run.run_id, "--wait")
     job.wait("its verdict", job.run.attempt(2).verdict)
     first, second = job.metrics(1), job.metrics(2)
     assert all(second[step] == first[step] for step in first.keys() & second.keys())
     job.wait("its script's end", lambda: state(launcher, job)[0] != "running")
     assert state(launcher, job)[0] == "stopped"
+    return job
 
 
 def state(launcher: Launcher, job: Job) -> tuple[str, str]:
@@ -117,141 +81,212 @@ def state(launcher: Launcher, job: Job) -> tuple[str, str]:
     return str(row["state"]), str(row["cause"])
 
 
+@story
+def nan(teller: Teller) -> Job:
+    diverging = ("--set", "train.lr=1e30", "--set", "train.clip=0", "--set", "train.max_bad_steps=1")
+    return until_its_end(teller.launcher.submit(*SINGLE, *SMALL, *diverging))
+
+
+@story
+def cut_data(teller: Teller) -> Job:
+    """Its tokens are cut off while it is in the queue."""
+    tokens = folder(teller.launcher, "cut") / "own.tokens"
+    shutil.copy(teller.launcher.folder / "some.tokens", tokens)
+    job = teller.launcher.submit(*SINGLE, *SMALL, *HELD, "--set", f"data.path={tokens}")
+    tokens.write_bytes(tokens.read_bytes()[:1000])
+    release(teller.cluster, job)
+    return until_its_end(job)
+
+
+@story
+def typo(teller: Teller) -> Job:
+    place = folder(teller.launcher, "typo")
+    (place / "torch").mkdir()
+    (place / "torch" / "__init__.py").write_text(TYPO)
+    site = profile(teller.launcher, "typo", environment=f'PYTHONPATH = "{place}"\n')
+    return until_its_end(teller.launcher.submit(*SINGLE, *SMALL, "--cluster", site))
+
+
+@story
+def host_memory(teller: Teller) -> Job:
+    python = folder(teller.launcher, "limited") / "python"
+    python.write_text(LIMITED_PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    site = profile(teller.launcher, "limited", f'python = "{python}"\n')
+    job = teller.launcher.submit(*SINGLE, *SMALL, *LARGE, "--cluster", site, HPC_GPT_PYTHON=str(python))
+    return until_its_end(job)
+
+
+@story
+def user_error(teller: Teller) -> Job:
+    site = profile(teller.launcher, "nowhere", 'python = "/nosuch/python"\n')
+    return until_its_end(teller.launcher.submit(*SINGLE, *SMALL, "--cluster", site))
+
+
+@story
+def killed(teller: Teller) -> tuple[Job, str | None]:
+    """One rank, killed after a checkpoint. Gives what status said while the job waited, if it did that long."""
+    launcher = teller.launcher
+    job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *SAVED, **paused(PAUSE))
+    job.wait_paused()
+    job.wait_checkpoint()
+    kill_rank(job)
+    job.wait("the verdict", job.run.attempt(1).verdict)
+    before = job.slurm_state
+    cause = state(launcher, job)[1]
+    waited = cause if before == job.slurm_state == "PENDING" else None
+    return stop_when_further(launcher, job), waited
+
+
+@story
+def silent(teller: Teller) -> Job:
+    """One rank of two falls silent; whoever is silent alone has nobody who could say so."""
+    job = teller.launcher.submit(*PAIR, *SMALL, *ENDLESS, "--set", "train.hang_floor_s=20")
+    job.wait_checkpoint()
+    (rank,) = (pid for pid in job.ranks() if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    send(rank, signal.SIGSTOP)
+    job.wait("a second attempt", lambda: job.last_step(2) > 0)
+    teller.cluster.run("scancel", job.id, check=True)
+    return job
+
+
+@story
+def second_job(teller: Teller) -> Job:
+    """A run whose script is submitted again while it runs, and that is cancelled then."""
+    launcher = teller.launcher
+    job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *UNSAVED, **paused(2))
+    job.wait_paused()
+    environment = {**launcher.environment, "HPC_GPT_RUN": str(job.run.path), "HPC_GPT_PYTHON": sys.executable}
+    asked = ["sbatch", "--parsable", "--output=/dev/null", str(job.run.job_script)]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    Job(teller.cluster, job.run, done.stdout.strip()).wait_end("FAILED")
+    assert job.ended() == ["None", "refused"]
+    assert state(launcher, job)[0] == "running"
+    launcher.run("cancel", job.run.run_id, "--yes")
+    job.resume()
+    job.wait_end("CANCELLED", "COMPLETED")
+    job.wait("its end", job.run.attempt(1).ended)
+    return job
+
+
+@story
+def requeued_twice(teller: Teller) -> Job:
+    """Two requeues at once, by hand."""
+    job = teller.launcher.submit(*SINGLE, *SMALL, *ENDLESS, *SAVED, **paused(PAUSE))
+    job.wait_paused()
+    job.wait_checkpoint()
+    both = [
+        subprocess.Popen(["scontrol", "requeue", job.id], env=teller.cluster.environment, stderr=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    codes = sorted(each.wait() for each in both)
+    assert codes[0] == 0
+    return stop_when_further(teller.launcher, job)
+
+
+@story
+def array(teller: Teller) -> tuple[Job, Job]:
+    """An element of an array that is killed, and another."""
+    launcher = teller.launcher
+    rows = '[rows]\n"fails" = { train.steps = 1000000 }\n"other" = { train.steps = 3 }\n'
+    base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "pair"')
+    (launcher.folder / "pair.toml").write_text(base + "[engine]\nname = 'ddp'\n" + rows)
+    launcher.run("submit", "--sweep", *SINGLE[2:], *SMALL, *SAVED, str(launcher.folder / "pair.toml"), **paused(PAUSE))
+    found = []
+    for row in ("fails", "other"):
+        (path,) = launcher.logs.glob(f"pair-{row}/*")
+        run = RunFolder(path)
+        found.append(Job(teller.cluster, run, str(run.submissions()[-1]["job_id"])))
+    job, other = found
+    job.wait_paused()
+    job.wait_checkpoint()
+    kill_rank(job)
+    stop_when_further(launcher, job)
+    other.wait("its end", lambda: other.run.attempts() and other.run.attempt(1).ended())
+    return job, other
+
+
 @pytest.mark.parametrize(
-    ("name", "ends", "words"),
+    ("fault", "ends", "words"),
     [
-        ("nan", "nan", "not finite"),
-        ("data", "data", "own.tokens"),
-        ("host_memory", "host_memory", "memory"),
-        ("user_error", "user_error", "no /nosuch/python on n"),
-        ("typo", "user_error", "NameError: name 'undefined_name_of_the_user' is not defined"),
+        (nan, "nan", "not finite"),
+        (cut_data, "data", "own.tokens"),
+        (host_memory, "host_memory", "memory"),
+        (user_error, "user_error", "no /nosuch/python on n"),
+        (typo, "user_error", "NameError: name 'undefined_name_of_the_user' is not defined"),
     ],
+    ids=["nan", "data", "host_memory", "user_error", "typo"],
 )
 def test_what_no_retry_mends_stops_at_once(
-    launcher: Launcher, runs: dict[str, Job], name: str, ends: str, words: str
+    launcher: Launcher, told: Teller, fault: Story[Job], ends: str, words: str
 ) -> None:
-    job = runs[name]
-    job.wait("its end", lambda: job.run.attempts() and job.run.attempt(1).ended(), limit_s=240)
-    job.wait_end("FAILED")
+    job = told(fault)
     # Of an exception that no rank can class the judge says more, by its words.
-    assert ended(job) == ["error" if name == "typo" else ends], job.log()
+    assert job.ended() == ["error" if fault is typo else ends], job.log()
     assert job.restarts == 0
-    told = state(launcher, job)
-    assert told[0] == ends
-    assert words in told[1]
+    found = state(launcher, job)
+    assert found[0] == ends
+    assert words in found[1]
     said, _ = launcher.run("why", job.run.run_id)
     assert f": {ends}: " in said
 
 
-def test_a_killed_rank_costs_a_pause_and_no_step_twice(launcher: Launcher, runs: dict[str, Job]) -> None:
-    job = runs["killed"]
-    job.wait("a checkpoint", lambda: list(job.run.checkpoints.glob("step-*/complete.json")), limit_s=240)
-    kill_rank(job)
-    verdict = judged(job)
+@pytest.mark.story(killed)
+def test_a_killed_rank_costs_a_pause_and_no_step_twice(told: Teller) -> None:
+    job, waited = told(killed)
+    verdict = job.run.attempt(1).verdict()
     assert (verdict["go_on"], verdict["ended"], verdict["pause_s"], verdict["retries"]) == (True, "error", 2, 1)
-    if job.slurm_state == "PENDING":
-        assert "goes on after error" in state(launcher, job)[1]
-    stop_when_further(launcher, job)
-    assert ended(job) == ["error", "stopped"], job.log()
+    assert waited is None or "goes on after error" in waited
+    assert job.ended() == ["error", "stopped"], job.log()
     assert job.run.attempt(2).started()["started"] >= int(verdict["begin"]) - 1
     assert min(job.metrics(2)) == verdict["saved_step"] + 1
 
 
-def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(
-    launcher: Launcher, small: Cluster, runs: dict[str, Job]
-) -> None:
-    job = runs["hang"]
-    job.wait("a checkpoint", lambda: list(job.run.checkpoints.glob("step-*/complete.json")), limit_s=240)
-    node = job.nodes()[1]
-    (rank,) = (pid for pid in job.ranks() if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    send(rank, signal.SIGSTOP)
-    job.wait("a second attempt", lambda: job.last_step(2) > 0, limit_s=240)
+@pytest.mark.story(silent)
+def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(told: Teller) -> None:
+    job = told(silent)
     assert job.run.attempt(1).ended()["ended"] == "hang", job.log()
     verdict = job.run.attempt(1).verdict()
+    listed = job.run.attempt(1).started()["node_list"]
+    node = job.cluster.run("scontrol", "show", "hostnames", listed).stdout.split()[1]
     assert (verdict["node"], verdict["exclude"]) == (node, [node])
     assert node not in job.nodes()
     assert job.shown()["ExcNodeList"] == node
-    small.run("scancel", job.id, check=True)
 
 
-def test_attempts_that_go_nowhere_end_the_run(launcher: Launcher, runs: dict[str, Job]) -> None:
-    job = runs["twice"]
-    for attempt in (1, 2):
-        job.wait(f"step 2 of attempt {attempt}", lambda attempt=attempt: job.last_step(attempt) >= 2, limit_s=240)
-        kill_rank(job)
-        judged(job, attempt)
+@pytest.mark.story(no_progress)
+def test_attempts_that_go_nowhere_end_the_run(launcher: Launcher, told: Teller) -> None:
+    job = told(no_progress).job
     job.wait_end("FAILED")
-    assert ended(job) == ["error", "error"]
-    told = state(launcher, job)
-    assert told[0] == "no_progress"
-    assert told[1].startswith("2 attempts in a row trained no step further, there is no checkpoint; the last end was ")
+    assert job.ended() == ["error", "error"]
+    found = state(launcher, job)
+    assert found[0] == "no_progress"
+    assert found[1].startswith("2 attempts in a row trained no step further, there is no checkpoint; the last end was ")
     said, _ = launcher.run("why", job.run.run_id)
     assert "chain    ends as no_progress: 2 attempts in a row" in said
 
 
-def test_a_second_job_of_a_run_steps_aside(launcher: Launcher, small: Cluster) -> None:
-    job = launcher.submit(*ONE, *ENDLESS, "--set", "train.save_every=0")
-    job.wait("step 2", lambda: job.last_step(1) >= 2, limit_s=240)
-    environment = {**launcher.environment, "HPC_GPT_RUN": str(job.run.path), "HPC_GPT_PYTHON": sys.executable}
-    asked = ["sbatch", "--parsable", "--output=/dev/null", str(job.run.job_script)]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
-    second = Job(small, job.run, done.stdout.strip())
-    second.wait_end("FAILED")
-    assert ended(job) == ["None", "refused"]
+@pytest.mark.story(second_job)
+def test_a_second_job_of_a_run_steps_aside(launcher: Launcher, told: Teller) -> None:
+    job = told(second_job)
+    assert job.ended()[1:] == ["refused"]
     assert f"job {job.id} runs this run already, as attempt 1" in job.run.attempt(2).ended()["cause"]
     assert not job.run.attempt(2).metrics.exists()
-    assert state(launcher, job)[0] == "running"
-    launcher.run("cancel", job.run.run_id, "--yes")
-    job.wait_end("CANCELLED", "COMPLETED")
-    job.wait("its end", job.run.attempt(1).ended)
     assert state(launcher, job)[0] == "cancelled"
 
 
-def test_two_requeues_at_once_are_one(launcher: Launcher, small: Cluster) -> None:
-    job = launcher.submit(*ONE, *ENDLESS)
-    job.wait("a checkpoint", lambda: list(job.run.checkpoints.glob("step-*/complete.json")), limit_s=240)
-    both = [
-        subprocess.Popen(["scontrol", "requeue", job.id], env=small.environment, stderr=subprocess.DEVNULL)
-        for _ in range(2)
-    ]
-    codes = sorted(each.wait(60) for each in both)
-    assert codes[0] == 0
-    stop_when_further(launcher, job)
+@pytest.mark.story(requeued_twice)
+def test_two_requeues_at_once_are_one(launcher: Launcher, told: Teller) -> None:
+    job = told(requeued_twice)
     assert job.restarts == 1
-    told = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"]
-    assert [attempt["ended"] for attempt in told] == ["requeued", "stopped"], job.log()
+    found = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"]
+    assert [attempt["ended"] for attempt in found] == ["requeued", "stopped"], job.log()
 
 
-def test_an_element_of_an_array_goes_on_by_itself(launcher: Launcher, small: Cluster) -> None:
-    rows = '[rows]\n"fails" = { train.steps = 1000000 }\n"other" = { train.steps = 3 }\n'
-    base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "pair"')
-    (launcher.folder / "pair.toml").write_text(base + "[engine]\nname = 'ddp'\n" + rows)
-    launcher.run("submit", "--sweep", *ONE[2:], str(launcher.folder / "pair.toml"))
-    found = {}
-    for row in ("fails", "other"):
-        (folder,) = launcher.logs.glob(f"pair-{row}/*")
-        run = RunFolder(folder)
-        found[row] = Job(small, run, str(run.submissions()[-1]["job_id"]))
-    job, other = found["fails"], found["other"]
+@pytest.mark.story(array)
+def test_an_element_of_an_array_goes_on_by_itself(told: Teller) -> None:
+    job, other = told(array)
     assert job.id.partition("_")[0] == other.id.partition("_")[0]
-    job.wait("a checkpoint", lambda: list(job.run.checkpoints.glob("step-*/complete.json")), limit_s=240)
-    kill_element(job)
-    stop_when_further(launcher, job)
-    other.wait("its end", lambda: other.run.attempts() and other.run.attempt(1).ended(), limit_s=240)
-    assert ended(job) == ["error", "stopped"], job.log()
-    assert ended(other) == ["done"]
+    assert job.ended() == ["error", "stopped"], job.log()
+    assert other.ended() == ["done"]
     assert [attempt.started()["job_id"] for attempt in job.run.attempts()] == [job.id] * 2
-
-
-def kill_element(job: Job) -> None:
-    """SIGKILL to the rank of an element, whose own SLURM_JOB_ID is another: by its run folder."""
-    mark = f"HPC_GPT_RUN={job.run.path}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                ours = mark in (entry / "environ").read_bytes().split(b"\0")
-                rank = (entry / "cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"hpc_gpt.train"]
-            except OSError:
-                continue
-            if ours and rank:
-                send(int(entry.name), signal.SIGKILL)

@@ -4,25 +4,70 @@ from __future__ import annotations
 
 import json
 import re
+from typing import NamedTuple
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.launcher import Job, Launcher
+import pytest
 
-ENDLESS = ("--set", f"train.steps={10**6}", "--set", "train.save_every=0")
-
-
-def ended(job: Job) -> list[str]:
-    return [str(attempt.ended().get("ended")) for attempt in job.run.attempts()]
+from tests.slurm.launcher import ENDLESS, HELD, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.stories import Teller, story
 
 
 def saved(job: Job) -> list[str]:
     return sorted(path.name for path in job.run.checkpoints.glob("step-*"))
 
 
-def test_save_and_stop_without_slurmctld(launcher: Launcher, small: Cluster) -> None:
-    job = launcher.submit(*ENDLESS)
+class Requeued(NamedTuple):
+    """A run that `hpc-gpt requeue` has sent back, what that said, and its first attempt's last step."""
+
+    job: Job
+    said: str
+    step: int
+
+
+@story
+def requeued(teller: Teller) -> Requeued:
+    launcher = teller.launcher
+    job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED)
     job.wait_step(2)
-    small.stop_controller()
+    said, _ = launcher.run("requeue", job.run.run_id, "--wait")
+    step = job.run.attempt(1).ended()["step"]
+    job.wait("a second attempt", lambda: job.last_step(2) > step)
+    launcher.run("stop", job.run.run_id, "--wait")
+    job.wait_end()
+    return Requeued(job, said, step)
+
+
+class Waited(NamedTuple):
+    """A run that is stopped while it waits, requeued by hand and stopped again; what was said, and its first end."""
+
+    job: Job
+    said: str
+    ended: list[str]
+    steps: dict[int, float]
+    state: str
+
+
+@story
+def stopped_while_it_waited(teller: Teller) -> Waited:
+    launcher = teller.launcher
+    job = launcher.submit(*SINGLE, *HELD)
+    said, _ = launcher.run("stop", job.run.run_id)
+    teller.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", check=True)
+    job.wait_end()
+    first = Waited(job, said, job.ended(), job.metrics(1), launcher.state(job))
+    # Requeued by hand it runs, as that is the newer wish.
+    teller.cluster.run("scontrol", "requeue", job.id, check=True)
+    job.wait_step(1, attempt=2)
+    job.wait_end()
+    return first
+
+
+def test_save_and_stop_without_slurmctld(ledger_launcher: Launcher) -> None:
+    """On a cluster that no other run needs."""
+    launcher, cluster = ledger_launcher, ledger_launcher.cluster
+    job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED)
+    job.wait_step(2)
+    cluster.stop_controller()
     try:
         said, _ = launcher.run("save", job.run.run_id, "--wait")
         assert "Slurm does not answer" in said
@@ -36,10 +81,9 @@ def test_save_and_stop_without_slurmctld(launcher: Launcher, small: Cluster) -> 
         assert f"attempt 1 ended as stopped after step {end['step']}: hpc-gpt stop" in said
         assert saved(job)[-1] == f"step-{end['step']:08d}"
     finally:
-        small.start_controller()
-    job.wait_end()
-    assert ended(job) == ["stopped"]
-    assert job.restarts == 0
+        cluster.start_controller()
+    job.wait("its end in the books", lambda: job.history() == ["COMPLETED"])
+    assert job.ended() == ["stopped"]
     assert launcher.state(job) == "stopped"
     words = launcher.run("stop", job.run.run_id, code=1)[1]
     assert words == f"{job.run.run_id}: nothing to stop, it ended as stopped\n"
@@ -48,36 +92,24 @@ def test_save_and_stop_without_slurmctld(launcher: Launcher, small: Cluster) -> 
     again.wait_step(end["step"] + 1, attempt=2)
     launcher.run("stop", again.id, "--wait")
     assert min(again.metrics(2)) == end["step"] + 1
-    again.wait_end()
+    again.wait("its end in the books", lambda: again.history() == ["COMPLETED"])
 
 
-def test_requeue_saves_goes_back_to_the_queue_and_resumes(launcher: Launcher) -> None:
-    job = launcher.submit(*ENDLESS)
-    job.wait_step(2)
-    said, _ = launcher.run("requeue", job.run.run_id, "--wait")
+@pytest.mark.story(requeued)
+def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
+    job, said, step = told(requeued)
     assert "attempt 1 ended as requeued" in said
-    step = job.run.attempt(1).ended()["step"]
-    job.wait("a second attempt", lambda: job.last_step(2) > step)
     assert min(job.metrics(2)) == step + 1
-    launcher.run("stop", job.run.run_id, "--wait")
-    job.wait_end()
-    assert ended(job) == ["requeued", "stopped"]
+    assert job.ended() == ["requeued", "stopped"]
     assert job.restarts == 1
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == step
 
 
-def test_a_run_that_waits_ends_as_stopped_when_it_starts(launcher: Launcher, small: Cluster) -> None:
-    job = launcher.submit("--set", 'job.sbatch=["--begin=now+1hour"]')
-    said, _ = launcher.run("stop", job.run.run_id)
-    assert "hpc-gpt cancel takes it out of the queue" in said
-    small.run("scontrol", "update", f"jobid={job.id}", "starttime=now", check=True)
-    job.wait_end()
-    assert ended(job) == ["stopped"]
-    assert job.metrics(1) == {}
-    assert launcher.state(job) == "stopped"
-    # Requeued by hand it runs, as that is the newer wish.
-    small.run("scontrol", "requeue", job.id, check=True)
-    job.wait_step(1, attempt=2)
-    launcher.run("stop", job.run.run_id, "--wait")
-    job.wait_end()
-    assert ended(job) == ["stopped", "stopped"]
+@pytest.mark.story(stopped_while_it_waited)
+def test_a_run_that_waits_ends_as_stopped_when_it_starts(told: Teller) -> None:
+    found = told(stopped_while_it_waited)
+    assert "hpc-gpt cancel takes it out of the queue" in found.said
+    assert found.ended == ["stopped"]
+    assert found.steps == {}
+    assert found.state == "stopped"
+    assert found.job.ended() == ["stopped", "done"]

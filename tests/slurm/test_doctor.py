@@ -4,15 +4,17 @@ run; profiles as `profile detect` finds them; and the verb itself."""
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_gpt.settings.cluster import load_profile
+from tests import ALL_TESTS
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PROFILE, Job, Launcher
+from tests.slurm.stories import Story, Teller, story
 
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 # A file for each node replaces its figures; a script does what no figure can.
@@ -24,20 +26,21 @@ else cat "$FIGURES/well.json"; fi
 
 
 class Ward:
-    """A profile with the preflight on, one rank a node, and four nodes of the cluster whose figures a test sets."""
+    """A profile with the preflight on, one rank a node, and four nodes of the cluster whose figures a story sets."""
 
-    def __init__(self, launcher: Launcher, folder: Path) -> None:
+    def __init__(self, launcher: Launcher, name: str, first: int) -> None:
         self.launcher = launcher
+        self.nodes = [f"d{number}" for number in range(first, first + 4)]
+        folder = launcher.folder / f"ward-{name}"
         self.figures = folder / "figures"
-        self.figures.mkdir()
+        self.figures.mkdir(parents=True)
         (self.figures / "well.json").write_text(json.dumps(WELL))
         # A name of its own, and so a list of bad nodes of its own.
-        self.name = folder.name
-        self.profile = folder / f"{self.name}.toml"
+        self.profile = folder / f"{folder.name}.toml"
         text = PROFILE.replace("gpus_per_node = 2", "gpus_per_node = 1").replace(
             "cpus_per_node = 4", "cpus_per_node = 1"
         )
-        self.profile.write_text(f"preflight = true\nretry_pause_s = 1\n{text}")
+        self.profile.write_text(f'preflight = true\nretry_pause_s = 1\npartition = "ward"\n{text}')
 
     def falls_ill(self, node: str, **figures: Any) -> None:
         (self.figures / f"{node}.json").write_text(json.dumps(WELL | figures))
@@ -51,30 +54,16 @@ class Ward:
         assert isinstance(found, dict)
         return found
 
-    def submit(self, *arguments: str, **more: str) -> Job:
-        """A run of two ranks on two of the nodes n1 to n4."""
-        return self.launcher.submit(
+    def submit(self, *arguments: str, nodes: int = 4, **more: str) -> Job:
+        """A run of two ranks on two of the first `nodes` nodes, to its end."""
+        others = ",".join(f"d{number}" for number in range(1, 13) if f"d{number}" not in self.nodes[:nodes])
+        job = self.launcher.submit(
             "--cluster", str(self.profile), "--engine", "ddp", "--tp", "1", "--pp", "1", "--dp", "2", "--gpus", "2",
-            "--mbs", "2", "--set", "train.steps=3", "--set", "train.save_every=0", "--exclude", "n[5-12]", *arguments,
+            "--mbs", "2", "--set", "train.steps=3", "--set", "train.save_every=0", "--exclude", others, *arguments,
             FIGURES=str(self.figures), HPC_GPT_PROBE_COMMAND=COMMAND, **more,
         )  # fmt: skip
-
-
-@pytest.fixture
-def ward(launcher: Launcher, tmp_path: Path) -> Ward:
-    return Ward(launcher, tmp_path)
-
-
-def await_end(job: Job, state: str) -> None:
-    """Two attempts, each with a preflight, take their time on a busy machine."""
-    job.wait(
-        state, lambda: job.slurm_state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), limit_s=400
-    )
-    assert job.slurm_state == state, f"{job.slurm_state}\n{job.log()}"
-
-
-def ended(job: Job) -> list[str]:
-    return [str(attempt.ended().get("ended")) for attempt in job.run.attempts()]
+        job.wait_end("COMPLETED", "FAILED")
+        return job
 
 
 def preflight(job: Job, attempt: int = 1) -> dict[str, Any]:
@@ -83,65 +72,115 @@ def preflight(job: Job, attempt: int = 1) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("illness", ["slow", "skewed", "broken"])
-def test_a_spare_takes_the_place_of_a_bad_node(ward: Ward, illness: str) -> None:
-    if illness == "slow":
-        ward.falls_ill("n1", matmul_tflops=41.0)
-        words = "matmul 41 TFLOP/s, median of its peers 90"
-    elif illness == "skewed":
-        ward.falls_ill("n1", clock_skew_s=-400.0)
-        words = "its clock is 400.0 s behind the others'"
-    else:
-        ward.breaks("n1", "echo 'Unable to determine the device handle for GPU 0000:07:00.0' >&2; exit 1")
-        words = "Unable to determine the device handle for GPU 0000:07:00.0"
-    job = ward.submit("--set", "job.spare_nodes=1", "--nodelist", "n[1-3]")
-    await_end(job, "COMPLETED")
+def with_spare(ward: Ward) -> tuple[Ward, Job]:
+    return ward, ward.submit("--set", "job.spare_nodes=1", nodes=3)
+
+
+@story
+def slow(teller: Teller) -> tuple[Ward, Job]:
+    ward = Ward(teller.launcher, "slow", 1)
+    ward.falls_ill("d1", matmul_tflops=41.0)
+    return with_spare(ward)
+
+
+@story
+def skewed(teller: Teller) -> tuple[Ward, Job]:
+    ward = Ward(teller.launcher, "skewed", 1)
+    ward.falls_ill("d1", clock_skew_s=-400.0)
+    return with_spare(ward)
+
+
+@story
+def broken(teller: Teller) -> tuple[Ward, Job]:
+    ward = Ward(teller.launcher, "broken", 5)
+    ward.breaks("d5", "echo 'Unable to determine the device handle for GPU 0000:07:00.0' >&2; exit 1")
+    return with_spare(ward)
+
+
+@story
+def without_spare(teller: Teller) -> tuple[Ward, Job]:
+    """Nodes d9 and d10 come first where nothing is excluded; d10 is broken."""
+    ward = Ward(teller.launcher, "without-spare", 9)
+    ward.breaks("d10", "echo 'GPU has fallen off the bus' >&2; exit 1")
+    return ward, ward.submit()
+
+
+@story
+def without_room(teller: Teller) -> tuple[Ward, Job]:
+    ward = Ward(teller.launcher, "without-room", 5)
+    for node in ward.nodes:
+        ward.falls_ill(node, free_gib=0.0)
+    return ward, ward.submit()
+
+
+@story
+def without_preflight(teller: Teller) -> tuple[Ward, Job]:
+    ward = Ward(teller.launcher, "without-preflight", 1)
+    return ward, ward.submit(HPC_GPT_PREFLIGHT_S="no number")
+
+
+# Which figures make a node bad is tests/doctor's; here one that answers and one that does not are enough.
+ILL = {
+    "slow": (slow, "matmul 41 TFLOP/s, median of its peers 90"),
+    "skewed": (skewed, "its clock is 400.0 s behind the others'"),
+    "broken": (broken, "Unable to determine the device handle for GPU 0000:07:00.0"),
+}
+if not ALL_TESTS:
+    del ILL["skewed"]
+
+
+@pytest.mark.parametrize(("illness", "words"), ILL.values(), ids=ILL)
+def test_a_spare_takes_the_place_of_a_bad_node(told: Teller, illness: Story[tuple[Ward, Job]], words: str) -> None:
+    ward, job = told(illness)
+    bad_node, second, spare = ward.nodes[:3]
+    assert job.slurm_state == "COMPLETED", job.log()
     found = preflight(job)
-    assert (found["nodes"], found["ended"]) == (["n2", "n3"], None)
+    assert (found["nodes"], found["ended"]) == ([second, spare], None)
     # Slurm has handed the plan to the ranks, and those of the layout have met.
     assert {(each["kind"], each["axis"]) for each in found["exchanges"]} >= {("pair", "nodes"), ("ring", "dp")}
-    assert ended(job) == ["done"]
+    assert job.ended() == ["done"]
     assert (
-        f"bad node n1: {words}" in job.log()
-        or f"bad node n1: rank 0 on it failed: the probe command failed: {words}" in job.log()
+        f"bad node {bad_node}: {words}" in job.log()
+        or f"bad node {bad_node}: rank 0 on it failed: the probe command failed: {words}" in job.log()
     )
-    assert "n3 takes the place of a bad node" in job.log()
-    assert "2 ranks on 2 nodes (n2,n3)" in job.log()
+    assert f"{spare} takes the place of a bad node" in job.log()
+    assert f"2 ranks on 2 nodes ({second},{spare})" in job.log()
     (bad,) = ward.doctor(job)["bad_nodes"]
-    assert (bad["node"], bad["everyone"], bad["run"]) == ("n1", True, job.run.run_id)
+    assert (bad["node"], bad["everyone"], bad["run"]) == (bad_node, True, job.run.run_id)
     assert words in bad["why"]
-    ward.launcher.run("doctor", "--cluster", str(ward.profile), "--forgive", "n1")
+    ward.launcher.run("doctor", "--cluster", str(ward.profile), "--forgive", bad_node)
     assert ward.doctor(job)["bad_nodes"] == []
 
 
-def test_without_a_spare_the_run_is_retried_without_the_node(ward: Ward) -> None:
-    """Nodes n1 and n2 come first where nothing is excluded; n2 is slow to reach whoever its partner is."""
-    ward.breaks("n2", "echo 'GPU has fallen off the bus' >&2; exit 1")
-    job = ward.submit()
-    await_end(job, "COMPLETED")
-    assert ended(job) == ["node_failure", "done"]
+@pytest.mark.story(without_spare)
+def test_without_a_spare_the_run_is_retried_without_the_node(told: Teller) -> None:
+    """The bad node is slow to reach whoever its partner is."""
+    ward, job = told(without_spare)
+    assert job.slurm_state == "COMPLETED", job.log()
+    assert job.ended() == ["node_failure", "done"]
     cause = job.run.attempts()[0].ended()["cause"]
-    assert cause == "preflight: bad node n2: rank 0 on it failed: the probe command failed: GPU has fallen off the bus"
-    assert "n2" not in job.nodes()
+    words = "rank 0 on it failed: the probe command failed: GPU has fallen off the bus"
+    assert cause == f"preflight: bad node d10: {words}"
+    assert "d10" not in job.nodes()
     assert preflight(job, 2)["findings"] == []
-    slow = ward.doctor(job)["slow_nodes"]
-    assert [(each["node"], each["run"]) for each in slow] == [("n2", job.run.run_id)]
+    found = ward.doctor(job)["slow_nodes"]
+    assert [(each["node"], each["run"]) for each in found] == [("d10", job.run.run_id)]
 
 
-def test_without_room_for_a_checkpoint_the_run_stops_at_once(ward: Ward) -> None:
-    for node in ("n1", "n2", "n3", "n4"):
-        ward.falls_ill(node, free_gib=0.0)
-    job = ward.submit()
-    await_end(job, "FAILED")
-    assert ended(job) == ["disk_full"]
+@pytest.mark.story(without_room)
+def test_without_room_for_a_checkpoint_the_run_stops_at_once(told: Teller) -> None:
+    ward, job = told(without_room)
+    assert job.slurm_state == "FAILED", job.log()
+    assert job.ended() == ["disk_full"]
     assert "0.00 GiB are free" in str(job.run.attempts()[0].ended()["cause"])
     assert ward.doctor(job)["bad_nodes"] == []
 
 
-def test_a_preflight_that_cannot_be_held_is_no_reason_not_to_train(ward: Ward) -> None:
-    job = ward.submit(HPC_GPT_PREFLIGHT_S="no number")
-    await_end(job, "COMPLETED")
-    assert ended(job) == ["done"]
+@pytest.mark.story(without_preflight)
+def test_a_preflight_that_cannot_be_held_is_no_reason_not_to_train(told: Teller) -> None:
+    _, job = told(without_preflight)
+    assert job.slurm_state == "COMPLETED", job.log()
+    assert job.ended() == ["done"]
     assert "warning: no preflight" in job.log()
 
 
@@ -159,7 +198,9 @@ def test_doctor_finds_what_a_cluster_has_and_what_not(launcher: Launcher) -> Non
 
 def test_a_detected_profile_is_one_that_submits(launcher: Launcher) -> None:
     text, words = launcher.run("profile", "detect")
-    assert "partition low; --partition takes another: high" in words
+    found_others = re.search(r"partition low; --partition takes another: (.*)", words)
+    assert found_others, words
+    assert {"high", "ward"} <= set(found_others[1].split(", "))
     found = tomllib.loads(text)
     assert (found["gpus_per_node"], found["cpus_per_node"], found["partition"]) == (4, 8, "low")
     assert (found["gpu_flag"], found["chain"], found["time"]) == ("gres", "requeue", "24:00:00")

@@ -19,7 +19,7 @@ from tests.slurm.services import Services
 
 def start_by_hand() -> tuple[subprocess.Popen[str], Path]:
     command = [sys.executable, "-m", "tests.slurm.cluster", "bare"]
-    owner = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     conf = Path(owner.stdout.readline().strip().removeprefix("export SLURM_CONF="))
     return owner, conf
@@ -35,9 +35,11 @@ def _is_step(pid: int) -> bool:
 def start_job(conf: Path) -> None:
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     command = ["srun", "--output=/dev/null", "bash", "-c", 'trap "" TERM INT; while :; do sleep 1; done']
-    subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    subprocess.Popen(
+        command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     folder = conf.parent
-    end = time.monotonic() + 20
+    end = time.monotonic() + 240
     while not any(_is_step(pid) for pid in processes_of(folder)):
         assert time.monotonic() < end, "no step came up"
         time.sleep(0.05)
@@ -49,7 +51,7 @@ def test_nothing_outlives_the_owner(services: Services, number: signal.Signals) 
     top = conf.parent.parent
     start_job(conf)
     owner.send_signal(number)
-    owner.wait(30)
+    owner.wait(240)
     if number == signal.SIGKILL:
         assert top in sweep()
     assert processes_of(top) == []

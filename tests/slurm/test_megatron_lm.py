@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -10,27 +11,59 @@ import pytest
 
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
-from tests.slurm.cluster import Cluster
-from tests.slurm.launcher import REPOSITORY, Launcher
+from tests.slurm.cluster import send
+from tests.slurm.launcher import REPOSITORY, Job, Launcher
+from tests.slurm.stories import Teller, story
 
 MEGATRON_LM = ("--set", "engine.name=megatron-lm", "--set", "data.source=random")
+# Of 0.2 s each: the run is still under way when a story that has seen its fifth step stops it.
+MANY = 120
 
 
-def test_preempted_it_saves_is_requeued_once_and_goes_on(launcher: Launcher, small: Cluster, tmp_path: Path) -> None:
-    checkout = make_checkout(tmp_path / "Megatron-LM")
-    job = launcher.submit("--partition", "low", *MEGATRON_LM, MEGATRON_LM=str(checkout), STAND_IN_STEP_S="0.2")
+def programs(job: Job) -> list[int]:
+    """Pids of Megatron-LM's own processes."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                ours = f"HPC_GPT_RUN={job.run.path}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                named = b"pretrain_gpt.py" in (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if ours and named:
+                found.append(int(entry.name))
+    return found
+
+
+@story
+def preempted(teller: Teller) -> Job:
+    """By a job of higher priority for its nodes."""
+    checkout = make_checkout(teller.launcher.folder / "Megatron-LM")
+    asked = ("--partition", "low", *MEGATRON_LM, "--set", f"train.steps={MANY}")
+    job = teller.launcher.submit(*asked, MEGATRON_LM=str(checkout), STAND_IN_STEP_S="0.2")
     job.wait_step(5)
+    for pid in programs(job):
+        send(pid, signal.SIGSTOP)
     nodes = ",".join(job.nodes())
     asked = ("--parsable", "-p", "high", "-w", nodes, "-N2", "--gres=gpu:4", "-o", "/dev/null", "--wrap", "sleep 1")
-    small.run("sbatch", *asked, check=True)
+    teller.cluster.run("sbatch", *asked, check=True)
+    job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
+    for pid in programs(job):
+        send(pid, signal.SIGCONT)
     job.wait_end()
+    return job
+
+
+@pytest.mark.story(preempted)
+def test_preempted_it_saves_is_requeued_once_and_goes_on(launcher: Launcher, told: Teller) -> None:
+    job = told(preempted)
     assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["preempted", "done"], job.log()
     assert job.restarts == 1
     first, second = job.metrics(1), job.metrics(2)
     assert min(second) == max(first) + 1, "it goes on where it was, not from a periodic save"
     for step, loss in {**first, **second}.items():
         assert loss == pytest.approx(START * 0.99**step, rel=1e-5)
-    assert sorted({**first, **second}) == list(range(1, 41))
+    assert sorted({**first, **second}) == list(range(1, MANY + 1))
     assert launcher.state(job) == "done"
     assert job.log().count("exiting program after receiving SIGTERM") == 1
 

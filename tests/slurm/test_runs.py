@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,159 +13,265 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.slurm.cluster import Cluster, send
-from tests.slurm.launcher import Job, Launcher, any_has_pending, pause_after
-
-STEPS = 40
-
-
-class SlowEnds(NamedTuple):
-    """Runs that Slurm takes its time with; the other tests go on meanwhile."""
-
-    walltime: Job
-    dead_nodes: dict[str, tuple[Job, str]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def slow_ends(launcher: Launcher, small: Cluster) -> Iterator[SlowEnds]:
-    """A run whose two minutes are running out, and two that lose a node: the one with the script, and the other.
-
-    They begin before all else. The dead nodes' names are beside their jobs.
-    """
-    walltime = launcher.submit("--time", "2")
-    losing = {which: launcher.submit() for which in ("batch host", "other node")}
-    pause_after([(walltime, 3), *((job, 13) for job in losing.values())])
-    dead_nodes, frozen = {}, []
-    for number, (which, job) in enumerate(losing.items()):
-        victim = job.nodes()[number]
-        frozen += small.cut_power(victim)
-        dead_nodes[which] = (job, victim)
-    yield SlowEnds(walltime, dead_nodes)
-    for pid in frozen:
-        send(pid, signal.SIGKILL)
-    for _, victim in dead_nodes.values():
-        small.start_slurmd(victim)
+from tests.slurm.launcher import (
+    ENDLESS,
+    HELD,
+    LIMIT_S,
+    LONG_LEAD,
+    PAIR,
+    SAVED,
+    SINGLE,
+    STEPS,
+    UNSAVED,
+    Job,
+    Launcher,
+    paused,
+)
+from tests.slurm.references import no_progress, pair, single, unbroken
+from tests.slurm.stories import Story, Teller, slow_story, story
 
 
-@pytest.fixture(scope="module")
-def unbroken(launcher: Launcher) -> RunFolder:
-    """The run that was not interrupted, by `submit --wait`: what the others are compared with."""
-    said, words = launcher.run("submit", "--wait")
-    run = RunFolder(next((launcher.logs / "tiny").glob(said.split()[1])))
-    assert "next: hpc-gpt report" in words
-    return run
+@slow_story
+def walltime(teller: Teller) -> Job:
+    """Slurm itself signals it at its time limit."""
+    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, **paused(13))
+    job.wait_paused()
+    job.near_its_limit()
+    job.hears(signal.SIGUSR2)
+    job.far_from_its_limit()
+    job.wait_end()
+    return job
 
 
-def losses(job: Job) -> dict[int, float]:
-    """Step -> loss over all attempts. A step that was done twice must have had the same loss."""
-    merged: dict[int, float] = {}
-    for attempt in job.run.attempts():
-        for step, loss in job.metrics(attempt.number).items():
-            assert merged.setdefault(step, loss) == loss, f"step {step} differs between attempts"
-    return merged
+class Lost(NamedTuple):
+    """A run that has lost a node, and the node's name."""
+
+    job: Job
+    node: str
 
 
-def ended(job: Job) -> list[str]:
-    return [str(attempt.ended().get("ended")) for attempt in job.run.attempts()]
+def lose_a_node(teller: Teller, number: int, *settings: str) -> Lost:
+    job = teller.launcher.submit(*settings, *SAVED, **paused(13))
+    job.wait_paused()
+    victim = job.nodes()[number]
+    frozen = teller.cluster.cut_power(victim)
+    try:
+        job.wait_end()
+    finally:
+        for pid in frozen:  # not before: the other rank would hear of it, as of no node that has lost its power
+            send(pid, signal.SIGKILL)
+    return Lost(job, victim)
 
 
-def history(job: Job) -> list[str]:
-    """The state of each start of the job in Slurm's accounting."""
-    return job.cluster.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", job.id).stdout.split()
+@slow_story
+def lost_batch_host(teller: Teller) -> Lost:
+    """The node with the script dies."""
+    return lose_a_node(teller, 0, *SINGLE)
 
 
-def test_submit_trains_tp2_pp2_on_two_nodes(launcher: Launcher, unbroken: RunFolder) -> None:
-    job = launcher.job_of(unbroken)
-    found = losses(job)
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found[STEPS] < found[1] - 0.1, "it learns"
-    assert len(job.nodes()) == 2
-    assert ended(job) == ["done"]
-    assert job.slurm_state == "COMPLETED"
-    assert launcher.state(job) == "done"
+@slow_story
+def lost_other_node(teller: Teller) -> Lost:
+    """A node without the script dies."""
+    return lose_a_node(teller, 1, *PAIR)
 
 
-def test_render_sbatch_and_the_run_folder_have_the_same_bytes(launcher: Launcher, unbroken: RunFolder) -> None:
-    rendered, _ = launcher.run("render")
-    kept = unbroken.job_script.read_text()
-    given = launcher.cluster.run("scontrol", "write", "batch_script", launcher.job_of(unbroken).id, "-").stdout
-    assert rendered == kept == given.removesuffix("\n") + "\n"
+def preempt(teller: Teller, job: Job) -> str:
+    """Submits a job of higher priority for the nodes of `job`; gives its id."""
+    nodes = job.nodes()
+    asked = ("--parsable", "-p", "high", "-w", ",".join(nodes), f"-N{len(nodes)}", "--gres=gpu:4", "-o", "/dev/null")
+    return teller.cluster.run("sbatch", *asked, "--wrap", "sleep 1", check=True).stdout.strip()
 
 
-def test_plain_sbatch_trains_the_same(launcher: Launcher, unbroken: RunFolder, tmp_path: Path) -> None:
+@story
+def preempted(teller: Teller) -> tuple[Job, str]:
+    """It answers at once. Gives the preemptor's id too."""
+    job = teller.launcher.submit("--partition", "low", *SINGLE, **paused(13))
+    job.wait_paused()
+    preemptor = preempt(teller, job)
+    job.hears(signal.SIGTERM)
+    job.wait_end()
+    return job, preemptor
+
+
+@story
+def preempted_late(teller: Teller) -> tuple[Job, str]:
+    """One of its nodes does not answer until the first attempt has ended."""
+    job = teller.launcher.submit("--partition", "low", *PAIR, **paused(13))
+    job.wait_paused()
+    slow = teller.cluster.slurmds[job.nodes()[1]].pid
+    send(slow, signal.SIGSTOP)
+    try:
+        preemptor = preempt(teller, job)
+        job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
+        # The slow node's rank has not heard of it.
+        job.resume()
+        job.wait("the first attempt's end", job.run.attempt(1).ended)
+    finally:
+        send(slow, signal.SIGCONT)
+    job.wait_end()
+    return job, preemptor
+
+
+class Cancelled(NamedTuple):
+    """Runs that their user has ended, in three ways, and what Ctrl-C's and the cancel's command said."""
+
+    by_scancel: Job
+    by_cancel: Job
+    by_ctrl_c: Job
+    said: str
+    waiting: subprocess.Popen[str]
+    words: str
+
+
+@story
+def cancelled(teller: Teller) -> Cancelled:
+    launcher = teller.launcher
+    waiting, by_ctrl_c = launcher.submit_and_wait(*SINGLE, *ENDLESS, *UNSAVED)
+    by_scancel, by_cancel = (launcher.submit(*SINGLE, *ENDLESS, *UNSAVED) for _ in range(2))
+    jobs = (by_scancel, by_cancel, by_ctrl_c)
+    for job in jobs:
+        job.wait_step(2)
+    teller.cluster.run("scancel", by_scancel.id, check=True)
+    said, _ = launcher.run("cancel", by_cancel.id, "--yes")
+    waiting.send_signal(signal.SIGINT)
+    words, _ = waiting.communicate(timeout=LIMIT_S)
+    for job in jobs:
+        job.wait_end("CANCELLED", "COMPLETED")
+        job.wait("ended.json", job.run.attempts()[-1].ended)
+    return Cancelled(by_scancel, by_cancel, by_ctrl_c, said, waiting, words)
+
+
+class ByHand(NamedTuple):
+    """A script that was rendered and handed to sbatch, and its job."""
+
+    job: Job
+    script: str
+
+
+@story
+def by_hand(teller: Teller) -> ByHand:
     """No submit before it, no HPC_GPT_LOGS: the script makes its own run folder beside itself, in an odd place."""
-    folder = tmp_path / 'it\'s a $HOME; `odd` "folder"'
+    folder = teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"'
     folder.mkdir()
-    script, _ = launcher.run("render")
+    script, _ = teller.launcher.run("render", *SINGLE)
     (folder / "job.sh").write_text(script)
-    environment = {key: text for key, text in launcher.environment.items() if not key.startswith("HPC_GPT_")}
+    environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
     environment["HPC_GPT_PYTHON"] = sys.executable
     done = subprocess.run(
         ["sbatch", "--parsable", "job.sh"], env=environment, cwd=folder, capture_output=True, text=True, check=True
     )
     job_id = done.stdout.strip()
-    job = Job(launcher.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
+    job = Job(teller.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
     job.wait_end()
-    assert losses(job) == losses(launcher.job_of(unbroken))
+    return ByHand(job, script)
+
+
+class Hostile(NamedTuple):
+    """Two runs of one experiment at once, from an odd folder to an odd folder, inside what looks like another job."""
+
+    jobs: tuple[Job, ...]
+    shown: list[tuple[str, str]]
+    folder: Path
+
+
+NAME = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
+COMMENT = NAME + " \\ back\\slash %j"
+
+
+@story
+def hostile(teller: Teller) -> Hostile:
+    folder = teller.launcher.folder / "hostile"
+    odd = folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j"
+    odd.mkdir(parents=True)
+    enclosing = {
+        "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
+        "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
+    }  # fmt: skip
+    words = (*PAIR, "-J", NAME, "--comment", COMMENT)
+    jobs = tuple(teller.launcher.submit(*words, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing) for _ in range(2))
+    shown = []
+    for job in jobs:
+        asked = ("squeue", "-h", "-t", "all", "-j", job.id, "-o")
+        shown.append(tuple(teller.cluster.run(*asked, key).stdout.rstrip("\n") for key in ("%j", "%k")))
+        job.wait_end()
+    return Hostile(jobs, shown, folder)
+
+
+@story
+def once_more(teller: Teller) -> tuple[Job, Job, set[str]]:
+    """A run that is done is submitted again. Gives both jobs, and the names of the files that changed."""
+    first = teller.launcher.submit(*SINGLE, "--set", "train.steps=3")
+    first.wait_end()
+    before = {path: path.read_bytes() for path in first.run.path.rglob("*") if path.is_file()}
+    second = teller.launcher.submit("--resume", first.run.run_id)
+    second.wait_end()
+    return first, second, {path.name for path, text in before.items() if path.read_bytes() != text}
+
+
+@pytest.mark.story(unbroken)
+def test_submit_trains_tp2_pp2_on_two_nodes(launcher: Launcher, told: Teller) -> None:
+    job = told(unbroken)
+    found = job.losses()
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert found[STEPS] < found[1] - 0.1, "it learns"
+    assert len(job.nodes()) == 2
+    assert job.ended() == ["done"]
+    assert job.slurm_state == "COMPLETED"
+    assert launcher.state(job) == "done"
+
+
+@pytest.mark.story(unbroken)
+def test_render_sbatch_and_the_run_folder_have_the_same_bytes(launcher: Launcher, told: Teller) -> None:
+    job = told(unbroken)
+    rendered, _ = launcher.run("render")
+    kept = job.run.job_script.read_text()
+    given = launcher.cluster.run("scontrol", "write", "batch_script", job.id, "-").stdout
+    assert rendered == kept == given.removesuffix("\n") + "\n"
+
+
+@pytest.mark.story(by_hand, single)
+def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
+    job, script = told(by_hand)
+    assert job.losses() == told(single).losses()
     assert job.run.job_script.read_text() == script
     assert launcher.state(job) == "done"
 
 
-@pytest.mark.parametrize("answers", ["at once", "late"])
+@pytest.mark.story(single, pair)
+@pytest.mark.parametrize(
+    ("interrupted", "reference"), [(preempted, single), (preempted_late, pair)], ids=["at once", "late"]
+)
 def test_preemption_saves_requeues_once_and_resumes(
-    launcher: Launcher, unbroken: RunFolder, small: Cluster, answers: str
+    told: Teller, small: Cluster, interrupted: Story[tuple[Job, str]], reference: Story[Job]
 ) -> None:
     """Slurm calls the job SIGNALING, not RUNNING, as long as one of its nodes has not answered."""
-    job = launcher.submit("--partition", "low")
-    pause_after([(job, 13)])
-    nodes = ",".join(job.nodes())
-    slow = [small.slurmds[job.nodes()[1]].pid] if answers == "late" else []
-    for pid in slow:
-        send(pid, signal.SIGSTOP)
-    asked = ("--parsable", "-p", "high", "-w", nodes, "-N2", "--gres=gpu:4", "-o", "/dev/null", "--wrap", "sleep 1")
-    preemptor = small.run("sbatch", *asked, check=True).stdout.strip()
-    if slow:
-        job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
-        # The slow node's ranks have not heard of it.
-        job.resume()
-        job.wait("the first attempt's end", job.run.attempt(1).ended)
-    for pid in slow:
-        send(pid, signal.SIGCONT)
-    job.wait_end()
-    assert ended(job) == ["preempted", "done"], job.log()
+    job, preemptor = told(interrupted)
+    assert job.ended() == ["preempted", "done"], job.log()
     assert "COMPLETED" in small.run("scontrol", "show", "job", preemptor).stdout
     assert job.restarts == 1
-    assert len(history(job)) == 2
-    assert losses(job) == losses(launcher.job_of(unbroken))
+    assert len(job.history()) == 2
+    assert job.losses() == told(reference).losses()
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1, "it goes on where it was, not from a periodic save"
 
 
-def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launcher) -> None:
-    endless = ("--set", f"train.steps={10**6}", "--set", "train.save_every=0")
-    waiting, by_ctrl_c = launcher.submit_and_wait(*endless)
-    by_scancel, by_cancel = (launcher.submit(*endless) for _ in range(2))
-    jobs = (by_scancel, by_cancel, by_ctrl_c)
+@pytest.mark.story(cancelled)
+def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launcher, told: Teller) -> None:
+    found = told(cancelled)
+    jobs = (found.by_scancel, found.by_cancel, found.by_ctrl_c)
+    assert found.by_cancel.id in found.said
+    assert found.waiting.returncode == 130, found.words
     for job in jobs:
-        job.wait_step(2)
-    launcher.cluster.run("scancel", by_scancel.id, check=True)
-    said, _ = launcher.run("cancel", by_cancel.id, "--yes")
-    assert by_cancel.id in said
-    waiting.send_signal(signal.SIGINT)
-    words, _ = waiting.communicate(timeout=60)
-    assert waiting.returncode == 130, words
-    for job in jobs:
-        job.wait_end("CANCELLED", "COMPLETED")
-        job.wait("ended.json", job.run.attempts()[-1].ended)
         assert job.restarts == 0
         assert len(job.run.attempts()) == 1
         assert not job.run.attempts()[-1].requeue.exists()
-    queue = launcher.cluster.run("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs)).stdout.split()
-    assert queue == []
+    asked = ("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs))
+    jobs[0].wait("an empty queue", lambda: not launcher.cluster.run(*asked).stdout.split())
     assert [launcher.state(job) for job in jobs] == ["cancelled", "cancelled", "stopped"]
-    assert (by_cancel.run.path / f"cancelled.{by_cancel.id}").exists()
+    assert (found.by_cancel.run.path / f"cancelled.{found.by_cancel.id}").exists()
 
 
 def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
-    job = launcher.submit("--set", 'job.sbatch=["--begin=now+1hour"]')
+    job = launcher.submit(*HELD)
     assert launcher.state(job) == "pending"
     launcher.run("cancel", job.run.run_id, "--yes")
     job.wait_end("CANCELLED")
@@ -175,101 +279,76 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
 
 
 def test_ctrl_c_while_the_job_waits_cancels_it(launcher: Launcher) -> None:
-    waiting, job = launcher.submit_and_wait("--set", 'job.sbatch=["--begin=now+1hour"]')
+    waiting, job = launcher.submit_and_wait(*HELD)
     waiting.send_signal(signal.SIGINT)
-    words, _ = waiting.communicate(timeout=60)
+    words, _ = waiting.communicate(timeout=LIMIT_S)
     assert waiting.returncode == 130, words
     job.wait_end("CANCELLED")
     assert launcher.state(job) == "cancelled"
 
 
-def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher: Launcher) -> None:
-    endless = ("--set", f"train.steps={10**6}", "--set", "train.save_every=0", "--set", "job.retry_pause_s=1")
-    waiting, job = launcher.submit_and_wait(*endless)
-    for attempt in (1, 2):
-        job.wait_step(2, attempt)
-        victim = job.ranks()[1]
-        rank = re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{victim}/environ").read_bytes())
-        assert rank
-        send(victim, signal.SIGKILL)
-        job.wait("the verdict", job.run.attempt(attempt).verdict)
-    words, _ = waiting.communicate(timeout=60)
+@pytest.mark.story(no_progress)
+def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(
+    launcher: Launcher, told: Teller
+) -> None:
+    job, waiting, words, rank = told(no_progress)
     assert waiting.returncode == 3, words
     assert job.ranks() == []
-    assert ended(job) == ["error", "error"]
+    assert job.ended() == ["error", "error"]
     assert launcher.state(job) == "no_progress"
     assert "Error:" in words
     assert "hint:" in words
-    assert job.slurm_state == "FAILED", "the script ends with the rank's own code"
+    job.wait_end("FAILED")  # the script ends with the rank's own code
     said, _ = launcher.run("why", job.run.run_id)
-    assert f"rank     {int(rank[1])}\n" in said
+    assert f"rank     {rank}\n" in said
     assert "nothing says who killed it" in said
 
 
-def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, tmp_path: Path, unbroken: RunFolder) -> None:
-    """Two runs of one experiment at once, from an odd folder to an odd folder, inside what looks like another job."""
-    odd = tmp_path / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j"
-    odd.mkdir()
-    name = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
-    comment = name + " \\ back\\slash %j"
-    enclosing = {
-        "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
-        "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
-    }  # fmt: skip
-    jobs = [
-        launcher.submit("-J", name, "--comment", comment, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing)
-        for _ in range(2)
-    ]
-    assert jobs[0].run.path != jobs[1].run.path
-    for job in jobs:
-        shown = launcher.cluster.run("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j").stdout.rstrip("\n")
-        assert shown == name
-        assert (
-            launcher.cluster.run("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%k").stdout.rstrip("\n") == comment
-        )
-        job.wait_end()
-        assert ended(job) == ["done"]
-        assert losses(job) == losses(launcher.job_of(unbroken))
-    assert not list(tmp_path.rglob("pwned"))
+@pytest.mark.story(hostile, pair)
+def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told: Teller) -> None:
+    found = told(hostile)
+    assert found.shown == [(NAME, COMMENT)] * 2
+    assert found.jobs[0].run.path != found.jobs[1].run.path
+    for job in found.jobs:
+        assert job.ended() == ["done"]
+        assert job.losses() == told(pair).losses()
+    assert not list(found.folder.rglob("pwned"))
     assert not (launcher.folder / "pwned").exists()
 
 
-def test_a_run_is_submitted_once_more(launcher: Launcher, unbroken: RunFolder) -> None:
+@pytest.mark.story(once_more)
+def test_a_run_is_submitted_once_more(told: Teller) -> None:
     """Its folder keeps what was, and gains an attempt that finds nothing left to do."""
-    before = {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()}
-    job = launcher.submit("--resume", unbroken.run_id)
-    assert job.run.path == unbroken.path
-    job.wait_end()
-    assert ended(job) == ["done", "done"]
-    changed = {path.name for path, text in before.items() if path.read_bytes() != text}
+    first, second, changed = told(once_more)
+    assert second.run.path == first.run.path
+    assert second.ended() == ["done", "done"]
     assert changed <= {"submissions.jsonl", "record.json"}
-    assert [line["job_id"] for line in unbroken.submissions()][1] == job.id
+    assert [line["job_id"] for line in first.run.submissions()] == [first.id, second.id]
 
 
-def test_walltime_saves_requeues_and_resumes(launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder) -> None:
-    job = slow_ends.walltime
-    # Slurm lets stopped tasks go on when it signals them; if some version does not, the test does.
-    job.wait("signal", lambda: job.run.attempt(1).ended() or any_has_pending(job.ranks(), signal.SIGUSR2), limit_s=150)
-    job.resume()
-    job.wait_end()
-    assert ended(job) == ["walltime", "done"]
+@pytest.mark.story(walltime, single)
+def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
+    job = told(walltime)
+    assert job.ended() == ["walltime", "done"], job.log()
     assert job.restarts == 1
-    assert history(job) == ["REQUEUED", "COMPLETED"]
-    assert losses(job) == losses(launcher.job_of(unbroken))
+    assert job.history() == ["REQUEUED", "COMPLETED"]
+    assert job.losses() == told(single).losses()
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
 
 
-@pytest.mark.parametrize("which", ["batch host", "other node"])
+@pytest.mark.story(single, pair)
+@pytest.mark.parametrize(
+    ("losing", "reference"), [(lost_batch_host, single), (lost_other_node, pair)], ids=["batch host", "other node"]
+)
 def test_a_dead_node_requeues_and_resumes(
-    launcher: Launcher, slow_ends: SlowEnds, unbroken: RunFolder, which: str
+    launcher: Launcher, told: Teller, losing: Story[Lost], reference: Story[Job]
 ) -> None:
-    job, victim = slow_ends.dead_nodes[which]
-    job.wait_end()
-    assert ended(job) == ["node_failure", "done"]
+    job, victim = told(losing)
+    assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()
     assert job.restarts == 1
-    assert history(job) == ["NODE_FAIL", "COMPLETED"]
+    assert job.history() == ["NODE_FAIL", "COMPLETED"]
     first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
     assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
-    assert min(job.metrics(2)) in (11, 21, 31), "it goes on from a periodic save"
-    assert losses(job) == losses(launcher.job_of(unbroken))
+    assert min(job.metrics(2)) == 11, "it goes on from a periodic save"
+    assert job.losses() == told(reference).losses()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.slurm.launcher import PROFILE, Launcher
+import pytest
+
+from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, Job, Launcher, paused
+from tests.slurm.stories import Teller, slow_story, story
 
 # Leaves out everything up to the image and runs the rest, as a container would.
 APPTAINER = """#!/bin/bash
@@ -63,57 +69,120 @@ def profile(launcher: Launcher, name: str, text: str, site: str = PROFILE) -> st
     return name
 
 
-def test_a_container_holds_every_rank(launcher: Launcher, tmp_path: Path) -> None:
-    command(tmp_path / "apptainer", APPTAINER)
+def folder(launcher: Launcher, name: str) -> Path:
+    """A folder of one story's own."""
+    path = launcher.folder / name
+    path.mkdir()
+    return path
+
+
+@story
+def contained(teller: Teller) -> str:
+    """The log of a run of two ranks in a container."""
+    launcher = teller.launcher
+    place = folder(launcher, "contained")
+    command(place / "apptainer", APPTAINER)
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
-    site = f'{PROFILE}PATH = "{tmp_path}:{os.environ["PATH"]}"\n{container}'
+    site = f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n{container}'
     cluster = profile(launcher, "container", f'python = "{sys.executable}"\n', site)
-    said, _ = launcher.run("submit", "--wait", "--cluster", cluster, "--set", "train.steps=2")
-    log = (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
-    assert log.count("--bind /data my/x:/data:ro /images/it's a.sif ") == 4
-    assert "ended done after step 2" in log
+    said, _ = launcher.run("submit", "--wait", "--cluster", cluster, *PAIR, "--set", "train.steps=2")
+    return (launcher.logs / "tiny" / said.split()[1] / "attempts" / "1" / "log").read_text()
 
 
-def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "asked").touch()
-    command(tmp_path / "scontrol", SCONTROL.format(folder=tmp_path, scontrol=shutil.which("scontrol")))
-    cluster = profile(launcher, "away", "", f'{PROFILE}PATH = "{tmp_path}:{os.environ["PATH"]}"\n')
-    job = launcher.submit("--cluster", cluster)
-    job.wait_step(2)
+@story
+def without_controller(teller: Teller) -> tuple[Job, str]:
+    """Signalled while the controller is away for a moment. Gives the file of the calls that were refused, too."""
+    launcher = teller.launcher
+    place = folder(launcher, "away")
+    (place / "asked").touch()
+    command(place / "scontrol", SCONTROL.format(folder=place, scontrol=shutil.which("scontrol")))
+    cluster = profile(launcher, "away", "", f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n')
+    job = launcher.submit("--cluster", cluster, *SINGLE, **paused(2))
+    job.wait_paused()
     launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
+    job.hears(signal.SIGUSR2)
     job.wait_end()
-    assert (tmp_path / "asked").read_text() == "xx"
-    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["walltime", "done"]
+    return job, (place / "asked").read_text()
 
 
-def test_a_sigterm_while_ranks_start_does_not_end_the_job(launcher: Launcher, tmp_path: Path) -> None:
-    """A preemption's: the job has its GraceTime, and Slurm requeues it afterwards if it still runs."""
-    command(tmp_path / "python", SLOW_PYTHON.format(folder=tmp_path, python=sys.executable))
-    cluster = profile(launcher, "slow-start", f'python = "{tmp_path}/python"\n')
-    environment = {"HPC_GPT_PYTHON": f"{tmp_path}/python"}
-    job = launcher.submit("--cluster", cluster, "--set", "train.steps=2", **environment)
-    job.wait("its ranks", lambda: len(list(tmp_path.glob("starts.*"))) == 4)
+@story
+def terminated_at_its_start(teller: Teller) -> Job:
+    """A preemption's SIGTERM while its rank starts."""
+    launcher = teller.launcher
+    place = folder(launcher, "slow-start")
+    command(place / "python", SLOW_PYTHON.format(folder=place, python=sys.executable))
+    cluster = profile(launcher, "slow-start", f'python = "{place}/python"\n')
+    environment = {"HPC_GPT_PYTHON": f"{place}/python"}
+    job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
+    job.wait("its ranks", lambda: len(list(place.glob("starts.*"))) == 1)
     launcher.cluster.run("scancel", "--signal=TERM", job.id, check=True)
     job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
-    (tmp_path / "go").touch()
+    (place / "go").touch()
     job.wait_end()
-    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["done"], job.log()
+    return job
 
 
-def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(launcher: Launcher, tmp_path: Path) -> None:
-    """Slurm kills them KillWait seconds later, and the script with them: it has put the job back by then."""
-    command(tmp_path / "python", HANGING_PYTHON.format(folder=tmp_path, python=sys.executable))
-    cluster = profile(launcher, "hanging", f'python = "{tmp_path}/python"\n')
-    environment = {"HPC_GPT_PYTHON": f"{tmp_path}/python"}
-    job = launcher.submit("--cluster", cluster, "--set", "train.steps=2", **environment)
-    job.wait("its ranks", lambda: len(list(tmp_path.glob("hangs.*"))) == 4)
+@slow_story
+def hanging(teller: Teller) -> Job:
+    """Its rank hears no signal at the time limit."""
+    launcher = teller.launcher
+    place = folder(launcher, "hanging")
+    command(place / "python", HANGING_PYTHON.format(folder=place, python=sys.executable))
+    cluster = profile(launcher, "hanging", f'python = "{place}/python"\n')
+    environment = {"HPC_GPT_PYTHON": f"{place}/python"}
+    job = launcher.submit("--cluster", cluster, *SINGLE, "--set", "train.steps=2", **environment)
+    job.wait("its ranks", lambda: len(list(place.glob("hangs.*"))) == 1)
     launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
     job.wait("the time limit", lambda: "DUE TO TIME LIMIT" in job.log())
     job.wait("its way back", lambda: job.restarts == 1)
-    launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "TimeLimit=10", check=True)
+    job.far_from_its_limit()
     job.wait_end()
+    return job
+
+
+@story
+def with_taken_port(teller: Teller) -> tuple[Job, list[int]]:
+    """Somebody listens on the port that follows from its id. Gives the ports that may follow."""
+    job = teller.launcher.submit(*SINGLE, *HELD, "--set", "train.steps=2")
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first, *others = (10000 + (int(job.id) + 7919 * number) % (low - 10000) for number in range(10))
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # a daemon listens there
+            taken.bind(("127.0.0.1", first))
+            taken.listen()
+        teller.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", check=True)
+        job.wait_end()
+    return job, others
+
+
+@pytest.mark.story(contained)
+def test_a_container_holds_every_rank(told: Teller) -> None:
+    log = told(contained)
+    assert log.count("--bind /data my/x:/data:ro /images/it's a.sif ") == 2
+    assert "ended done after step 2" in log
+
+
+@pytest.mark.story(without_controller)
+def test_a_controller_that_is_away_for_a_moment_costs_no_requeue(told: Teller) -> None:
+    job, asked = told(without_controller)
+    assert asked == "xx"
+    assert job.ended() == ["walltime", "done"]
+
+
+@pytest.mark.story(terminated_at_its_start)
+def test_a_sigterm_while_ranks_start_does_not_end_the_job(told: Teller) -> None:
+    """A preemption's: the job has its GraceTime, and Slurm requeues it afterwards if it still runs."""
+    job = told(terminated_at_its_start)
+    assert job.ended() == ["done"], job.log()
+
+
+@pytest.mark.story(hanging)
+def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(told: Teller) -> None:
+    """Slurm kills them KillWait seconds later, and the script with them: it has put the job back by then."""
+    job = told(hanging)
     assert "the run goes on without them" in job.run.attempt(1).log.read_text()
-    assert [attempt.ended()["ended"] for attempt in job.run.attempts()] == ["walltime", "done"], job.log()
+    assert job.ended() == ["walltime", "done"], job.log()
     assert job.run.attempt(1).verdict()["go_on"] is True
     assert job.restarts == 1
 
@@ -134,22 +203,19 @@ def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: 
     assert ".invalid has no address" in words
 
 
-def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.story(with_taken_port)
+def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(
+    launcher: Launcher, told: Teller, tmp_path: Path
+) -> None:
     """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
     command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
     site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'
-    said, words = launcher.run("submit", "--wait", "--cluster", profile(launcher, "hostless", "", site), code=3)
+    _, words = launcher.run("submit", "--wait", "--cluster", profile(launcher, "hostless", "", site), code=3)
     assert "scontrol names no host of 'n" in words
-    before = int(said.split()[-1])
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    first, second = (10000 + (before + 1 + step) % (low - 10000) for step in (0, 7919))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first))
-        taken.listen()
-        job = launcher.submit("--set", "train.steps=2")
-        assert int(job.id) == before + 1, "nobody else submits here"
-        job.wait_end()
-    assert f"rendezvous 127.0.0.1:{second}\n" in job.log()
+    job, others = told(with_taken_port)
+    found = re.search(r"rendezvous 127.0.0.1:(\d+)\n", job.log())
+    assert found, job.log()
+    assert int(found[1]) in others
 
 
 def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
@@ -162,6 +228,7 @@ def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_pat
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
         env={**launcher.environment, "HPC_GPT_RUN": str(other)},
+        stdin=subprocess.DEVNULL,
         check=False,
     )
     assert done.returncode == 1
@@ -176,6 +243,7 @@ def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, t
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
         env={**launcher.environment, "HPC_GPT_LOGS": "/proc/nowhere"},
+        stdin=subprocess.DEVNULL,
         check=False,
     )
     assert done.returncode == 1

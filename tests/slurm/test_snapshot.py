@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.slurm.launcher import REPOSITORY, Launcher
+import pytest
 
-ENDLESS = ("--set", "train.steps=1000000", "--set", "train.save_every=0", "--tp", "1", "--pp", "1", "--gpus", "1",
-           "--set", "engine.name=ddp")  # fmt: skip
+from tests.slurm.launcher import ENDLESS, REPOSITORY, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.stories import Teller, story
 
 
 def copied_package(folder: Path) -> Path:
@@ -19,11 +20,22 @@ def copied_package(folder: Path) -> Path:
     return folder
 
 
-def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, tmp_path: Path) -> None:
-    code = copied_package(tmp_path / "checkout")
-    as_it_was = shutil.copytree(code, tmp_path / "as it was")
+class Edited(NamedTuple):
+    """A run whose checkout was edited after its submission, the checkout, and a copy of what it was."""
+
+    job: Job
+    code: Path
+    as_it_was: Path
+
+
+@story
+def edited(teller: Teller) -> Edited:
+    launcher = teller.launcher
+    folder = launcher.folder / "edited"
+    code = copied_package(folder / "checkout")
+    as_it_was = shutil.copytree(code, folder / "as it was")
     # The job is in that checkout: the folder that a process is started in is no place to find code in.
-    job = launcher.submit(*ENDLESS, PYTHONPATH=str(code), cwd=code)
+    job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED, PYTHONPATH=str(code), cwd=code)
     job.wait_step(2)
     for name in ("hpc_gpt/train/__main__.py", "hpc_gpt/train/loop.py", "hpc_gpt/chain/before.py"):
         (code / name).write_text("raise SystemExit('edited')\n")
@@ -32,6 +44,13 @@ def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, tmp_p
     job.wait("the first end", job.run.attempt(1).ended)
     first = max(job.metrics(1))
     job.wait("a step of a later attempt", lambda: any(job.last_step(n) > first for n in (2, 3)))
+    launcher.run("cancel", job.id, "--yes")
+    return Edited(job, code, as_it_was)
+
+
+@pytest.mark.story(edited)
+def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, told: Teller) -> None:
+    job, code, as_it_was = told(edited)
     assert "edited" not in job.log()
     said, _ = launcher.run("verify", str(job.run.path), PYTHONPATH=str(as_it_was))
     assert said == f"{job.run.run_id}: equal to what was submitted\n"
@@ -43,4 +62,3 @@ def test_an_edit_behind_the_submission_changes_nothing(launcher: Launcher, tmp_p
         "hpc_gpt/train/__main__.py": "changed",
         "hpc_gpt/train/loop.py": "changed",
     }
-    launcher.run("cancel", job.id, "--yes")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.slurm.launcher import Job, Launcher
+from tests.slurm.launcher import HELD, SINGLE, Job, Launcher
 
 
 def forgotten(job: Job) -> bool:
@@ -17,7 +17,7 @@ def forgotten(job: Job) -> bool:
 @pytest.fixture(scope="module")
 def done(bare_launcher: Launcher) -> Job:
     """A run that is over, and that Slurm no longer knows."""
-    job = bare_launcher.submit("--set", "train.steps=5")
+    job = bare_launcher.submit(*SINGLE, "--set", "train.steps=5")
     job.wait_step(1)
     assert bare_launcher.state(job) in ("running", "done")
     job.wait("forgotten", lambda: forgotten(job))
@@ -41,7 +41,7 @@ def test_a_forgotten_job_without_a_word_is_what_accounting_says(
 ) -> None:
     """Cancelled by plain scancel before it began: nothing in the run folder tells, and squeue no longer knows."""
     launcher: Launcher = request.getfixturevalue(f"{cluster}_launcher")
-    job = launcher.submit("--set", 'job.sbatch=["--begin=now+1hour"]')
+    job = launcher.submit(*HELD)
     assert launcher.state(job) == "pending"
     job.cluster.run("scancel", job.id, check=True)
     job.wait("forgotten", lambda: forgotten(job))

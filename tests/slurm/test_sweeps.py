@@ -6,13 +6,13 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.slurm.launcher import PYTHON, Job, Launcher
+from tests.slurm.launcher import LIMIT_S, PYTHON, Job, Launcher
+from tests.slurm.stories import Teller, story
 
 # Slurm gives the last element of an array the array's own id: a requeue of that id would start every element again.
 ROWS = """
@@ -31,16 +31,18 @@ name = "ddp"
 
 @dataclass
 class Sweep:
-    """What `submit --sweep --wait` made, and that command, which still waits."""
+    """What `submit --sweep --wait` made, that command, and what Slurm said of the array."""
 
     waiting: subprocess.Popen[str]
     id: str
     array: str
     jobs: dict[str, Job]
+    shown: str
 
 
-@pytest.fixture(scope="module")
-def sweep(launcher: Launcher) -> Iterator[Sweep]:
+@story
+def sweep(teller: Teller) -> Sweep:
+    launcher = teller.launcher
     base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "table"')
     base = base.replace("gpus = 4\ntp = 2\npp = 2", "gpus = 1").replace("layers = 4", "layers = 1")
     path = launcher.folder / "table.toml"
@@ -50,6 +52,7 @@ def sweep(launcher: Launcher) -> Iterator[Sweep]:
         [*PYTHON, "submit", "--sweep", "--wait", "--max-parallel", "3", str(path)],
         env=launcher.environment,
         cwd=launcher.folder,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,37 +75,19 @@ def sweep(launcher: Launcher) -> Iterator[Sweep]:
         (folder,) = launcher.logs.glob(f"table-{row}/*")
         run = RunFolder(folder)
         jobs[row] = Job(launcher.cluster, run, str(run.submissions()[-1]["job_id"]))
-    yield Sweep(waiting, found[1], found[2], jobs)
-    launcher.cluster.run("scancel", *(job.id for job in jobs.values()))
-    waiting.kill()
-    waiting.communicate()
+    shown = launcher.cluster.run("scontrol", "--oneliner", "show", "job", jobs["cancelled"].id).stdout
+    made = Sweep(waiting, found[1], found[2], jobs, shown)
+    try:
+        each_on_its_own(launcher, made)
+    finally:
+        launcher.cluster.run("scancel", *(job.id for job in jobs.values()))
+        waiting.kill()
+        waiting.communicate()
+    return made
 
 
-def states(launcher: Launcher, *names: str) -> dict[str, str]:
-    """Row -> state, as `status --json` says."""
-    return {run["row"]: run["state"] for run in json.loads(launcher.run("status", "--json", *names)[0])["runs"]}
-
-
-def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launcher, sweep: Sweep) -> None:
-    numbers = {row: job.id for row, job in sweep.jobs.items()}
-    alone = numbers.pop("alone")
-    assert numbers == {row: f"{sweep.array}_{i}" for i, row in enumerate(("failing", "cancelled", "requeued"))}
-    assert "_" not in alone
-    (line,) = [line for line in launcher.run("status")[0].splitlines() if " table" in line]
-    assert line.startswith(f"{sweep.id}  table       5 runs  ")
-    assert set(states(launcher, sweep.array)) == set(numbers)
-    found = states(launcher, sweep.id)
-    assert (set(found), found["refused"]) == ({*numbers, "alone", "refused"}, "refused")
-    opened = launcher.run("status", sweep.id[:-1])[0]
-    assert all(f"  table-{row} " in opened for row in (*numbers, "alone"))
-    rendered = launcher.run("render", str(launcher.folder / "table.toml"), "--row", "cancelled")[0]
-    assert sweep.jobs["cancelled"].run.job_script.read_text() == rendered
-    shown = launcher.cluster.run("scontrol", "--oneliner", "show", "job", sweep.jobs["cancelled"].id).stdout
-    assert " JobName=table " in shown
-    assert " ArrayTaskThrottle=3 " in shown
-
-
-def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, sweep: Sweep) -> None:
+def each_on_its_own(launcher: Launcher, sweep: Sweep) -> None:
+    """A run fails, one is requeued, one is cancelled, and no other notices; then Ctrl-C stops what is left."""
     failing, cancelled, requeued = (sweep.jobs[row] for row in ("failing", "cancelled", "requeued"))
     for job in (cancelled, requeued):
         job.wait_step(2)
@@ -122,9 +107,44 @@ def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, 
     cancelled.wait("its end", cancelled.run.attempt(1).ended)
     assert requeued.slurm_state == "RUNNING"
     sweep.waiting.send_signal(signal.SIGINT)
-    words, _ = sweep.waiting.communicate(timeout=120)
+    words, _ = sweep.waiting.communicate(timeout=LIMIT_S)
     assert sweep.waiting.returncode == 130, words
     assert states(launcher, sweep.id) == {
         "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped", "refused": "refused",
     }  # fmt: skip
+
+
+def states(launcher: Launcher, *names: str) -> dict[str, str]:
+    """Row -> state, as `status --json` says."""
+    return {run["row"]: run["state"] for run in json.loads(launcher.run("status", "--json", *names)[0])["runs"]}
+
+
+@pytest.mark.story(sweep)
+def test_equal_directives_are_one_array_and_status_is_one_line(launcher: Launcher, told: Teller) -> None:
+    made = told(sweep)
+    numbers = {row: job.id for row, job in made.jobs.items()}
+    alone = numbers.pop("alone")
+    assert numbers == {row: f"{made.array}_{i}" for i, row in enumerate(("failing", "cancelled", "requeued"))}
+    assert "_" not in alone
+    (line,) = [line for line in launcher.run("status")[0].splitlines() if " table" in line]
+    assert line.startswith(f"{made.id}  table       5 runs  ")
+    assert set(states(launcher, made.array)) == set(numbers)
+    found = states(launcher, made.id)
+    assert (set(found), found["refused"]) == ({*numbers, "alone", "refused"}, "refused")
+    opened = launcher.run("status", made.id[:-1])[0]
+    assert all(f"  table-{row} " in opened for row in (*numbers, "alone"))
+    rendered = launcher.run("render", str(launcher.folder / "table.toml"), "--row", "cancelled")[0]
+    assert made.jobs["cancelled"].run.job_script.read_text() == rendered
+    assert " JobName=table " in made.shown
+    assert " ArrayTaskThrottle=3 " in made.shown
+
+
+@pytest.mark.story(sweep)
+def test_a_run_fails_is_requeued_and_is_cancelled_by_itself(launcher: Launcher, told: Teller) -> None:
+    made = told(sweep)
+    assert states(launcher, made.id) == {
+        "failing": "nan", "cancelled": "cancelled", "alone": "done", "requeued": "stopped", "refused": "refused",
+    }  # fmt: skip
+    assert [len(made.jobs[row].run.attempts()) for row in ("failing", "cancelled", "alone", "requeued")] == [1, 1, 1, 2]
+    failing = made.jobs["failing"]
     assert failing.run.path.joinpath(f"slurm-{failing.id}.out").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,18 @@ import pytest
 from hpc_gpt.readers.causes.first_cause import Cause, first_cause
 from hpc_gpt.readers.log_files.read_log import read_log
 from tests.slurm.cluster import Cluster
+from tests.slurm.daemons import wait_until
+from tests.slurm.launcher import LIMIT_S
 
-# Rank 2 of four on two nodes ends by itself; the others would go on.
-_RANKS = "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 2 ] && {{ sleep 1; {end}; }}; sleep 300'"
+# A task says that it has started. Rank 2 of four on two nodes then ends by itself; the others would go on.
+_STARTED = 'touch "FOLDER/started.$SLURM_JOB_ID.$SLURM_PROCID"'
+_ALL = 'until set -- "FOLDER/started.$SLURM_JOB_ID."*; [ $# = 4 ]; do sleep 0.1; done'
+_RANKS = f"srun --kill-on-bad-exit=1 bash -c '{_STARTED}; [ $SLURM_PROCID = 2 ] && {{ {_ALL}; END; }}; sleep 3000'"
 JOBS = {
-    "fails": _RANKS.format(end='echo "KeyError: 1"; exit 3'),
-    "killed": _RANKS.format(end="kill -9 $$"),
-    "breaks": _RANKS.format(end="kill -11 $$"),
-    "cancelled": "srun sleep 300",
+    "fails": _RANKS.replace("END", 'echo "KeyError: 1"; exit 3'),
+    "killed": _RANKS.replace("END", "kill -9 $$"),
+    "breaks": _RANKS.replace("END", "kill -11 $$"),
+    "cancelled": f"srun bash -c '{_STARTED}; sleep 3000'",
     "too many": "srun -n 400 hostname",
     "no file": "srun /no/such/file",
 }
@@ -30,22 +33,18 @@ def ended(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     jobs = {}
     for name, body in JOBS.items():
         script, log = folder / f"{name}.sh", folder / f"{name}.out"
-        script.write_text(f"#!/bin/bash\n{body}\n")
+        script.write_text("#!/bin/bash\n" + body.replace("FOLDER", str(folder)) + "\n")
         done = small.run("sbatch", "--parsable", "-N2", "-n4", f"--output={log}", str(script), check=True)
         jobs[name] = (log, done.stdout.strip())
 
     def state(job_id: str) -> str:
         return small.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T").stdout.strip()
 
-    until = time.monotonic() + 240
-    while state(jobs["cancelled"][1]) == "PENDING":
-        assert time.monotonic() < until, "it never ran"
-        time.sleep(0.5)
-    time.sleep(1)  # srun has started its tasks
-    small.run("scancel", jobs["cancelled"][1])
-    while any(state(job_id) in ("PENDING", "RUNNING", "COMPLETING") for _, job_id in jobs.values()):
-        assert time.monotonic() < until, "the jobs did not end"
-        time.sleep(0.5)
+    log, cancelled = jobs["cancelled"]
+    wait_until("the tasks of srun", lambda: len(list(folder.glob(f"started.{cancelled}.*"))) == 4, log, limit_s=LIMIT_S)
+    small.run("scancel", cancelled)
+    over = ("PENDING", "RUNNING", "COMPLETING")
+    wait_until("ends", lambda: not any(state(each) in over for _, each in jobs.values()), log, limit_s=LIMIT_S)
     return jobs
 
 
