@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# Before anything imports torch: threads that wait for each other on a busy machine take the time of those that work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import signal
 from pathlib import Path
 

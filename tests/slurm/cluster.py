@@ -162,7 +162,9 @@ class Cluster:
         slurmd.wait()
         for pid in steps:
             send(pid, signal.SIGKILL)
-        # Not before: a stopped process gets SIGHUP when its parent dies, and would end with a last packet.
+        # Not before they are gone: a stopped process gets SIGHUP when its parent dies, and ends with a last packet.
+        log = self.folder / f"slurmd-{name}.log"
+        wait_until(f"the end of {name}'s job steps", lambda: not any(map(_lives, steps)), log)
         for pid in ranks:
             send(pid, signal.SIGSTOP)
         return ranks
@@ -296,6 +298,13 @@ def send(pid: int, number: signal.Signals) -> None:
     """The signal, to a process that may be gone by now."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _pids_named(name: str) -> list[int]:
