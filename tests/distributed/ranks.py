@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.forked import start_module
+
 HERE = Path(__file__).resolve().parent
 
 
-def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 300.0) -> str:
+def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 1200.0) -> str:
     """Runs `module` in `world` processes with `folder` as argument; gives their output, and fails with it unless all
     end with 0."""
     deadline = time.monotonic() + timeout_s
@@ -43,26 +42,20 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # nothing compiled before is found either
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    ranks = []
-    for rank, log in enumerate(_logs(world, folder)):
-        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("a") as output:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, str(folder)], env=own, stdout=output, stderr=subprocess.STDOUT
-                )
-            )
+    ranks = [
+        start_module(module, str(folder), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log)
+        for rank, log in enumerate(_logs(world, folder))
+    ]
     try:
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.poll() for rank in ranks) or late():
+        while any(rank.exitcode is None for rank in ranks):
+            if any(rank.exitcode for rank in ranks) or late():
                 break
             time.sleep(0.05)
     finally:
         for rank in ranks:
-            if rank.poll() is None:
-                rank.send_signal(signal.SIGKILL)
-            rank.wait()
-    return [rank.returncode for rank in ranks]
+            rank.kill()
+            rank.join()
+    return [rank.exitcode for rank in ranks]
 
 
 def _logs(world: int, folder: Path) -> list[Path]:

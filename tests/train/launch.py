@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -16,19 +15,18 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.ds_config import deepspeed_config
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import Resolved, resolve
+from tests.forked import FORKED
 
 
 def run_rank(environment: dict[str, str], log: str) -> None:
     """Runs in the forked process."""
-    from tests.train.preload import run_rank as run
+    from tests.train.rank import run_rank as run
 
     run(environment, log)
 
 
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, gpu_flag="none", chain="none")
 PATIENCE_S = 300
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["tests.train.preload"])
 
 
 def settings(tokens: Path, layout: Mapping[str, int], engine: Engine | None = None, **train: Any) -> Resolved:
@@ -67,7 +65,7 @@ class Launch:
                 "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
             }
-            process = _FORKED.Process(target=run_rank, args=(own | environment, str(self.log_path)), daemon=True)
+            process = FORKED.Process(target=run_rank, args=(own | environment, str(self.log_path)), daemon=True)
             process.start()
             self.ranks.append(process)
 
