@@ -10,8 +10,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
-# Two compute; one mostly waits for Slurm's daemons and timers.
-WORKERS ?= 3
+# Two compute; the others mostly wait, for Slurm's daemons and for timers.
+WORKERS ?= 4
 FAULTS ?= 100
 SEED ?= 1
 AT_ONCE ?= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 # Before anything imports torch: threads that wait for each other on a busy machine take the time of those that work.
@@ -53,14 +54,29 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own profiles, data, kept states or runs."""
+def own_folders(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    data_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No test reads or writes the user's own profiles, data, kept states or runs.
+
+    They are in the test's tmp_path; for one that asks for none, where nothing is: most write nothing.
+    """
+    if "tmp_path" in request.fixturenames:
+        folder: Path = request.getfixturevalue("tmp_path")
+    else:
+        folder = tmp_path_factory.getbasetemp() / f"unasked-{next(_numbers)}"
     for name in list(os.environ):
         if name.startswith("HPC_GPT_") and name != "HPC_GPT_SHARED":
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setenv("HPC_GPT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("HPC_GPT_CONFIG", str(folder / "config"))
+    monkeypatch.setenv("HPC_GPT_STATE", str(folder / "state"))
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
-    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("HPC_GPT_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))

@@ -1,6 +1,7 @@
 """What a whole session of tests says at its end, whether one process ran it or several workers of pytest-xdist.
 
 - Lines that tests left under a title, such as the equality table.
+- How many tests marked `long` were left to `make test-all`: pytest's own count of what was deselected.
 - Seconds by folder, beside pytest's own list of the slowest tests (`--durations`, which `make test` gives).
 - With CI=true, which tests did not run: a skip or an expected failure fails the session, but for tests marked
   `shared`. A machine of continuous integration has everything; a skip there would hide a test that never runs.
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import ALL_TESTS
 
 _TESTS = Path(__file__).resolve().parent
 NOT_RUN = "CI=true: these must run, but were skipped or expected to fail"
@@ -36,10 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Seconds(), "seconds")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # behind those that mark tests as long
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
+    if not ALL_TESTS:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,12 +19,14 @@ _TITLE = "equality table: largest deviation from one plain PyTorch process"
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a launch run in one worker."""
-    from tests.distributed.equality_table import launch_of
+    """Tests that share a launch run in one worker; what is too long for every change is marked."""
+    from tests.distributed.equality_table import launch_of, too_long
 
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("xdist_group") is None:
             values = _values(item)
+            if isinstance(case := values.get("case"), Case) and too_long(case):
+                item.add_marker(pytest.mark.long)
             if (asked := values.get("case", values.get("world"))) is not None:
                 item.add_marker(pytest.mark.xdist_group(f"equality-{launch_of(asked)}"))
 

@@ -1,18 +1,23 @@
 """The factors of the equality table and their values; the cases that hold every pair, and the whole product.
 
 Nothing here says what goes together: `resolve` does, as it does for a user. What it accepts must train.
+
+python -m tests.distributed.equality_factors      writes pairwise.json, after a change of the factors or of the rules
 """
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.protocol import MODULES
-from tests.distributed.all_pairs import Combination, Space, cover, judge_pairs
+from tests.distributed.all_pairs import Combination, Pair, Space, cover, judge_pairs
 from tests.distributed.equality_cases import CLIP, LAYERS, NAMED, Case
 
 ENGINES = tuple(MODULES)
@@ -82,8 +87,28 @@ def cost(combination: Combination) -> float:
 
 
 SPACE = Space(FACTORS, _LEADING, refusal, cost)
-LEGAL, ILLEGAL = judge_pairs(SPACE)
-PAIRWISE = [case_of(one) for one in cover(SPACE, LEGAL, map(combination_of, NAMED), SEED)]
+# What is not plainest in each case: to find them takes seconds, which every process that collects the tests would pay.
+_FILE = Path(__file__).with_name("pairwise.json")
+
+
+def _read_pairwise() -> list[Case]:
+    kept = json.loads(_FILE.read_text(encoding="utf-8"))
+    values = [{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()} for one in kept]
+    return [case_of(SPACE.plainest | one) for one in values]
+
+
+PAIRWISE = _read_pairwise()
+
+
+@cache
+def judged() -> tuple[dict[Pair, Combination], dict[Pair, str]]:
+    """Every pair of values that can run, with a combination, and every other, with the reason."""
+    return judge_pairs(SPACE)
+
+
+def draw_pairwise() -> list[Combination]:
+    """The combinations of PAIRWISE, as they are drawn."""
+    return cover(SPACE, judged()[0], map(combination_of, NAMED), SEED)
 
 
 def product() -> list[Case]:
@@ -97,3 +122,9 @@ def product() -> list[Case]:
             combination = combination if SPACE.refused(moved) else moved
         cases.append(case_of(combination))
     return cases
+
+
+if __name__ == "__main__":
+    plainest = SPACE.plainest
+    drawn = [{name: one[name] for name in one if one[name] != plainest[name]} for one in draw_pairwise()]
+    _FILE.write_text("[\n" + ",\n".join(f"  {json.dumps(one)}" for one in drawn) + "\n]\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from tests import ALL_TESTS
-from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, Case
+from tests.distributed.equality_cases import BF16, BROKEN, CLIP, NAMED, TABLE, Case, zero
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, product
 
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
@@ -23,9 +23,26 @@ ONE_PASS = [
 NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 EXACT = NAMED + PAIRWISE + INDUCTOR
+TABLE_3D = Case(Layout(2, 2, 2), zero(1), clip=CLIP)
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
 _AT_ONCE = 60  # cases of the product that one launch runs
+
+
+def too_long(case: Case) -> bool:
+    """Whether only `make test-all` trains a case.
+
+    `make test` has the layouts of up to four ranks in each engine, one 3D one of eight, every switch at one or two
+    ranks, and what is compiled at one; graphs cost most of the product's time.
+    """
+    world = case.layout.gpus
+    if case.mutation or case in PRODUCT:
+        return False
+    if case.engine.compile != "none" and (world > 1 or (case in INDUCTOR and case.engine.name != "ddp")):
+        return True
+    if world == 8:
+        return case != TABLE_3D
+    return world > 2 and case in PAIRWISE or case in TABLE and case.clip == 0
 
 
 def launch_of(asked: Case | int) -> str:

@@ -30,6 +30,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.train.engines.flat_masters import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
+from tests import without
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
 from tests.distributed.plain_gpt import PlainRun, train_plainly
@@ -70,30 +71,38 @@ DDP, FSDP = partial(settings, "ddp"), partial(settings, "fsdp")
 COMPILED = partial(DDP, mode="compiled", compile_backend="aot_eager")  # which needs no compiler
 # What each world size trains for six steps, to be held against the reference.
 TRAININGS: dict[int, dict[str, Resolved]] = {
-    1: {
-        "ddp": DDP(DP1),
-        "ddp bf16": DDP(DP1, "bf16", 4),
-        "ddp fp16": DDP(DP1, "fp16"),
-        "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
-        "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
-        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
-        "fsdp": FSDP(DP1),
-    },
-    2: {
-        "ddp": DDP(DP2),
-        "ddp sharded": DDP(DP2, count=1, sharded_optimizer=True),
-        "ddp bf16": DDP(DP2, "bf16", 4),
-        "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
-        "ddp fp16": DDP(DP2, "fp16"),
-        "ddp bf16 compiled": COMPILED(DP2, "bf16", 4),
-        "ddp fp16 compiled": COMPILED(DP2, "fp16", 1),
-        "fsdp": FSDP(DP2),
-        "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
-        "fsdp offload": FSDP(DP2, offload="full"),
-        "fsdp bf16": FSDP(DP2, "bf16", 4),
-        "fsdp fp16": FSDP(DP2, "fp16"),
-        "fsdp tp": FSDP(TP2),
-    },
+    1: without(
+        {
+            "ddp": DDP(DP1),
+            "ddp bf16": DDP(DP1, "bf16", 4),
+            "ddp fp16": DDP(DP1, "fp16"),
+            "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
+            "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
+            "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+            "fsdp": FSDP(DP1),
+        },
+        "ddp bf16 compiled m4",
+    ),
+    2: without(
+        {
+            "ddp": DDP(DP2),
+            "ddp sharded": DDP(DP2, count=1, sharded_optimizer=True),
+            "ddp bf16": DDP(DP2, "bf16", 4),
+            "ddp bf16 sharded": DDP(DP2, "bf16", sharded_optimizer=True),
+            "ddp fp16": DDP(DP2, "fp16"),
+            "ddp bf16 compiled": COMPILED(DP2, "bf16", 4),
+            "ddp fp16 compiled": COMPILED(DP2, "fp16", 1),
+            "fsdp": FSDP(DP2),
+            "fsdp kept": FSDP(DP2, reshard=False, prefetch=False),
+            "fsdp offload": FSDP(DP2, offload="full"),
+            "fsdp bf16": FSDP(DP2, "bf16", 4),
+            "fsdp fp16": FSDP(DP2, "fp16"),
+            "fsdp tp": FSDP(TP2),
+        },
+        # Graphs take most of the time: one rank compiles them in every run, and two what is resumed below.
+        "ddp bf16 compiled",
+        "ddp fp16 compiled",
+    ),
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2, reshard=False), "fsdp tp bf16": FSDP(TP2_DP2, "bf16")},
 }
 # Saved after three steps and continued on the same ranks.
@@ -127,20 +136,26 @@ MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
 }
 # A rank's gradient that is not finite.
 BROKEN: dict[int, dict[str, Resolved]] = {
-    1: {
-        "ddp": DDP(DP1),
-        "ddp bf16": DDP(DP1, "bf16"),
-        "ddp fp16": DDP(DP1, "fp16"),
-        "ddp bf16 compiled": COMPILED(DP1, "bf16"),
-        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
-    },
-    2: {
-        "ddp fp16": DDP(DP2, "fp16"),
-        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
-        "fsdp": FSDP(DP2),
-        "fsdp fp16": FSDP(DP2, "fp16"),
-        "fsdp tp fp16": FSDP(TP2, "fp16"),
-    },
+    1: without(
+        {
+            "ddp": DDP(DP1),
+            "ddp bf16": DDP(DP1, "bf16"),
+            "ddp fp16": DDP(DP1, "fp16"),
+            "ddp bf16 compiled": COMPILED(DP1, "bf16"),
+            "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+        },
+        "ddp bf16 compiled",
+    ),
+    2: without(
+        {
+            "ddp fp16": DDP(DP2, "fp16"),
+            "ddp fp16 compiled": COMPILED(DP2, "fp16"),
+            "fsdp": FSDP(DP2),
+            "fsdp fp16": FSDP(DP2, "fp16"),
+            "fsdp tp fp16": FSDP(TP2, "fp16"),
+        },
+        "ddp fp16 compiled",
+    ),
     4: {},
 }
 # Steps whose collectives are listed.

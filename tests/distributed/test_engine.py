@@ -13,9 +13,10 @@ from tests.distributed.test_equality import reference
 
 Launches = Callable[[int], Any]
 KINDS = ["fp32 zero0", "fp32 zero1", "bf16"]
+WORLDS = [1, pytest.param(2, marks=pytest.mark.long), 4]  # two ranks show nothing that one or four do not
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
     found = launches(world).figures(f"resume {kind}")
@@ -25,7 +26,7 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
     assert found["same_random"]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_that_is_not_finite_changes_nothing(launches: Launches, world: int, kind: str) -> None:
     _check_skipped(launches(world).figures(f"not finite {kind}"))
@@ -49,7 +50,7 @@ def _check_skipped(found: dict[str, Any]) -> None:
         assert not skipped
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
     found = launches(world).figures("fp16 overflow")
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
@@ -61,7 +62,7 @@ def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Laun
     assert found["step"] == 6
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_fp16_is_near(launches: Launches, world: int) -> None:
     plain = reference("adamw", CLIP, True)
     losses, norms, skipped = zip(*launches(world).figures("fp16"), strict=True)

@@ -32,7 +32,15 @@ from tests.distributed.equality_cases import (
     whole_batch,
     zero,
 )
-from tests.distributed.equality_factors import ENGINES, FACTORS, ILLEGAL, LEGAL, PAIRWISE, combination_of
+from tests.distributed.equality_factors import (
+    ENGINES,
+    FACTORS,
+    PAIRWISE,
+    case_of,
+    combination_of,
+    draw_pairwise,
+    judged,
+)
 from tests.distributed.equality_table import EXACT, INDUCTOR, NEAR, PRODUCT
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
@@ -183,12 +191,15 @@ def test_the_table_has_all_that_the_main_jobs_issue_names() -> None:
     assert plain.losses[-1] < plain.losses[0], "the task must be learnable"
 
 
+@pytest.mark.long  # and so are most of these cases
 def test_every_pair_of_values_that_can_run_stands_in_a_case(table: Table) -> None:
+    assert [case_of(one) for one in draw_pairwise()] == PAIRWISE, "python -m tests.distributed.equality_factors"
+    legal, illegal = judged()
     held = set().union(*(pairs_of(combination_of(case)) for case in NAMED + PAIRWISE))
-    assert held >= LEGAL.keys()
+    assert held >= legal.keys()
     values = {(name, value) for name, values in FACTORS.items() for value in values}
     assert set().union(*held) == values, "a value that no case holds"
-    table(f"{len(LEGAL)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
-    for pair, reason in ILLEGAL.items():
+    table(f"{len(legal)} pairs of values in {len(NAMED)} cases by name and {len(PAIRWISE)} more")
+    for pair, reason in illegal.items():
         names = " with ".join(sorted(f"{name} {value}" for name, value in pair))
         table(f"cannot run: {names}: {reason.splitlines()[0]}")

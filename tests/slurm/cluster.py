@@ -88,7 +88,7 @@ SMALL = ClusterSpec(
         ),
     ),
     slurmd_timeout_s=40,
-    kill_wait_s=20,
+    kill_wait_s=75,
 )
 BARE = ClusterSpec(
     "bare",

@@ -17,6 +17,8 @@ from tests.slurm.cluster import Cluster, send
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable, "-m", "hpc_gpt"]
+# What runs imports it at its start: a rank pauses where a test has named a step, and one without end makes way.
+PAUSING = Path(__file__).parent / "pausing"
 
 # Node names do not resolve here, and gloo looks up the host's own name.
 PROFILE = """
@@ -96,7 +98,7 @@ class Launcher:
             "HPC_GPT_DATA": str(folder / "data"),
             "HPC_GPT_CLUSTER": "site",
             "HPC_GPT_EXPERIMENT": str(self.experiment),
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": f"{REPOSITORY}:{PAUSING}",
         }
 
     def _make_tokens(self, path: Path) -> None:
@@ -311,8 +313,7 @@ LONG_LEAD = ("--set", f"job.signal_lead_s={_LEAD_S}", "--time", "1:00:00")
 
 def paused(*steps: int) -> dict[str, str]:
     """Environment of a submission whose attempts stop themselves, each after its step."""
-    pausing = Path(__file__).parent / "pausing"
-    return {"PYTHONPATH": f"{REPOSITORY}:{pausing}", "PAUSE_AFTER": " ".join(map(str, steps))}
+    return {"PAUSE_AFTER": " ".join(map(str, steps))}
 
 
 def is_stopped(pid: int) -> bool:

@@ -209,7 +209,7 @@ def array(teller: Teller) -> tuple[Job, Job]:
 @pytest.mark.parametrize(
     ("fault", "ends", "words"),
     [
-        (nan, "nan", "not finite"),
+        pytest.param(nan, "nan", "not finite", marks=pytest.mark.long),  # test_sweeps has one
         (cut_data, "data", "own.tokens"),
         (host_memory, "host_memory", "memory"),
         (user_error, "user_error", "no /nosuch/python on n"),
@@ -283,6 +283,7 @@ def test_two_requeues_at_once_are_one(launcher: Launcher, told: Teller) -> None:
     assert [attempt["ended"] for attempt in found] == ["requeued", "stopped"], job.log()
 
 
+@pytest.mark.long  # test_sweeps requeues one of an array
 @pytest.mark.story(array)
 def test_an_element_of_an_array_goes_on_by_itself(told: Teller) -> None:
     job, other = told(array)

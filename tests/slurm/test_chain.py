@@ -192,6 +192,7 @@ def test_contradictions_are_refused_before_anything_is_queued(launcher: Launcher
     assert sorted(tmp_path.glob("*/*")) == before
 
 
+@pytest.mark.long  # links by jobs of their own do it in each run, test_control and test_runs requeue one
 @pytest.mark.story(requeued, single)
 def test_requeued_links_train_to_the_end(told: Teller) -> None:
     job = told(requeued)
@@ -263,6 +264,7 @@ def test_another_layout_goes_on_without_a_conversion_step(told: Teller) -> None:
         assert loss == pytest.approx(wanted[number], rel=1e-4), number
 
 
+@pytest.mark.long  # test_runs has the time limit, the test above the links
 @pytest.mark.story(by_walltime, single)
 def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, told: Teller) -> None:
     """One link was forecast, so the first sends the second itself."""

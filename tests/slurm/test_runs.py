@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
-from tests import ALL_TESTS
 from tests.slurm.cluster import Cluster, send
 from tests.slurm.launcher import (
     ENDLESS,
@@ -188,7 +187,7 @@ def hostile(teller: Teller) -> Hostile:
         "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
         "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
     }  # fmt: skip
-    words = (*PAIR, "-J", NAME, "--comment", COMMENT)
+    words = (*SINGLE, "-J", NAME, "--comment", COMMENT)
     jobs = tuple(teller.launcher.submit(*words, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing) for _ in range(2))
     shown = []
     for job in jobs:
@@ -238,9 +237,12 @@ def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
     assert launcher.state(job) == "done"
 
 
-@pytest.mark.story(single, pair)
 @pytest.mark.parametrize(
-    ("interrupted", "reference"), [(preempted, single), (preempted_late, pair)], ids=["at once", "late"]
+    ("interrupted", "reference"),
+    [
+        pytest.param(preempted, single, id="at once"),
+        pytest.param(preempted_late, pair, id="late", marks=pytest.mark.long),
+    ],
 )
 def test_preemption_saves_requeues_once_and_resumes(
     told: Teller, small: Cluster, interrupted: Story[tuple[Job, str]], reference: Story[Job]
@@ -305,14 +307,14 @@ def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_furth
     assert "nothing says who killed it" in said
 
 
-@pytest.mark.story(hostile, pair)
+@pytest.mark.story(hostile, single)
 def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told: Teller) -> None:
     found = told(hostile)
     assert found.shown == [(NAME, COMMENT)] * 2
     assert found.jobs[0].run.path != found.jobs[1].run.path
     for job in found.jobs:
         assert job.ended() == ["done"]
-        assert job.losses() == told(pair).losses()
+        assert job.losses() == told(single).losses()
     assert not list(found.folder.rglob("pwned"))
     assert not (launcher.folder / "pwned").exists()
 
@@ -337,12 +339,14 @@ def test_walltime_saves_requeues_and_resumes(told: Teller) -> None:
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
 
 
-# The other node's rank may still say a last word to its peer before the test has frozen it: not in every run yet.
-LOSSES = [(lost_batch_host, single), (lost_other_node, pair)] if ALL_TESTS else [(lost_batch_host, single)]
-
-
-@pytest.mark.story(single, pair)
-@pytest.mark.parametrize(("losing", "reference"), LOSSES, ids=["batch host", "other node"][: len(LOSSES)])
+@pytest.mark.parametrize(
+    ("losing", "reference"),
+    [
+        pytest.param(lost_batch_host, single, id="batch host"),
+        # The other node's rank may still say a last word to its peer before the test has frozen it.
+        pytest.param(lost_other_node, pair, id="other node", marks=pytest.mark.long),
+    ],
+)
 def test_a_dead_node_requeues_and_resumes(
     launcher: Launcher, told: Teller, losing: Story[Lost], reference: Story[Job]
 ) -> None:

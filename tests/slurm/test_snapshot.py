@@ -35,7 +35,7 @@ def edited(teller: Teller) -> Edited:
     code = copied_package(folder / "checkout")
     as_it_was = shutil.copytree(code, folder / "as it was")
     # The job is in that checkout: the folder that a process is started in is no place to find code in.
-    job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED, PYTHONPATH=str(code), cwd=code)
+    job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED, PYTHONPATH=f"{code}:{PAUSING}", cwd=code)
     job.wait_step(2)
     for name in ("hpc_gpt/train/__main__.py", "hpc_gpt/train/loop.py", "hpc_gpt/chain/before.py"):
         (code / name).write_text("raise SystemExit('edited')\n")
