@@ -42,7 +42,7 @@ def too_long(case: Case) -> bool:
         return True
     if world == 8:
         return case != TABLE_3D
-    return world > 2 and case in PAIRWISE or case in TABLE and case.clip == 0
+    return (world > 2 and case in PAIRWISE) or (case in TABLE and case.clip == 0)
 
 
 def launch_of(asked: Case | int) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.slurm.launcher import ENDLESS, REPOSITORY, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.launcher import ENDLESS, PAUSING, REPOSITORY, SINGLE, UNSAVED, Job, Launcher
 from tests.slurm.stories import Teller, story
 
 
