@@ -22,7 +22,7 @@ def width(stderr: bool = False) -> int | None:
 
 def can_ask() -> bool:
     """Whether a question would be seen and could be answered: stdin and stderr are terminals."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def colour_wanted() -> bool:

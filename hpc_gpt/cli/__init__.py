@@ -95,7 +95,9 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits. A mistake of the user's ends in `Error: …`, an empty line and `hint: …`."""
-    # A shell's `>&-` closed them; the first file to be opened would take their place.
+    # A shell's `<&-` and `>&-` closed them; the first file to be opened would take their place.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:

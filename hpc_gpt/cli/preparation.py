@@ -44,7 +44,12 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
     profile = choose_profile(request, queueing)
     file = read_asked(request, profile)
     row = choose_row(file.rows, request.row, file.path) if file.rows is not None else None
-    return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
+    try:
+        return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
+    except UserError as fault:
+        if not request.names_experiment and not are_defaults(file) and "--engine " in fault.hint:
+            fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # its settings, unless named
+        raise
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:

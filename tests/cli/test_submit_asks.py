@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt import cli
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch import submission
 from tests.cli.command import error_of, in_process, without_slurm
@@ -43,6 +45,15 @@ def test_a_question_that_nobody_would_see_is_not_asked(tmp_path):
     code, shown = on_a_terminal("-c", program)
     assert (code, shown) == (2, "")
     assert said.read_text().startswith(f"Error: {SAID}\n")
+
+
+@pytest.mark.parametrize(("words", "code"), [(("submit", *JEAN_ZAY), 2), (("cancel",), 0)])
+def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, code):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, *([made_run.run_id] if words == ("cancel",) else [])])
+    assert end.value.code == code
+    assert "fault of hpc-gpt" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [(), ("--mbs", "2"), ("--set", "train.steps=5"), ("--until", "steps=9"), ("--wait",)])
