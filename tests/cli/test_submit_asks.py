@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt import cli
+from hpc_gpt.cli import rehearse
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch import submission
 from tests.cli.command import error_of, in_process, without_slurm
@@ -135,3 +136,14 @@ def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
     assert in_process("status", environment=bare).stderr.endswith("\nnext: hpc-gpt submit demo --cluster local\n")
     own = {"HPC_GPT_CLUSTER": "jean-zay-v100-32g"}
     assert in_process("status", environment=bare | own).stderr.endswith("\nnext: hpc-gpt submit demo\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(("--quick",), "gpt2-meg-ds-3d "), (("--gpus", "64"), ""), (("demo",), "")], ids=" ".join
+)
+def test_what_was_rehearsed_is_named_if_submit_would_ask(monkeypatch, words, named):
+    monkeypatch.setattr(sys, "argv", ["hpc-gpt", "rehearse", *words])
+    monkeypatch.setattr(rehearse, "_prepare", lambda request: pytest.fail(rehearse._next_words(request)))
+    with pytest.raises(pytest.fail.Exception) as said:
+        in_process("rehearse", *words)
+    assert str(said.value) == f"hpc-gpt submit {named}{' '.join(word for word in words if word != '--quick')}".rstrip()

@@ -1,4 +1,4 @@
-"""The environment a submission passes on: nothing of an enclosing job leaks into the new one."""
+"""The environment a submission passes on: nothing of an enclosing job leaks into the new one. And our own variables."""
 
 from __future__ import annotations
 
