@@ -20,6 +20,11 @@ def width(stderr: bool = False) -> int | None:
     return shutil.get_terminal_size().columns
 
 
+def can_ask() -> bool:
+    """Whether a question would be seen and could be answered: stdin and stderr are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def colour_wanted() -> bool:
     """False under NO_COLOR or a dumb terminal, as https://no-color.org asks."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -83,10 +83,11 @@ def group() -> None:
     """Train GPTs with tensor, pipeline and data parallelism on Slurm clusters, or on this machine.
 
     \b
-    hpc-gpt plan --model 48b --gpus 64      which layouts fit, and the fastest of them
-    hpc-gpt submit --gpus 64 --pp 16        the default experiment, on your cluster
-    hpc-gpt render demo > job.sh            a script for plain sbatch
-    hpc-gpt report logs/                    what the runs achieved
+    hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g   which layouts fit, and the fastest of them
+    hpc-gpt submit demo --cluster local --wait                       a small run, on this machine
+    hpc-gpt submit --gpus 64 --pp 16                                 the default experiment, on your cluster
+    hpc-gpt render demo > job.sh                                     a script for plain sbatch
+    hpc-gpt report logs/                                             what the runs achieved
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 a job failed, 4 Slurm not reachable, 5 no such run, 130 Ctrl-C.
     """
@@ -94,7 +95,9 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits. A mistake of the user's ends in `Error: …`, an empty line and `hint: …`."""
-    # A shell's `>&-` closed them; the first file to be opened would take their place.
+    # A shell's `<&-` and `>&-` closed them; the first file to be opened would take their place.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:

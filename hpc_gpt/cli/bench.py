@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.experiment_options import Request, bench_options, logs_folder
+from hpc_gpt.cli.variables import variables_of
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _ROUNDS = 3
     "--engine",
     "engines",
     metavar="ENGINE[:STAGE],...",
-    envvar="HPC_GPT_ENGINE",
+    envvar=variables_of(("--engines", "--engine")),
     help="Engines to measure side by side, each with its ZeRO stage if need be: ddp,deepspeed-zero:3,fsdp.",
 )
 @click.option(
@@ -39,7 +40,7 @@ _ROUNDS = 3
     "--mbs",
     "micro_batches",
     metavar="N,...",
-    envvar="HPC_GPT_MBS",
+    envvar=variables_of(("--micro-batch-size", "--mbs")),
     help="Micro-batches to try one after the other, as 1,2,4,8. One that finds no memory is marked.",
 )
 @click.option("--steps", type=int, metavar="N", help="Steps of each run, the first few being warm-up.")

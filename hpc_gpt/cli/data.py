@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 
 import click
 
@@ -28,9 +27,11 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
 
     \b
     hpc-gpt data corpus.jsonl -o corpus.tokens
-    hpc-gpt submit --set data.source=tokens --set data.path=corpus.tokens
+    hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
+    from hpc_gpt.cli.next_command import DEMO_VOCAB, first_submit
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
+    from hpc_gpt.tokens.tokenizer import open_tokenizer
 
     if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens":
         file = build_stdlib()
@@ -39,11 +40,14 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
     name = Path(Path(source.rstrip("/")).name)
     if form == "megatron":
         path = output or name.with_suffix("")
-        count = build_megatron(source, path, tokenizer)
+        count, vocab = build_megatron(source, path, tokenizer), open_tokenizer(tokenizer).vocab
         click.echo(f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}")
     else:
         path = output or name.with_suffix(".tokens")
         file = build_tokens(source, path, tokenizer)
+        vocab = file.vocab
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
-    words = "" if tokenizer == "byte" else f" --set {quote(f'data.tokenizer={tokenizer}')}"
-    click.echo(f"next: hpc-gpt submit --set data.source={form} --set {quote(f'data.path={path}')}{words}", err=True)
+    settings = [f"data.source={form}", f"data.path={path}"]
+    settings += [f"data.tokenizer={tokenizer}"] if tokenizer != "byte" else []
+    settings += [f"model.vocab={vocab}"] if vocab > DEMO_VOCAB else []
+    click.echo(f"next: {first_submit(*settings)}", err=True)

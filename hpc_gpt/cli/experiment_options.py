@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from hpc_gpt.cli import complete
+from hpc_gpt.cli.variables import check_variables, variables_of
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# (names, key, type, help). The variable is HPC_GPT_ and the first long name.
+# (names, key, type, help). Each long name has its variable, as `variables_of` makes it.
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--model",), "model.preset", str, "Model preset: gpt2, gpt2-xl, 18b, 48b, …"),
     (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
@@ -57,6 +58,9 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 )
 
 
+# The options that say how large a run is to be.
+_SIZES = {"model.preset", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
+
 # What only `plan` has; `--set` says the same to the others.
 _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--hidden",), "model.hidden", int, "Hidden size."),
@@ -72,7 +76,8 @@ _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 class Request:
     """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
 
-    `until` is what a verb that submits was told to train to, empty where nothing; None for the other verbs.
+    `sized`: something says how large the run is to be, or which row. `until` is what a verb that submits was told to
+    train to, empty where nothing; None for the other verbs.
     """
 
     experiment: str
@@ -85,43 +90,33 @@ class Request:
     force: bool = False
     given: dict[str, Any] = field(default_factory=dict)
     names_experiment: bool = True
+    sized: bool = True
     until: Until | None = None
 
 
 def experiment_options(function: F) -> F:
     """EXPERIMENT and every option above; the verb gets one keyword, `request`."""
-    import functools
-
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        return function(request=_request(values), **values)
-
-    command: Any = call
-    for names, key, kind, text in reversed(_OPTIONS):
-        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=_variable(names), help=text)(command)
-    for decorate in (
-        click.option("--exclusive", "job__exclusive", is_flag=True, default=None, help="Whole nodes, unshared."),
-        click.option(
-            "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
-            help="Let tensor parallelism span nodes.",
-        ),
+    more = (
+        click.option("--exclusive", "job__exclusive", is_flag=True, default=None, envvar="HPC_GPT_EXCLUSIVE",
+                     help="Whole nodes, unshared."),
+        _ACROSS_NODES,
         click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
-                     help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
+        _SET,
         click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
                      help="Your own child of base.sh.j2."),
         click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
                      help="Cluster profile, by name or file."),
-        click.option("--smoke", is_flag=True,
+        click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
                      help="Shrink it to 5 steps of a tiny model on at most 8 ranks, here unless --cluster says where."),
-        click.option("--force", is_flag=True, help="Also what is predicted not to fit in memory."),
-        click.option("--sweep", is_flag=True, help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
+        click.option("--force", is_flag=True, envvar="HPC_GPT_FORCE",
+                     help="Also what is predicted not to fit in memory."),
+        click.option("--sweep", is_flag=True, envvar="HPC_GPT_SWEEP",
+                     help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
         click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
                      help="A row of EXPERIMENT; without it and --sweep the first that can run."),
         click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
-    ):  # fmt: skip
-        command = decorate(command)
-    return cast(F, command)
+    )  # fmt: skip
+    return _with_options(function, _OPTIONS, *more)
 
 
 def planning_options(function: F) -> F:
@@ -134,7 +129,8 @@ def bench_options(function: F) -> F:
     """As `experiment_options`, but of what runs on one machine; engines and micro-batches are the verb's own."""
     own = ("engine.name", "layout.micro_batch", "layout.nodes")
     shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
-    smoke = click.option("--smoke", is_flag=True, help="A tiny model, and 5 steps unless --steps says how many.")
+    smoke = click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
+                         help="A tiny model, and 5 steps unless --steps says how many.")  # fmt: skip
     return _with_options(function, shared, smoke, *_SHARED)
 
 
@@ -147,7 +143,8 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
 
     command: Any = call
     for names, key, kind, text in reversed(options):
-        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=_variable(names), help=text)(command)
+        variables = variables_of(names)
+        command = click.option(*names, key.replace(".", "__"), type=kind, envvar=variables, help=text)(command)
     for decorate in more:
         command = decorate(command)
     return cast(F, command)
@@ -155,22 +152,19 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
 
 _ACROSS_NODES = click.option(
     "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
-    help="Let tensor parallelism span nodes.",
+    envvar="HPC_GPT_ALLOW_TP_ACROSS_NODES", help="Let tensor parallelism span nodes.",
 )  # fmt: skip
+_SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", envvar="HPC_GPT_SET",
+                    shell_complete=complete.keys,
+                    help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _SHARED = (
-    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=complete.keys,
-                 help="Any value of the experiment (hpc-gpt help keys). May be repeated."),
+    _SET,
     click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
                  help="Cluster profile, by name or file."),
     click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
                  help="A row of EXPERIMENT; without it the first that can run."),
     click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
 )  # fmt: skip
-
-
-def _variable(names: tuple[str, ...]) -> str:
-    short = next((name for name in reversed(names) if name.startswith("--")), names[0])
-    return "HPC_GPT_" + short.lstrip("-").replace("-", "_").upper()
 
 
 def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -183,12 +177,19 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 def _request(values: dict[str, Any]) -> Request:
     from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, parse_override
 
+    ctx = click.get_current_context()
+    check_variables(ctx)
     given = {name: values.pop(name) for name in list(values) if "__" in name}
     named = values["experiment"] is not None
     settings = dict(parse_override(text) for text in values.pop("settings"))
+    by_option, by_variable = (_keys_given(given, by_variable=variable) for variable in (False, True))
+    if ctx.get_parameter_source("settings") is click.core.ParameterSource.ENVIRONMENT:
+        by_variable, settings_on_line = settings | by_variable, {}
+    else:
+        settings_on_line = settings
     # A variable gives way to the whole command line, --set included; a flag of its own beats --set.
-    on_line = settings | _keys_given(given, by_variable=False)
-    overrides = _keys_given(given, by_variable=True) | on_line
+    on_line = settings_on_line | by_option
+    overrides = by_variable | on_line
     if "layout.nodes" in overrides and "layout.gpus" not in overrides:
         overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
@@ -196,6 +197,11 @@ def _request(values: dict[str, Any]) -> Request:
     if "model.preset" in overrides:
         # The preset's sizes, not those the experiment gives its own model.
         overrides = {"model.hidden": None, "model.layers": None, "model.heads": None} | overrides
+    sized = bool(
+        _SIZES & {*by_option, *by_variable}
+        or any(key.startswith(("layout.", "model.")) for key in settings)
+        or any(values.get(name) for name in ("row", "sweep", "smoke"))
+    )
     return Request(
         experiment=values.pop("experiment") or DEFAULT_EXPERIMENT,
         cluster=values.pop("cluster"),
@@ -207,6 +213,7 @@ def _request(values: dict[str, Any]) -> Request:
         force=values.pop("force", False),
         given=on_line,
         names_experiment=named,
+        sized=sized,
     )
 
 

@@ -1,16 +1,19 @@
-"""The `hpc-gpt submit` that runs a candidate, in words that a shell takes."""
+"""The `hpc-gpt submit` to type next, in words that a shell takes: a candidate's, or a user's first."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.cli.experiment_options import Request
 from hpc_gpt.cli.topics import toml_value
-from hpc_gpt.plan.training import Training
-from hpc_gpt.plan.translation import engine_for
-from hpc_gpt.settings.experiment import Engine, Experiment
+from hpc_gpt.errors import UserError
+
+if TYPE_CHECKING:
+    from hpc_gpt.plan.training import Training
+    from hpc_gpt.settings.experiment import Experiment
 
 _FLAGS = {"model.preset": "--model", "model.seq": "--seq"}
 # Said by flags of the candidate's own.
@@ -18,8 +21,34 @@ _SETTLED = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_
             "layout.global_batch")  # fmt: skip
 
 
-def submit_command(request: Request, base: Experiment, planned: Engine, training: Training) -> str:
-    """`base` is the experiment as its file has it, `planned` its `[engine]` with what was asked for laid over."""
+# The demo's, of bytes.
+DEMO_VOCAB = 256
+# What the planner may choose beside the engine itself, where no EXPERIMENT names it.
+_CHOSEN = ("name", "zero_stage", "recompute")
+
+
+def first_submit(*settings: str) -> str:
+    """The demo, which runs anywhere, with some `--set`: on the user's own cluster, or without one and Slurm, here."""
+    from hpc_gpt.launch.slurm.scheduler import has_sbatch
+    from hpc_gpt.settings.cluster import user_default
+
+    try:
+        own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
+    except UserError:
+        own = None
+    words = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
+    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
+
+
+def submit_command(request: Request, base: Experiment, planned: Experiment, training: Training) -> str:
+    """`base` is the experiment as its file has it, `planned` the same with what was asked for laid over.
+
+    Without an EXPERIMENT `submit` would choose for itself: engine and dtype are named, and with another engine than the
+    default experiment's, the model, as the defaults then stand in its place.
+    """
+    from hpc_gpt.plan.translation import engine_for
+    from hpc_gpt.settings.experiment import Engine
+
     words = ["hpc-gpt", "submit"]
     if request.names_experiment:
         words.append(request.experiment)
@@ -32,11 +61,17 @@ def submit_command(request: Request, base: Experiment, planned: Engine, training
             words += _option(key, value)
     words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
-    engine = engine_for(training, planned)
+    engine, stands = engine_for(training, planned.engine), base.engine
+    chosen = () if request.names_experiment else _CHOSEN
+    if not request.names_experiment and engine.name != stands.name and base.model.preset is not None:
+        words += ["--model", str(planned.model.preset)]
+        stands = Engine()
     for entry in fields(Engine):
-        value, stands = getattr(engine, entry.name), getattr(base.engine, entry.name)
-        if value != stands:
+        value = getattr(engine, entry.name)
+        if value != getattr(stands, entry.name) or (entry.name in chosen and value is not None):
             words += _option(f"engine.{entry.name}", value)
+    if not request.names_experiment and "train.dtype" not in request.given:
+        words += _option("train.dtype", planned.train.dtype)
     return shlex.join(words)
 
 

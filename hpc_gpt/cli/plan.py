@@ -122,21 +122,28 @@ def _ask(
     """Everything settled that the search does not vary; UserError for what cannot be."""
     from dataclasses import replace
 
-    from hpc_gpt.cli.preparation import choose_profile
+    from hpc_gpt.cli.preparation import choose_profile, read_asked
     from hpc_gpt.launch.foresight import constants_of
     from hpc_gpt.plan.asking import check_dtype, check_possible, question_of
     from hpc_gpt.plan.machines import check_reach, machine_of
     from hpc_gpt.plan.question import USUAL_ENGINES
-    from hpc_gpt.settings.experiment import load_experiment
+    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, load_experiment, read_experiment
     from hpc_gpt.settings.resolve import resolve_shape
 
     overrides = dict(request.overrides)
     if why is not None:
         overrides |= _layout_of(why, overrides)
-    experiment = load_experiment(request.experiment, overrides, request.row)
-    base = load_experiment(request.experiment, {}, request.row)
-    model = resolve_shape(experiment.model)
     profile = choose_profile(request, queueing=False)
+    under: dict[str, Any] = {}
+    if not request.names_experiment:
+        own = read_experiment(DEFAULT_EXPERIMENT).tables
+        # Layouts are compared at one global batch, whatever the model; the largest is searched from some model.
+        under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
+        under |= {"model": own["model"]} if largest else {}
+    file = read_asked(request, profile, under)
+    experiment = load_experiment(file, overrides, request.row)
+    base = load_experiment(file, {}, request.row)
+    model = resolve_shape(experiment.model)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}
     if request.names_experiment:
@@ -291,7 +298,7 @@ def _figures(asked: _Asked, model: ModelShape, candidate: Candidate) -> Figures:
 def _command(asked: _Asked, best: Candidate) -> str:
     from hpc_gpt.cli.next_command import submit_command
 
-    return submit_command(asked.request, asked.base, asked.experiment.engine, best.training)
+    return submit_command(asked.request, asked.base, asked.experiment, best.training)
 
 
 def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
@@ -308,6 +315,9 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     figures = [_figures(asked, model, candidate) for candidate in found.searched.candidates]
     words = ["hpc-gpt", "plan", "--hidden", model.hidden, "--layers", model.layers, "--heads", model.heads]
     words += ["--gpus", asked.question.gpus, *(["--cluster", asked.request.cluster] if asked.request.cluster else [])]
+    if not asked.request.names_experiment:
+        engine = asked.request.overrides.get("engine.name")
+        words += [*(["--engine", engine] if engine else []), "--set", f"train.dtype={asked.question.dtype}"]
     command = shlex.join(map(str, words))
     _write_page(html, asked, found.searched, figures, command)
     if as_json:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.cli.experiment_options import Request, logs_folder
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from hpc_gpt.settings.experiment import Experiment, ExperimentFile
     from hpc_gpt.settings.resolve import Resolved
     from hpc_gpt.settings.sweep import Row
+
+
+# The file that the defaults would be in, which stand in an EXPERIMENT's place.
+_DEFAULTS = Path("the defaults")
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,17 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
 
     `queueing`: the job would really be submitted, so a guessed profile is refused where there is no sbatch.
     """
-    from hpc_gpt.settings.experiment import read_experiment
     from hpc_gpt.settings.sweep import choose_row
 
     profile = choose_profile(request, queueing)
-    file = read_experiment(request.experiment)
+    file = read_asked(request, profile)
     row = choose_row(file.rows, request.row, file.path) if file.rows is not None else None
-    return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
+    try:
+        return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
+    except UserError as fault:
+        if not request.names_experiment and not are_defaults(file) and "--engine " in fault.hint:
+            fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # its settings, unless named
+        raise
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
@@ -48,10 +57,10 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 
     `skip_unfit`: the rows with a fault are left out, as long as there are others.
     """
-    from hpc_gpt.settings.experiment import read_experiment
     from hpc_gpt.settings.sweep import sweep_of
 
-    file = read_experiment(request.experiment)
+    profile = choose_profile(request, queueing)
+    file = read_asked(request, profile)
     sweep = sweep_of(file)
     if sweep is None:
         raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
@@ -59,7 +68,6 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
         raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
     if not sweep.possible:
         raise ConfigError(f"{sweep.path}: no row can run", "add a row that can")
-    profile = choose_profile(request, queueing)
     prepared: list[Prepared] = []
     faults: dict[str, UserError] = {}
     earlier = functools.cache(earlier_runs)
@@ -78,6 +86,67 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
     return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None], faults)
 
 
+def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
+    """EXPERIMENT's file. Without one the default experiment's, or, with another model or engine, no file but the
+    defaults of every key, which none of its settings leak into; `under` are tables of a verb's own for these.
+
+    ConfigError for another engine without a model: the defaults name none.
+    """
+    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, ExperimentFile, read_experiment
+
+    file = read_experiment(request.experiment)
+    if request.names_experiment:
+        return file
+    asked = request.overrides
+    sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
+    name = asked.get("model.preset") or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
+    engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
+    if name is None and engine in (None, own):
+        return file
+    if name is None and "model" not in (under or {}):
+        raise ConfigError(
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {own}, and with {engine} the defaults name no model",
+            "add --model, for example --model gpt2, or name an EXPERIMENT",
+        )
+    if request.row is not None or request.sweep:
+        words = "--sweep" if request.row is None else f"--row {request.row}"
+        raise ConfigError(
+            f"{words} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
+        )
+    tables = {"name": str(name or "default"), **(under or {})}
+    if lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
+        tables["train"] = {"dtype": "fp16"}
+    return ExperimentFile(_DEFAULTS, "", tables, None)
+
+
+def are_defaults(file: ExperimentFile) -> bool:
+    """Whether it is no file, but the defaults that stand in an EXPERIMENT's place."""
+    return file.path is _DEFAULTS
+
+
+def lacks_bf16(profile: ClusterProfile) -> bool:
+    """Whether the profile's device is known to have no unit for bf16, but one for fp16."""
+    from hpc_gpt.settings.devices import DEVICES
+
+    device = DEVICES.get(profile.device or "")
+    peaks = (profile.machine and profile.machine.peak_tflops) or (device.peaks if device else {})
+    return "fp16" in peaks and "bf16" not in peaks
+
+
+def _words_of_defaults(request: Request, profile: ClusterProfile, run: Experiment, resolved: Resolved) -> str:
+    """The line that says which defaults stand in an EXPERIMENT's place."""
+    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
+
+    dtype: str = run.train.dtype
+    if lacks_bf16(profile) and "train.dtype" not in request.overrides:
+        dtype += f" as {profile.device} has no bf16"
+    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}, "  # a smoke run's own lines say its batch
+    return (
+        f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {run.engine.name}, {dtype}, {batch}"
+        f"{run.train.steps} steps, lr {run.train.lr:g}"
+    )
+
+
 def _prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
@@ -86,12 +155,13 @@ def _prepare_row(
     from hpc_gpt.launch.render import render_script
     from hpc_gpt.launch.submission import Prepared
     from hpc_gpt.settings.engines import can_resume
+    from hpc_gpt.settings.experiment_text import NO_EXPERIMENT, experiment_text
     from hpc_gpt.settings.resolve import resolve
 
     experiment, given = _load(request, file, row)
     if request.smoke:
         refuse_with_smoke(request.until)
-        resolved, notes = _shrunken(experiment, profile)
+        resolved, notes = _shrunken(experiment, profile, of_full_size(request, profile))
     else:
         experiment, notes = settle_open(experiment, profile, given)
         resolved = resolve(experiment, profile)
@@ -99,6 +169,10 @@ def _prepare_row(
         resolved, notes = resolve(experiment, profile) if far else resolved, (*notes, *far)
     if file.rows is not None:
         resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
+    text = file.text
+    if are_defaults(file):
+        text = experiment_text(resolved, NO_EXPERIMENT)
+        notes = (_words_of_defaults(request, of_full_size(request, profile), experiment, resolved), *notes)
     if not can_resume(resolved.engine):
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")
@@ -108,7 +182,7 @@ def _prepare_row(
     outlook = None
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
-    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook)
+    return Prepared(resolved, render_script(resolved, request.template), text, notes, foresight, outlook)
 
 
 def earlier_runs() -> Earlier:
@@ -136,18 +210,27 @@ def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Expe
     return experiment, given
 
 
-def _shrunken(experiment: Experiment, profile: ClusterProfile) -> tuple[Resolved, tuple[str, ...]]:
-    """The small run on the profile, and the lines that show it beside the real one.
+def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
+    """The profile that a run is meant for: of a smoke run on this machine the user's own, else the fallback's nodes."""
+    from hpc_gpt.settings.cluster import FALLBACK, load_profile, user_default
 
-    The real layout is that of a cluster: on a profile that is this one machine, of the fallback's nodes.
-    """
+    if not request.smoke or profile.scheduler != "local":
+        return profile
+    own = user_default() if request.cluster is None else None
+    meant = load_profile(own or FALLBACK)
+    return meant if meant.scheduler != "local" else load_profile(FALLBACK)
+
+
+def _shrunken(
+    experiment: Experiment, profile: ClusterProfile, meant_for: ClusterProfile
+) -> tuple[Resolved, tuple[str, ...]]:
+    """The small run on the profile, and the lines that show it beside the real one."""
     from hpc_gpt.runs.provenance import list_gpus
-    from hpc_gpt.settings.cluster import FALLBACK, load_profile
     from hpc_gpt.settings.resolve import resolve
     from hpc_gpt.settings.smoke import compare, shrink
 
     here = profile.scheduler == "local"
-    real = resolve(experiment, load_profile(FALLBACK) if here else profile)
+    real = resolve(experiment, meant_for)
     smoke = shrink(experiment, real, has_gpu=not here or bool(list_gpus()))
     small = resolve(smoke.experiment, profile)
     return small, (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, small), *smoke.notes)))
@@ -157,9 +240,9 @@ def choose_profile(request: Request, queueing: bool) -> Any:
     """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm; this machine for a smoke run."""
     from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 
-    chosen = request.cluster or user_default()
-    if chosen is None and request.smoke:
+    if request.cluster is None and request.smoke:
         return load_profile("local")
+    chosen = request.cluster or user_default()
     if chosen is None and queueing:
         from hpc_gpt.launch.slurm.scheduler import has_sbatch
 

@@ -94,7 +94,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s", err=as_json)
     if keep is not None:
         click.echo(f"kept in {keep}", err=True)
-    click.echo(f"next: {_next_words()}", err=True)
+    click.echo(f"next: {_next_words(request)}", err=True)
 
 
 def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
@@ -147,8 +147,9 @@ def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | Non
     }
 
 
-def _next_words() -> str:
-    """The submit that this was a rehearsal of: this very line, without what only a rehearsal has."""
+def _next_words(request: Request) -> str:
+    """The submit that this was a rehearsal of: this very line, without what only a rehearsal has; what submit would ask
+    about is named."""
     words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
     while left:
         word = left.pop(0)
@@ -156,7 +157,8 @@ def _next_words() -> str:
             left = left[1:]
         elif word not in ("--quick", "--json") and not word.startswith("--keep="):
             words.append(word)
-    return shlex.join(["hpc-gpt", "submit", *words])
+    named = [] if request.names_experiment or request.sized else [request.experiment]
+    return shlex.join(["hpc-gpt", "submit", *named, *words])
 
 
 rehearse.params = [parameter for parameter in rehearse.params if parameter.name not in _NOT_HERE]

@@ -17,7 +17,8 @@ def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
     The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or a file or folder under experiments/
-    by name; by default seed 001's own 64-GPU run. Needs no Slurm.
+    by name. Without one it is seed 001's own 64-GPU run, with --model the default of every key (hpc-gpt help keys).
+    Needs no Slurm.
 
     \b
     hpc-gpt render demo --cluster generic-slurm > job.sh

@@ -48,7 +48,9 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
         return
     found = rows()
     if not found:
-        click.echo(f"no runs under {logs}\nnext: hpc-gpt submit", err=True)
+        from hpc_gpt.cli.next_command import first_submit
+
+        click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
         return
     if not watch:
         for line in _table(found, opened):

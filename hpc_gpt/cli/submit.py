@@ -13,20 +13,25 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 
 @click.command()
 @experiment_options
-@click.option("--dry-run", is_flag=True, help="Print script and command, ask sbatch --test-only; write nothing.")
-@click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
-@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
+@click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
+              help="Print script and command, ask sbatch --test-only; write nothing.")  # fmt: skip
+@click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
+              help="Do not ask whether to queue the default experiment.")  # fmt: skip
+@click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
+              help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")  # fmt: skip
+@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
               help="For --sweep: so many of an array at a time.")  # fmt: skip
-@click.option("--skip-unfit", is_flag=True,
+@click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
               help="For --sweep: leave out the rows that are refused or do not fit, and say which.")  # fmt: skip
-@click.option("--until", "until", multiple=True, metavar="WHAT",
+@click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="How far: tokens=30e9, steps=N or loss=X; says how many jobs and GPU-hours that takes, and when it "
               "is done.")  # fmt: skip
-@click.option("--resume", metavar="RUN", shell_complete=complete.runs,
+@click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=complete.runs,
               help="Go on from RUN's checkpoint: in its own folder, or with other options as a new run.")  # fmt: skip
 def submit(
     request: Request,
     dry_run: bool,
+    yes: bool,
     wait: bool,
     max_parallel: int | None,
     skip_unfit: bool,
@@ -36,15 +41,16 @@ def submit(
     """Submit EXPERIMENT to Slurm, or start it here.
 
     --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or a file or folder
-    under experiments/ by name; by default seed 001's own 64-GPU run.
+    under experiments/ by name. Without one it is seed 001's own 64-GPU run, which is queued if its size is named, a
+    terminal agrees or --yes is given; with --model it is the default of every key (hpc-gpt help keys).
 
     A run that its time limit ends goes on by itself, as the profile's chain says: the same job once more (requeue), or
     jobs that wait for each other (singleton). --until tells beforehand what the chain takes, from earlier runs of the
     same settings under logs/, else as predicted. --max-gpu-hours ends it as budget, saved, before it takes more.
 
     \b
+    hpc-gpt submit demo --cluster local --wait
     hpc-gpt submit --gpus 64 --pp 16
-    hpc-gpt submit experiments/demo.toml --cluster local --wait
     hpc-gpt submit demo --set train.steps=20 --tp 1
     hpc-gpt submit memory-ladder --sweep --skip-unfit
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
@@ -70,6 +76,8 @@ def submit(
         from hpc_gpt.cli.preparation import prepare
 
         prepared = prepare(request, queueing=not dry_run)
+        if not (dry_run or yes or request.names_experiment or request.sized):
+            _ask_first(prepared, request)
         for note in prepared.notes:
             click.echo(note, err=True)
         if dry_run:
@@ -94,6 +102,42 @@ def submit(
         print_record(leave_record(submitted.run))
 
 
+def _ask_first(prepared: Any, request: Request) -> None:
+    """Asks on a terminal whether to queue what nobody has named; ConfigError with an example off it."""
+    from hpc_gpt.errors import ConfigError
+    from hpc_gpt.report.plans.words import count_words
+    from hpc_gpt.terminal import can_ask
+
+    run = prepared.resolved
+    if run.cluster.scheduler == "local":
+        return
+    words = (
+        f"no EXPERIMENT and no size: this would queue {run.name}, {count_words(run.model.params)} parameters as "
+        f"{run.layout} on {run.gpus} GPUs of {run.cluster.name}"
+    )
+    if not can_ask():
+        cluster = f" --cluster {request.cluster}" if request.cluster else ""
+        raise ConfigError(
+            words,
+            f"name what to train, as hpc-gpt submit demo{cluster}, or its size, as --gpus {run.gpus}; --yes queues it",
+        )
+    click.echo(words, err=True)
+    if not _agrees("queue it?"):
+        click.echo("nothing was submitted", err=True)
+        click.get_current_context().exit(1)
+
+
+def _agrees(question: str) -> bool:
+    """The answer on the terminal; the end of the input is a no."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as end:
+        if not isinstance(end.__context__, EOFError):
+            raise
+        click.echo("", err=True)
+        return False
+
+
 def _resume(name: str, request: Request, dry_run: bool) -> Any:
     """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
     dry run."""
@@ -104,7 +148,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     given = [
         parameter
         for parameter in ctx.command.params
-        if parameter.name not in ("resume", "wait", "dry_run", "force", "until")
+        if parameter.name not in ("resume", "wait", "dry_run", "yes", "force", "until")
         and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     ]
     others = [

@@ -142,9 +142,12 @@ def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
 
 def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
     from hpc_gpt.settings.experiment import find_experiment
+    from hpc_gpt.settings.experiment_text import NO_EXPERIMENT
 
     if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
         raise LookupError("the run's experiment.toml was written from its settings")
+    if (run / "experiment.toml").read_text(encoding="utf-8").startswith(f"# {NO_EXPERIMENT}\n"):
+        raise LookupError("no EXPERIMENT was named: there is no file")
     file = find_experiment(resolved.sweep or resolved.name)
     if file.read_bytes() != (run / "experiment.toml").read_bytes():
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")

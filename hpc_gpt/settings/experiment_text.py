@@ -8,6 +8,8 @@ from typing import Any
 
 from hpc_gpt.settings.resolve import Resolved
 
+NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
+
 
 def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
     """The tables of an experiment that resolves to `resolved` under the same profile; None where nothing is set."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens import open_tokens
+from hpc_gpt.tokens.run_data import ensure_data
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 
 TEXT = "a line of text, the same again and again\n" * 200
@@ -25,9 +28,22 @@ def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
     assert bytes(open_tokens(tokens).tokens[: len(TEXT)].astype("u1")).decode() == TEXT
     done = hpc_gpt("data", "text.txt", cwd=tmp_path)
     assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
-    assert "next: hpc-gpt submit" in done.stderr
+    assert done.stderr.startswith("next: hpc-gpt submit demo ")
     done = in_process("data", "text.txt", "-o", "a $(text).tokens", cwd=tmp_path)
     assert "--set 'data.path=a $(text).tokens'\n" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "vocab"), [(TEXT, 256), ("".join(map(chr, range(300, 700))) * 20, 401)])
+def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text)
+    done = in_process("data", "text.txt", "--tokenizer", "char" if vocab > 256 else "byte")
+    words = shlex.split(done.stderr.removeprefix("next: hpc-gpt submit "))
+    script = in_process("render", *words).stdout
+    text_of_resolved = script.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("HPC_GPT_RESOLVED\n", 1)[0]
+    resolved = Resolved.from_json(text_of_resolved)
+    assert (resolved.data.path, resolved.model.vocab) == ("text.tokens", vocab)
+    ensure_data(resolved)
 
 
 @pytest.mark.parametrize("source", ["text.txt", "stdlib"])
@@ -87,14 +103,15 @@ def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
 
 def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    done = in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path)
+    bare = without_slurm(tmp_path)
+    done = in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path, environment=bare)
     assert (done.code, done.stdout.split(":")[0]) == (0, "text.tokens")
-    assert "next: hpc-gpt submit --set data.source=tokens --set data.path=text.tokens --set data.tokenizer=char" in (
-        done.stderr
-    )
-    done = in_process("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path)
+    settings = "--set data.source=tokens --set data.path=text.tokens --set data.tokenizer=char"
+    assert done.stderr == f"next: hpc-gpt submit demo --cluster local {settings}\n"
+    done = in_process("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path, environment=bare)
     assert done.stdout == f"pair.bin, pair.idx: {len(TEXT) + 1} tokens, tokenizer byte\n"
-    assert "next: hpc-gpt submit --set data.source=megatron --set data.path=pair" in done.stderr
+    settings = "--set data.source=megatron --set data.path=pair"
+    assert done.stderr == f"next: hpc-gpt submit demo --cluster local {settings}\n"
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx"}
 

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli.document import TREE, VERBS, document, help_texts, tree_lines
+from tests.cli.command import in_process, without_slurm
 from tests.conftest import REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -44,6 +45,18 @@ def test_every_verb_and_option_says_what_it_is_for():
 def test_no_line_is_wider_than_a_page():
     for words, text in help_texts(cli.group):
         assert max(len(line) for line in text.splitlines()) <= 110, words
+
+
+@pytest.mark.parametrize("verb", [(), ("submit",)], ids=" ".join)
+def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb):
+    page = dict(help_texts(cli.group))[" ".join(("hpc-gpt", *verb))]
+    example = next(line for line in page.splitlines() if line.startswith("  hpc-gpt ")).strip().partition("   ")[0]
+    shorter = ["--dry-run"] if verb else []  # the whole of it is `make demo`
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = in_process(*example.split()[1:], *shorter, cwd=empty, environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    assert not list(empty.iterdir())
 
 
 def test_every_module_says_in_a_line_what_is_in_it():

@@ -51,7 +51,7 @@ def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
         (("--until", "steps=10", "--smoke"), "--smoke trains 5 steps"),
         (("--until", "steps=1000", "--time", "00:30"), "job.time 00:30 (30 s)"),
         (("--until", "steps=1000", "--max-gpu-hours", "0.016"), "job.max_gpu_hours = 0.016 are 0.9 s on 64 GPUs"),
-        (("--until", "loss=2", "--engine", "megatron-lm", "--set", "engine.zero_stage="), "not at a loss"),
+        (("--until", "loss=2", "--engine", "megatron-lm", "--model", "48b"), "not at a loss"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, asked, words):

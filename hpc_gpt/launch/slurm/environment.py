@@ -1,4 +1,4 @@
-"""The environment a submission passes on: nothing of an enclosing job leaks into the new one."""
+"""The environment a submission passes on: nothing of an enclosing job leaks into the new one. And our own variables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from hpc_gpt.settings.resolve import Resolved
 # Where the cluster is and who we are there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
-_NAMES = {
+_OF_ONE_JOB = {
+    "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
+}  # fmt: skip
+_NAMES = _OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT",
-    "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
+    "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+# Every variable of ours but those of options: what our own scripts, jobs and tests set, and a user may.
+OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
+    "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
+    "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
 }  # fmt: skip
 
 

@@ -1,0 +1,157 @@
+"""Without EXPERIMENT: the default experiment, or with a model the defaults of every key. And --smoke runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.launch import submission
+from hpc_gpt.settings.experiment import Engine, Train, load_experiment
+from tests.cli.command import error_of, in_process
+from tests.cli.test_render_and_submit import resolved_of
+
+JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
+GPT2_DDP = ("--engine", "ddp", "--model", "gpt2", "--gpus", "8", "--pp", "1", "--tp", "1")
+SIZES = ("--set", "model.hidden=64", "--set", "model.layers=2", "--set", "model.heads=2")
+
+
+def own_profile(text, default=False):
+    config = Path(os.environ["HPC_GPT_CONFIG"])
+    (config / "clusters").mkdir(parents=True, exist_ok=True)
+    (config / "clusters" / "mine.toml").write_text(text)
+    if default:
+        (config / "config.toml").write_text('cluster = "mine"\n')
+
+
+def test_with_a_model_no_setting_of_the_default_experiment_leaks():
+    done = in_process("render", *GPT2_DDP, *JEAN_ZAY)
+    resolved = resolved_of(done)
+    plain = Train(dtype="fp16")
+    assert {**resolved["train"], "optimizer_mode": None} == json.loads(json.dumps(vars(plain)))
+    assert (resolved["name"], resolved["batch"]["global_batch"]) == ("gpt2", 8)
+    assert resolved["job"]["signal_lead_s"] == 120  # the profile's
+    assert done.stderr.splitlines()[0] == (
+        "no EXPERIMENT: the defaults, not gpt2-meg-ds-3d's settings: engine ddp, fp16 as v100-32g has no bf16, "
+        "batch 8, 1000 steps, lr 0.0003"
+    )
+
+
+def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_seeds():
+    resolved = resolved_of(in_process("render", *SIZES))
+    assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, Engine().name)
+    assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64
+
+
+@pytest.mark.parametrize(
+    ("profile", "given", "dtype"),
+    [
+        ('extends = "jean-zay-v100-32g"', (), "fp16"),
+        ('extends = "jean-zay-v100-32g"', ("--set", "train.dtype=fp32"), "fp32"),
+        ('extends = "a100-80g-8"', (), "bf16"),
+        ('extends = "generic-slurm"', (), "bf16"),
+        ('device = "mine"\n[machine]\npeak_tflops = { fp32 = 10.0, fp16 = 80.0 }', (), "fp16"),
+    ],
+)
+def test_fp16_is_taken_if_the_device_is_known_to_have_no_bf16(profile, given, dtype):
+    own_profile(profile)
+    done = in_process("render", "--model", "gpt2", "--gpus", "1", "--cluster", "mine", *given)
+    assert resolved_of(done)["train"]["dtype"] == dtype
+    assert ("has no bf16" in done.stderr) is (dtype == "fp16")
+
+
+@pytest.mark.parametrize(
+    "given", [("--engine", "fsdp"), ("--set", "engine.name=ddp"), ("--engine", "ddp", "--set", "model.hidden=64")]
+)
+@pytest.mark.parametrize("verb", ["render", "submit", "plan", "rehearse"])
+def test_another_engine_without_a_model_is_refused(verb, given):
+    done = in_process(verb, *given, *JEAN_ZAY)
+    assert done.code == 2
+    message, hint = error_of(done)
+    assert message.startswith("no EXPERIMENT: gpt2-meg-ds-3d is of engine deepspeed-3d, and with ")
+    assert "--model gpt2" in hint
+
+
+@pytest.mark.parametrize("given", [("--row", "48b"), ("--sweep",)])
+def test_a_row_is_of_an_experiment(given):
+    done = in_process("submit", "--model", "gpt2", *given, *JEAN_ZAY)
+    assert done.code == 2
+    assert error_of(done)[0].startswith(f"{' '.join(given)} is of an EXPERIMENT")
+
+
+def test_without_a_model_it_is_the_default_experiment():
+    done = in_process("render", "--gpus", "64", "--pp", "16", "--engine", "deepspeed-3d", *JEAN_ZAY)
+    assert "no EXPERIMENT" not in done.stderr
+    assert (resolved_of(done)["train"]["lr"], resolved_of(done)["train"]["dtype"]) == (1.5e-4, "fp16")
+    named = in_process("render", "gpt2-meg-ds-3d", "--model", "18b", *JEAN_ZAY)
+    assert resolved_of(named)["train"]["lr"] == 1.5e-4
+
+
+def planned(*arguments):
+    done = in_process("plan", *arguments, "--json")
+    assert done.code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        (("--model", "48b", "--gpus", "64", *JEAN_ZAY), "fp16"),
+        (("--model", "18b", "--gpus", "64", "--cluster", "a100-80g-8"), "bf16"),
+        (("--gpus", "64", "--cluster", "a100-80g-8"), "fp16"),
+        (("--gpus", "64", "--set", "train.dtype=bf16", "--cluster", "a100-80g-8"), "bf16"),
+        (("--model", "gpt2", "--gpus", "8", "--engine", "ddp", *JEAN_ZAY), "fp16"),
+    ],
+)
+def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
+    page = planned(*arguments)
+    best = page["candidates"][0]
+    words = shlex.split(page["next"])
+    assert "--engine" in words
+    assert f"train.dtype={dtype}" in words
+    assert words[words.index("--gbs") + 1] == "1024"
+    resolved = resolved_of(in_process("render", *words[2:]))
+    assert (resolved["train"]["dtype"], page["dtype"]) == (dtype, dtype)
+    assert resolved["batch"]["global_batch"] == 1024
+    assert resolved["layout"] == {axis: best[axis] for axis in ("tp", "pp", "dp")}
+    switches = ("recompute", "offload", "sequence_parallel", "zero_stage")
+    assert resolved["engine"]["name"] == best["engine"]
+    assert [resolved["engine"][key] for key in switches] == [best[key] for key in switches]
+
+
+def test_the_largest_model_is_of_any_engine_and_its_next_command_keeps_it():
+    done = in_process("plan", "--max-model", "--engine", "fsdp", "--gpus", "8", *JEAN_ZAY)
+    words = shlex.split(done.stderr.removeprefix("next: "))
+    assert words[words.index("--engine") + 1] == "fsdp"
+    assert in_process(*words[1:]).code == 0
+
+
+def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
+    own_profile('extends = "a100-80g-8"\n', default=True)
+    done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run")
+    assert "would run: bash job.sh, for each of 4 ranks\n" in done.stderr
+    assert resolved_of(done)["cluster"]["name"] == "local"
+    there = in_process("render", "gpt2-meg-ds-3d", "--smoke", "--cluster", "mine")
+    assert resolved_of(there)["cluster"]["name"] == "mine"
+    # It is shown beside the real run, whose layout needs the user's own nodes.
+    wide = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--tp", "8", "--pp", "8")
+    assert "tp8-pp8-dp1 on 64 GPUs  ->  tp2-pp2-dp1 on 4 GPUs" in wide.stderr
+
+
+def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
+    def write(prepared, logs):
+        run = submission.write_run(prepared, logs, {})
+        run.add_submission({"scheduler": "local", "job_id": None})
+        return submission.Submitted(run, "local", "7")
+
+    monkeypatch.setattr(submission, "submit_run", write)
+    done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
+    assert done.code == 0, done.stderr
+    (run,) = Path(os.environ["HPC_GPT_LOGS"]).glob("2x64/*/")
+    assert (run / "experiment.toml").read_text().startswith("# No EXPERIMENT was named: the defaults")
+    assert load_experiment(str(run / "experiment.toml")).model.hidden == 64
+    verified = in_process("verify", run, "--json")
+    assert "there is no file" in json.loads(verified.stdout)["not_checked"]["experiment"]

@@ -1,0 +1,149 @@
+"""submit without an EXPERIMENT and a size asks on a terminal, and refuses off it; what says either is never asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt import cli
+from hpc_gpt.cli import rehearse
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch import submission
+from tests.cli.command import error_of, in_process, without_slurm
+from tests.terminal import on_a_terminal
+
+JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
+SAID = (
+    "no EXPERIMENT and no size: this would queue gpt2-meg-ds-3d-48b, 52.0e9 parameters as tp4-pp16-dp1 on 64 GPUs of "
+    "jean-zay-v100-32g"
+)
+
+
+def nothing_was_written():
+    return not Path(os.environ["HPC_GPT_LOGS"]).exists()
+
+
+# Python misses a Ctrl-C between a prompt and its wait for keys until the next key: the line feed after it.
+@pytest.mark.parametrize(("keys", "code"), [("n\n", 1), ("\n", 1), ("\x04", 1), ("\x03\n", 130), ("y\n", 4)])
+def test_a_terminal_is_asked(tmp_path, keys, code):
+    words = ("-m", "hpc_gpt", "submit", *JEAN_ZAY)
+    ended, shown = on_a_terminal(*words, type_in=keys, after="queue it? [y/N]", **without_slurm(tmp_path))
+    assert (ended, nothing_was_written()) == (code, True)
+    assert shown.startswith(f"{SAID}\nqueue it? [y/N]")
+    assert ("nothing was submitted" in shown) is (code == 1)
+    assert ("no sbatch" in shown) is (code == 4)  # a yes goes on to Slurm
+
+
+def test_a_question_that_nobody_would_see_is_not_asked(tmp_path):
+    said = tmp_path / "said"
+    program = (
+        f"import os; os.dup2(os.open({str(said)!r}, os.O_CREAT | os.O_WRONLY), 2)\n"
+        f"from hpc_gpt.cli import main; main({['submit', *JEAN_ZAY]!r})"
+    )
+    code, shown = on_a_terminal("-c", program)
+    assert (code, shown) == (2, "")
+    assert said.read_text().startswith(f"Error: {SAID}\n")
+
+
+@pytest.mark.parametrize(("words", "code"), [(("submit", *JEAN_ZAY), 2), (("cancel",), 0)])
+def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, code):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, *([made_run.run_id] if words == ("cancel",) else [])])
+    assert end.value.code == code
+    assert "fault of hpc-gpt" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--mbs", "2"), ("--set", "train.steps=5"), ("--until", "steps=9"), ("--wait",)])
+def test_off_a_terminal_it_is_refused_with_an_example(more):
+    done = in_process("submit", *JEAN_ZAY, *more)
+    assert done.code == 2
+    message, hint = error_of(done)
+    assert message.startswith("no EXPERIMENT and no size: this would queue gpt2-meg-ds-3d-48b, 52.0e9 parameters")
+    assert hint == (
+        "name what to train, as hpc-gpt submit demo --cluster jean-zay-v100-32g, or its size, as --gpus 64; --yes "
+        "queues it"
+    )
+    assert nothing_was_written()
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whatever would be submitted ends there."""
+
+    def take(*_):
+        raise ConfigError("it would be submitted", "by a test")
+
+    monkeypatch.setattr(submission, "submit_run", take)
+    return lambda done: "Error: it would be submitted\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--yes",),
+        ("--gpus", "64", "--pp", "16"),
+        ("-G", "64"),
+        ("-N", "16"),
+        ("--tp", "4"),
+        ("--pp", "16"),
+        ("--dp", "1"),
+        ("--model", "gpt2"),
+        ("--row", "48b"),
+        ("--smoke",),
+        ("--set", "layout.micro_batch=2"),
+        ("--set", "model.seq=512"),
+        ("demo",),
+    ],
+    ids=" ".join,
+)
+def test_what_is_named_is_not_asked_about(taken, given):
+    assert taken(in_process("submit", *JEAN_ZAY, *given))
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["GPUS=64", "NODES=16", "TENSOR_MODEL_PARALLEL_SIZE=4", "ROW=48b", "EXPERIMENT=demo", "SMOKE=1", "YES=1"],
+)
+def test_variables_count_as_their_options_do(taken, variable):
+    name, _, value = variable.partition("=")
+    assert taken(in_process("submit", *JEAN_ZAY, environment={f"HPC_GPT_{name}": value}))
+
+
+@pytest.mark.parametrize("chosen_by", ["flag", "variable", "config"])
+def test_a_profile_without_a_queue_is_not_asked_about(taken, chosen_by):
+    config = Path(os.environ["HPC_GPT_CONFIG"])
+    (config / "clusters").mkdir(parents=True)
+    (config / "clusters" / "large.toml").write_text('extends = "local"\ngpus_per_node = 64\n')
+    (config / "config.toml").write_text('cluster = "large"\n' if chosen_by == "config" else "")
+    variable = {"HPC_GPT_CLUSTER": "large"} if chosen_by == "variable" else {}
+    flags = ("--cluster", "large") if chosen_by == "flag" else ()
+    assert taken(in_process("submit", *flags, environment=variable))
+
+
+def test_a_dry_run_and_a_sweep_are_not_asked_about(tmp_path):
+    done = in_process("submit", *JEAN_ZAY, "--dry-run", environment=without_slurm(tmp_path))
+    assert done.code == 0, done.stderr
+    done = in_process("submit", *JEAN_ZAY, "--sweep", environment=without_slurm(tmp_path))
+    assert done.code == 4, done.stderr
+
+
+def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
+    bare = without_slurm(tmp_path)
+    assert in_process("status", environment=bare).stderr.endswith("\nnext: hpc-gpt submit demo --cluster local\n")
+    own = {"HPC_GPT_CLUSTER": "jean-zay-v100-32g"}
+    assert in_process("status", environment=bare | own).stderr.endswith("\nnext: hpc-gpt submit demo\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(("--quick",), "gpt2-meg-ds-3d "), (("--gpus", "64"), ""), (("demo",), "")], ids=" ".join
+)
+def test_what_was_rehearsed_is_named_if_submit_would_ask(monkeypatch, words, named):
+    monkeypatch.setattr(sys, "argv", ["hpc-gpt", "rehearse", *words])
+    monkeypatch.setattr(rehearse, "_prepare", lambda request: pytest.fail(rehearse._next_words(request)))
+    with pytest.raises(pytest.fail.Exception) as said:
+        in_process("rehearse", *words)
+    assert str(said.value) == f"hpc-gpt submit {named}{' '.join(word for word in words if word != '--quick')}".rstrip()

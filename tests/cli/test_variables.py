@@ -1,0 +1,91 @@
+"""HPC_GPT_*: any long option's variable is read; two that differ are refused; one that nothing reads is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from hpc_gpt import cli
+from hpc_gpt.cli.variables import variables_of
+from hpc_gpt.launch.slurm.environment import OWN_VARIABLES
+from tests.cli.command import error_of, in_process
+from tests.cli.test_render_and_submit import resolved_of
+from tests.conftest import REPOSITORY
+
+SHORT, LONG = "HPC_GPT_TP", "HPC_GPT_TENSOR_MODEL_PARALLEL_SIZE"
+# No variables: the mark of a here-document, and what click makes of the command's name.
+NO_VARIABLES = {"HPC_GPT_RESOLVED", "HPC_GPT_COMPLETE"}
+
+
+def options_of(verb):
+    command = cli.group.get_command(click.Context(cli.group), verb)
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+def test_the_long_name_is_read_like_the_short_one():
+    assert resolved_of(in_process("render", "demo", environment={LONG: "1", "HPC_GPT_PP": "4"}))["layout"]["tp"] == 1
+    both = {SHORT: "1", LONG: "01", "HPC_GPT_PIPELINE_MODEL_PARALLEL_SIZE": "4"}
+    assert resolved_of(in_process("render", "demo", environment=both))["layout"] == {"tp": 1, "pp": 4, "dp": 1}
+    done = in_process("render", "demo", environment={"HPC_GPT_MICRO_BATCH_SIZE": "-1"})
+    assert done.code == 2
+    assert error_of(done)[0] == "micro_batch is -1, but must be at least 1"
+
+
+@pytest.mark.parametrize("verb", ["render", "submit"])
+def test_every_long_option_has_its_variable(verb):
+    for option in options_of(verb):
+        read = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
+        assert sorted(variables_of(option.opts)) == sorted(read), option.opts
+
+
+@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
+def test_two_that_differ_are_refused_by_both_names(verb):
+    done = in_process(verb, "demo", environment={SHORT: "2", LONG: "4"})
+    assert done.code == 2
+    message, hint = error_of(done)
+    assert message == f"{LONG}=4 and {SHORT}=2 both set --tp, and differ"
+    assert hint == f"unset {LONG}, or {SHORT}"
+    assert not done.stdout
+
+
+def test_flags_and_set_by_variable_give_way_to_the_line():
+    ours = {"HPC_GPT_SET": "train.steps=7 train.lr=0.5", "HPC_GPT_EXCLUSIVE": "1"}
+    resolved = resolved_of(in_process("render", "demo", environment=ours))
+    assert (resolved["train"]["steps"], resolved["train"]["lr"], resolved["job"]["exclusive"]) == (7, 0.5, True)
+    assert resolved_of(in_process("render", "demo", "--set", "train.steps=8", environment=ours))["train"]["steps"] == 8
+
+
+@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
+def test_one_that_nothing_reads_is_named_with_the_nearest_and_refuses_nothing(verb):
+    lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
+    unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": "", "HPC_GPT_ENGINES": "ddp"}
+    done = in_process(verb, "nothing-of-that-name", environment=unread)  # which ends it before anything is done
+    assert done.stderr.startswith(f"{lines}Error: no experiment 'nothing-of-that-name'")
+
+
+def test_what_it_refuses_nothing_for_is_rendered():
+    strange = {"HPC_GPT_XYZZY": "1", "HPC_GPT_TEN\nSOR": "2"}
+    done = in_process("render", "demo", environment=strange)
+    assert resolved_of(done)["layout"]["tp"] == 2
+    assert done.stderr.splitlines()[:2] == [
+        "nothing reads the variable HPC_GPT_TEN\\nSOR; hpc-gpt submit --help lists the options",
+        "nothing reads the variable HPC_GPT_XYZZY; hpc-gpt submit --help lists the options",
+    ]
+
+
+def test_what_our_own_scripts_jobs_and_tests_set_is_known():
+    assert in_process("render", "demo", environment=dict.fromkeys(OWN_VARIABLES, "1")).stderr == (
+        "not predicted: profile generic-slurm names no device\n"
+    )
+    known = OWN_VARIABLES | {"HPC_GPT_EXPERIMENT"} | NO_VARIABLES
+    known |= {
+        name for verb in ("render", "submit") for option in options_of(verb) for name in variables_of(option.opts)
+    }
+    texts = [path for top in ("hpc_gpt", "templates", "tests", ".ci") for path in (REPOSITORY / top).rglob("*")]
+    for path in texts:
+        if path.is_file() and path.suffix in (".py", ".j2", ".toml", ".sh", "") and path.name != Path(__file__).name:
+            named = set(re.findall(r"HPC_GPT_[A-Z][A-Z_]*[A-Z]", path.read_text(encoding="utf-8")))
+            assert named <= known, path
