@@ -32,13 +32,13 @@ _AT_ONCE = 60  # cases of the product that one launch runs
 def too_long(case: Case) -> bool:
     """Whether only `make test-all` trains a case.
 
-    `make test` has the layouts of up to four ranks in each engine, one 3D one of eight, every switch at one or two
-    ranks, and what is compiled at one; graphs cost most of the product's time.
+    `make test` has 3D layouts of up to four ranks and one of eight, every switch at one or two ranks, and what is
+    compiled at one rank, without Inductor, which tests/train/engines has: graphs cost most of the product's time.
     """
     world = case.layout.gpus
     if case.mutation or case in PRODUCT:
         return False
-    if case.engine.compile != "none" and (world > 1 or (case in INDUCTOR and case.engine.name != "ddp")):
+    if case in INDUCTOR or (case.engine.compile != "none" and world > 1):
         return True
     if world == 8:
         return case != TABLE_3D

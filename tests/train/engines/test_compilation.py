@@ -156,7 +156,7 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("offload", [pytest.param(False, marks=pytest.mark.long), True])
 def test_inductor_is_near(offload: bool) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
