@@ -129,12 +129,14 @@ def _ask(
     from hpc_gpt.plan.question import USUAL_ENGINES
     from hpc_gpt.settings.experiment import load_experiment
     from hpc_gpt.settings.resolve import resolve_shape
+    from hpc_gpt.settings.schedule import cut_warmup
 
     overrides = dict(request.overrides)
     if why is not None:
         overrides |= _layout_of(why, overrides)
-    experiment = load_experiment(request.experiment, overrides, request.row)
-    base = load_experiment(request.experiment, {}, request.row)
+    # How long a run is, and its warm-up, are nothing to a plan, once no file contradicts itself.
+    experiment, _ = cut_warmup(load_experiment(request.experiment, overrides, request.row))
+    base = load_experiment(request.experiment, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     profile = choose_profile(request, queueing=False)
     machine = machine_of(profile)
