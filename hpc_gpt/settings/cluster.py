@@ -128,10 +128,11 @@ def list_profiles() -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def load_profile(name: str) -> ClusterProfile:
+def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile `name`, or the one in a TOML file of that path.
 
-    Raises ConfigError with close matches where there is none, and with all faults of a file at once.
+    Raises ConfigError with close matches where there is none, and with all faults of a file at once. `of_a_run`: it is
+    read for a run that was made with it; too few CPUs and secrets were no faults of it then.
     """
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
@@ -143,9 +144,8 @@ def load_profile(name: str) -> ClusterProfile:
         )
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    profile = check_tables(
-        tables, ClusterProfile, str(path), more=dict([*_cpu_faults(tables, path), *_secrets(tables, path)])
-    )
+    more = {} if of_a_run else dict([*_cpu_faults(tables, path), *_secrets(tables, path)])
+    profile = check_tables(tables, ClusterProfile, str(path), more=more)
     if profile.gpus_per_node < 1:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"

@@ -441,6 +441,12 @@ def test_the_way_on_with_a_secret_says_what_stops_it(tmp_path, words, said):
     assert ("--export=NONE of this profile would stop that" in refused.value.hint) is said
 
 
+def test_what_is_a_fault_of_a_profile_now_was_none_of_one_that_made_a_run(tmp_path):
+    path = write(tmp_path / "site.toml", 'cpus_per_node = 2\n[environment]\nHF_TOKEN = "opensesame"\n')
+    profile = load_profile(path, of_a_run=True)
+    assert (profile.cpus_per_node, profile.environment) == (2, {"HF_TOKEN": "opensesame"})
+
+
 @pytest.mark.parametrize("value", ["/run/secrets/hf", "~/.cache/hf", "", "0", "1e3", "true", "Off"])
 def test_a_path_a_number_and_a_flag_are_no_secrets(tmp_path, value):
     profile = load_profile(write(tmp_path / "site.toml", f'[environment]\nHF_TOKEN = "{value}"\n'))
