@@ -58,6 +58,10 @@ _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
 # `with password hunter2`: told in prose. Without a digit it may be any word, as in `password incorrect`.
 _SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
 _NOTHING = frozenset(("none", "null", "true", "false"))
+# A variable's value that is a path, a number or a flag, whatever the name.
+_HARMLESS = re.compile(
+    r"(?i)(\.{0,2}/|~|\.{1,2}$).*|[+-]?\d[\d.]*(e[+-]?\d+)?|true|false|yes|no|on|off|none|null|", re.DOTALL
+)
 # A value of an environment that is shorter is a switch or a number, and stands in many a word.
 _SHORTEST = 6
 
@@ -71,6 +75,16 @@ def is_secret(key: str, value: Any = None) -> bool:
     if isinstance(value, str) and _has_shape(value):
         return True
     return _names_secret(key.rpartition(".")[2][:200], isinstance(value, bool | int | float))
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether an environment variable's value may be a secret: by its shape, or by the name unless it is a path, a
+    number or a flag.
+
+    >>> [is_secret_variable("HF_TOKEN", value) for value in ("opensesame", "~/.hf", "0", "hf_0123456789abcdefg")]
+    [True, False, False, True]
+    """
+    return is_secret(name, value) and (_has_shape(value) or not _HARMLESS.fullmatch(value))
 
 
 @lru_cache(maxsize=8192)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+_HELP = "hpc-gpt help keys lists every key"
+# What a value should be in TOML's terms, by how pydantic's faults of its type begin.
+_TYPES = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "tuple": "a list",
+    "dict": "a table", "dataclass": "a table",
+}  # fmt: skip
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep asks for them with every row
+_TYPE_FAULT = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float)")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -54,27 +65,72 @@ def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
         tables[last] = value
 
 
-def check_tables(tables: Mapping[str, Any], kind: type[T], where: str, given: Collection[str] = ()) -> T:
+def check_tables(
+    tables: Mapping[str, Any],
+    kind: type[T],
+    where: str,
+    given: Collection[str] = (),
+    more: Mapping[str, str] | None = None,
+) -> T:
     """The tables as dataclass `kind`. ConfigError lists every fault at once, unknown keys and words with close matches.
 
-    `where` the tables are from is said of each, but of the dotted keys that were `given` beside them.
+    `where` the tables are from is said of each, but of the dotted keys that were `given` beside them. A value is of its
+    key's own type, but of `given` ones also what reads as one (`yes`). `more`: faults that the caller has found, each
+    with its hint.
     """
     from pydantic import ValidationError
 
+    faults: dict[str, list[str]] = {}
+    for loc, wanted, value in _other_types(kind, tables):
+        key = _key_of(kind, loc)
+        if key not in given:
+            faults.setdefault(key, [_type_words(key, wanted, value)])
+    strict = set(faults)
+    checked: T | None = None
     try:
-        checked: T = _adapter(cast(Any, kind)).validate_python(tables)
-        return checked
+        checked = _adapter(cast(Any, kind)).validate_python(tables)
     except ValidationError as failure:
-        faults: dict[str, list[str]] = {}
         for fault in failure.errors():
             key = _key_of(kind, fault["loc"])
-            faults.setdefault(key, []).append(_words(kind, key, fault))
+            if key not in strict:
+                faults.setdefault(key, []).append(_words(kind, key, fault))
+    if checked is not None and not faults and not more:
+        return checked
     lines = []
     for key, words in faults.items():
         # A value that may be of several kinds has a fault for each.
         others = [other.removeprefix(f"{key}: ") for other in words[1:]]
         lines.append(f"{'your options' if key in given else where}: {', or '.join([words[0], *others])}")
-    raise ConfigError("\n".join(lines), "hpc-gpt help keys lists every key")
+    more = more or {}
+    hints = dict.fromkeys([*([_HELP] if faults else []), *more.values()])
+    raise ConfigError("\n".join([*lines, *more]), "; ".join(hints))
+
+
+def _other_types(
+    kind: Any, value: Any, loc: tuple[int | str, ...] = ()
+) -> Iterator[tuple[tuple[int | str, ...], str, Any]]:
+    """(place, wanted type, value) of each number or flag that is given as a value of another type, which pydantic would
+    take for one: `"64"`, `true` for 1, `"yes"`. A whole float is a whole number (`steps = 1e4`)."""
+    if is_dataclass(kind):
+        if isinstance(value, Mapping):
+            for name, hint in _hints(kind).items():
+                if name in value:
+                    yield from _other_types(hint, value[name], (*loc, name))
+        return
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for each in inner if type(value) not in inner else ():
+            yield from _other_types(each, value, loc)
+    elif origin is tuple and isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from _other_types(inner[0], part, (*loc, number))
+    elif origin is dict and isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _other_types(inner[1], part, (*loc, name))
+    elif (kind in (int, float) and isinstance(value, bool | str)) or (
+        kind is bool and isinstance(value, int | float | str) and not isinstance(value, bool)
+    ):
+        yield loc, kind.__name__, value
 
 
 @functools.cache
@@ -89,21 +145,23 @@ def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
     """The dotted key of a fault's place; which kind of value was tried there is no part of it."""
     parts: list[str] = []
     for part in loc:
-        if parts and not is_dataclass(kind):
+        if parts and not is_dataclass(kind) and get_origin(kind) is not dict:
             break
         parts.append(str(part))
-        kind = _table_in(get_type_hints(kind).get(str(part))) if is_dataclass(kind) else None
+        kind = _table_in(_hints(kind).get(str(part))) if is_dataclass(kind) else None
     return ".".join(parts)
 
 
 def _table_in(hint: Any) -> Any:
-    """The dataclass of a table that may be left out; any other type as it is."""
-    return next((kind for kind in get_args(hint) if is_dataclass(kind)), hint)
+    """The type of a table that may be left out; any other type as it is."""
+    return next((kind for kind in get_args(hint) if is_dataclass(kind) or get_origin(kind) is dict), hint)
 
 
 def _words(kind: type, key: str, fault: Any) -> str:
     """What is wrong with a key, as pydantic's `fault` has it."""
     *tables, name = key.split(".")
+    if of_type := _TYPE_FAULT.fullmatch(fault["type"]):
+        return _type_words(key, of_type[1], fault["input"])
     if fault["type"] not in ("unexpected_keyword_argument", "extra_forbidden"):
         words = f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
         choices = re.findall("'([^']*)'", fault["msg"]) if fault["type"] == "literal_error" else []
@@ -111,12 +169,37 @@ def _words(kind: type, key: str, fault: Any) -> str:
         return f"{words}; {match}" if match else words
     table: Any = kind
     for part in tables:
-        table = _table_in(get_type_hints(table).get(part)) if is_dataclass(table) else None
+        table = _table_in(_hints(table).get(part)) if is_dataclass(table) else None
     known = _field_names(table)
     # A key that another table has was put in the wrong one.
-    elsewhere = [f"{other}.{name}" for other, of in get_type_hints(kind).items() if name in _field_names(of)]
+    elsewhere = [f"{other}.{name}" for other, of in _hints(kind).items() if name in _field_names(of)]
     match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
     return f"unknown key {key}" + (f"; {match}" if match else f"; known here: {', '.join(known)}" if known else "")
+
+
+def _type_words(key: str, wanted: str, value: Any) -> str:
+    """What is wrong with a value of another type than the `wanted` one of `_TYPES`, in TOML's terms."""
+    if wanted == "tuple" and isinstance(value, str):
+        return f"{key}: input should be a list: {key.rpartition('.')[2]} = [{_toml(value)}]"
+    return f"{key}: input should be {_TYPES[wanted]}, not {_as_told(value)}"
+
+
+def _as_told(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the text {_toml(value)}"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, bool | int | float):
+        return _toml(value)
+    return f"the {type(value).__name__} {value}"  # TOML's dates and times are no texts
+
+
+def _toml(value: str | float) -> str:
+    """A scalar as TOML has it, cut where it is long; a secret is not told."""
+    text = json.dumps(hide_secrets(value[:200]) if isinstance(value, str) else value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _field_names(table: Any) -> list[str]:

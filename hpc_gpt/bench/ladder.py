@@ -17,6 +17,7 @@ from hpc_gpt.settings.cluster import FALLBACK, load_profile
 from hpc_gpt.settings.experiment import ExperimentFile, load_experiment, read_experiment
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.schedule import cut_warmup
 from hpc_gpt.settings.sweep import Row, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
 
@@ -79,7 +80,7 @@ def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] 
     for group, file in zip(ladder.groups, files, strict=True):
         chosen = [row for row in file.rows or () if not rows or row.name in rows]
         if chosen:
-            load_experiment(file, asked.overrides, chosen[0].name)
+            load_experiment(file, asked.overrides, chosen[0].name, asked.gives_steps)
         rungs += [_rung(asked, group.sweep, file, row, gpus) for row in chosen]
     return rungs
 
@@ -95,7 +96,7 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: Row, gpus: int) -
         if row.impossible is not None:
             raise ConfigError(row.impossible)
         if not asked.smoke:
-            _check_gpus(load_experiment(file, asked.overrides, row.name).layout.gpus, gpus)
+            _check_gpus(load_experiment(file, asked.overrides, row.name, asked.gives_steps).layout.gpus, gpus)
         cell = prepare_cell(replace(asked, experiment=sweep), file, row.name, {}, name=row.name)
         assert cell.prepared is not None
         resolved = cell.prepared.resolved
@@ -120,7 +121,8 @@ def _check_gpus(wanted: int | None, gpus: int) -> None:
 def _as_wanted(asked: Asked, file: ExperimentFile, row: Row) -> Resolved | None:
     """What the row asks for, on a cluster that has it; None where that cannot be either."""
     with contextlib.suppress(UserError):
-        return resolve(load_experiment(file, asked.overrides, row.name), load_profile(FALLBACK))
+        experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
+        return resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
     return None
 
 

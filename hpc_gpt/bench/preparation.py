@@ -21,6 +21,7 @@ from hpc_gpt.settings.engines import OFFERS, has_zero
 from hpc_gpt.settings.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.schedule import cut_warmup
 from hpc_gpt.settings.smoke import compare, shrink
 from hpc_gpt.settings.sweep import choose_row
 from hpc_gpt.tables import close_matches
@@ -60,6 +61,11 @@ class Asked:
     has_gpu: bool = False
     is_ladder: bool = False
 
+    @property
+    def gives_steps(self) -> bool:
+        """Whether a cell's length is the bench's, not its file's."""
+        return self.smoke or self.steps is not None
+
 
 @dataclass(frozen=True)
 class Cells:
@@ -92,7 +98,8 @@ def prepare_cells(asked: Asked) -> Cells:
         notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
     if not (asked.has_gpu or asked.smoke):
         notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
-    name = _name(asked, file, load_experiment(file, asked.overrides, row)) + (f"-{row}" if row is not None else "")
+    experiment = load_experiment(file, asked.overrides, row, asked.gives_steps)
+    name = _name(asked, file, experiment) + (f"-{row}" if row is not None else "")
     return Cells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
 
 
@@ -120,6 +127,8 @@ def prepare_cell(
     if asked.smoke:
         resolved = _shrunken(experiment, asked, "layout.micro_batch" in over, notes)
     else:
+        experiment, cut = cut_warmup(experiment)
+        notes += cut
         resolved = resolve(experiment, asked.profile)
     if file.rows is not None:
         resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
@@ -177,12 +186,12 @@ def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
     overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
-    experiment = load_experiment(file, overrides, row)
+    experiment = load_experiment(file, overrides, row, asked.gives_steps)
     sizes = experiment.layout
     if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
         # Two of the three are the experiment's; a micro-batch of its own leaves the passes of a step as they are.
         follows = "layout.micro_batches" if "layout.global_batch" in own else "layout.global_batch"
-        experiment = load_experiment(file, {**overrides, follows: None}, row)
+        experiment = load_experiment(file, {**overrides, follows: None}, row, asked.gives_steps)
     # Nothing is fetched from the device between the first step and the last.
     return experiment if "train.log_every" in own or asked.is_ladder else _logging_last(experiment)
 
@@ -191,7 +200,7 @@ def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, A
     """What a bench needs of a rung: random tokens instead of a file that is the user's own, no end by the clock where
     steps are asked for."""
     needed = dict(_MEASURED)
-    if load_experiment(file, None, row).data.source in ("tokens", "megatron"):
+    if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron"):
         needed |= {"data.source": "random", "data.path": None}
     return needed if asked.steps is None else {**needed, "train.minutes": None}
 
@@ -223,7 +232,7 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
 
 def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
     """The small run: of the real one's steps and micro-batch what the user asked for."""
-    real = resolve(experiment, load_profile(FALLBACK))
+    real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
     small = shrink(experiment, real, asked.has_gpu)
     layout, train = small.experiment.layout, small.experiment.train
     if holds_micro_batch:
@@ -241,7 +250,7 @@ def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, not
 
 def _other_source(file: ExperimentFile, row: str | None) -> str | None:
     """Where the experiment's own tokens would come from, where it says."""
-    source = load_experiment(file, None, row).data.source
+    source = load_experiment(file, None, row, steps_elsewhere=True).data.source
     return None if source == "random" or "data" not in file.tables else source
 
 

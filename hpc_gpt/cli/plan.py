@@ -129,6 +129,7 @@ def _ask(
     from hpc_gpt.plan.question import USUAL_ENGINES
     from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, load_experiment, read_experiment
     from hpc_gpt.settings.resolve import resolve_shape
+    from hpc_gpt.settings.schedule import cut_warmup
 
     overrides = dict(request.overrides)
     if why is not None:
@@ -141,8 +142,9 @@ def _ask(
         under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
         under |= {"model": own["model"]} if largest else {}
     file = read_asked(request, profile, under)
-    experiment = load_experiment(file, overrides, request.row)
-    base = load_experiment(file, {}, request.row)
+    # How long a run is, and its warm-up, are nothing to a plan, once no file contradicts itself.
+    experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
+    base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None}

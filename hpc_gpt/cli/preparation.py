@@ -157,16 +157,23 @@ def _prepare_row(
     from hpc_gpt.settings.engines import can_resume
     from hpc_gpt.settings.experiment_text import NO_EXPERIMENT, experiment_text
     from hpc_gpt.settings.resolve import resolve
+    from hpc_gpt.settings.schedule import cut_warmup
 
     experiment, given = _load(request, file, row)
     if request.smoke:
         refuse_with_smoke(request.until)
         resolved, notes = _shrunken(experiment, profile, of_full_size(request, profile))
     else:
+        warmup_steps = experiment.train.warmup_steps
+        experiment, cut = cut_warmup(experiment)
         experiment, notes = settle_open(experiment, profile, given)
         resolved = resolve(experiment, profile)
         experiment, far = settle_until(experiment, resolved, request.until, request.given)
-        resolved, notes = resolve(experiment, profile) if far else resolved, (*notes, *far)
+        if far:
+            whole = replace(experiment, train=replace(experiment.train, warmup_steps=warmup_steps))
+            experiment, cut = cut_warmup(whole)
+            resolved = resolve(experiment, profile)
+        notes = (*notes, *far, *cut)
     if file.rows is not None:
         resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
     text = file.text
@@ -198,7 +205,9 @@ def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Expe
     """(the experiment, the keys that it and the flags give)."""
     from hpc_gpt.settings.experiment import keys_given, load_experiment
 
-    experiment = load_experiment(file, request.overrides, row)
+    until = request.until
+    elsewhere = request.smoke or (until is not None and (until.steps or until.tokens) is not None)
+    experiment = load_experiment(file, request.overrides, row, elsewhere)
     given = keys_given(file, request.overrides, row)
     sizes = experiment.layout
     if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
@@ -206,7 +215,7 @@ def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Expe
         asked = {"layout.global_batch", "layout.micro_batches"} & set(request.overrides)
         if len(asked) == 1:
             follows = "layout.micro_batches" if "layout.global_batch" in asked else "layout.global_batch"
-            experiment = load_experiment(file, {**request.overrides, follows: None}, row)
+            experiment = load_experiment(file, {**request.overrides, follows: None}, row, elsewhere)
     return experiment, given
 
 
@@ -227,10 +236,11 @@ def _shrunken(
     """The small run on the profile, and the lines that show it beside the real one."""
     from hpc_gpt.runs.provenance import list_gpus
     from hpc_gpt.settings.resolve import resolve
+    from hpc_gpt.settings.schedule import cut_warmup
     from hpc_gpt.settings.smoke import compare, shrink
 
     here = profile.scheduler == "local"
-    real = resolve(experiment, meant_for)
+    real = resolve(cut_warmup(experiment)[0], meant_for)
     smoke = shrink(experiment, real, has_gpu=not here or bool(list_gpus()))
     small = resolve(smoke.experiment, profile)
     return small, (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, small), *smoke.notes)))

@@ -99,7 +99,7 @@ def _notes(before: Resolved, resolved: Resolved, until: Until | None, step: int)
 def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
     """The profile of that name with what the planner reads, which no run's settings hold; else the stored one."""
     try:
-        return load_profile(stored.name)
+        return load_profile(stored.name, of_a_run=True)
     except UserError:
         return stored
 

@@ -125,7 +125,7 @@ def _versions(run: Path) -> Iterator[Difference]:
 def _profile(resolved: Resolved) -> Iterator[Difference]:
     from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 
-    then, now = asdict(resolved.cluster), asdict(load_profile(resolved.cluster.name))
+    then, now = asdict(resolved.cluster), asdict(load_profile(resolved.cluster.name, of_a_run=True))
     yield from _keys(
         "profile", *({k: v for k, v in tables.items() if k not in OF_THE_PLANNER} for tables in (then, now))
     )

@@ -136,7 +136,8 @@ def descend(
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
     given = {name: _given(table) for name, table in tables.items() if isinstance(table, dict)}
-    experiment = check_tables({"name": parent.name, **tables, **given}, Experiment, "the parent's settings and yours")
+    everything = {"name": parent.name, **tables, **given}
+    experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
     _check_same_training(parent, resolved, frozenset(length or ()))
     return resolved

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
+from hpc_gpt.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 
 _CLOSED = {"extra": "forbid"}
@@ -125,10 +128,11 @@ def list_profiles() -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def load_profile(name: str) -> ClusterProfile:
+def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile `name`, or the one in a TOML file of that path.
 
-    Raises ConfigError with close matches where there is none, and with all faults of a file at once.
+    Raises ConfigError with close matches where there is none, and with all faults of a file at once. `of_a_run`: it is
+    read for a run that was made with it; too few CPUs and secrets were no faults of it then.
     """
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
@@ -140,13 +144,50 @@ def load_profile(name: str) -> ClusterProfile:
         )
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    profile = check_tables(tables, ClusterProfile, str(path))
+    more = {} if of_a_run else dict([*_cpu_faults(tables, path), *_secrets(tables, path)])
+    profile = check_tables(tables, ClusterProfile, str(path), more=more)
     if profile.gpus_per_node < 1:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
         )
     _check_figures(profile, path)
     return profile
+
+
+def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) where a node has fewer CPUs than GPUs; what is no number is another fault."""
+    cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
+    if type(cpus) is int and type(gpus) is int and cpus < gpus:
+        yield (
+            f"{path}: cpus_per_node is {cpus}, below gpus_per_node = {gpus}: there is a process for each GPU",
+            "give all CPUs of a node, as Slurm counts them, or leave cpus_per_node out",
+        )
+
+
+def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of each secret in [environment], by its name alone: job.sh and resolved.json would hold it."""
+    environment = tables.get("environment")
+    variables = environment.items() if isinstance(environment, Mapping) else ()
+    names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
+    hint = (
+        f"take it out and export {', '.join(names)} in the shell that submits, which passes it on, into containers, too"
+    )
+    if words := _narrow_export(tables):
+        hint += f"; {words} of this profile would stop that: take these words out as well"
+    for name in names:
+        yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
+
+
+def _narrow_export(tables: Mapping[str, Any]) -> str:
+    """The profile's own words for sbatch or srun that keep a variable of the shell from a job, if there are any."""
+    for key in ("sbatch", "srun"):
+        words = tables.get(key)
+        for word, following in pairwise([*words, ""] if isinstance(words, list) else []):
+            option, equals, value = str(word).partition("=")
+            value = value if equals else str(following)
+            if option == "--export" and "ALL" not in value.split(","):
+                return f"{key} = {option}={hide_secrets(value)}"
+    return ""
 
 
 def _check_figures(profile: ClusterProfile, path: Path) -> None:
@@ -193,7 +234,14 @@ def user_default() -> str | None:
     path = config_dir() / "config.toml"
     if not path.is_file():
         return None
-    chosen = read_toml(path).get("cluster")
+    settings = read_toml(path)
+    if unknown := [key for key in settings if key != "cluster"]:
+        matches = [close_matches(key, ["cluster"]) or "known here: cluster" for key in unknown]
+        raise ConfigError(
+            "\n".join(f"{path}: unknown key {key}; {match}" for key, match in zip(unknown, matches, strict=True)),
+            'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it',
+        )
+    chosen = settings.get("cluster")
     if chosen is not None and not isinstance(chosen, str):
         raise ConfigError(
             f"{path}: cluster must be the name of a profile, not {chosen!r}", 'for example cluster = "local"'

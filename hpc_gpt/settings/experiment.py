@@ -244,38 +244,51 @@ def list_experiments() -> list[str]:
 class ExperimentFile:
     """An experiment's file as it was read: its tables but `rows`, over those of the file it extends, and its rows.
 
-    What loads many rows of one file reads it once.
+    What loads many rows of one file reads it once. `trains`: what each file's own [train] states, the one it extends
+    first.
     """
 
     path: Path
     text: str
     tables: Mapping[str, Any]
     rows: tuple[Row, ...] | None
+    trains: tuple[Any, ...] = ()
 
 
 def read_experiment(name: str) -> ExperimentFile:
     """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
     path = find_experiment(name)
-    tables = read_tables(path)
+    trains: list[Any] = []
+    tables = _read_with_parents(path, (), trains)
     tables.setdefault("name", default_name(path))
     rows = tables.pop("rows", None)
     if rows is not None:
         from hpc_gpt.settings.sweep import rows_of  # which checks its rows against the tables above
 
         rows = tuple(rows_of(rows, path))
-    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows)
+    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows, tuple(trains))
 
 
 def load_experiment(
-    name: str | ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
+    name: str | ExperimentFile,
+    overrides: Mapping[str, Any] | None = None,
+    row: str | None = None,
+    steps_elsewhere: bool = False,
 ) -> Experiment:
     """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
 
     Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
-    Raises ConfigError with every fault of the file at once.
+    Raises ConfigError with every fault of the file at once. A warm-up longer than the run is none where the steps are
+    an override, a file's over the one with the warm-up, or come from `steps_elsewhere`: `cut_warmup` cuts it then.
     """
-    path, tables = _overridden(name, overrides, row)
-    return check_tables(tables, Experiment, str(path), given=overrides or ())
+    from hpc_gpt.settings.schedule import schedule_faults, steps_laid_over  # which know the dataclasses above
+
+    file = read_experiment(name) if isinstance(name, str) else name
+    path, tables = _overridden(file, overrides, row)
+    given = overrides or ()
+    elsewhere = steps_elsewhere or steps_laid_over(file, row, given)
+    faults = schedule_faults(tables.get("train", {}), str(path), given, elsewhere)
+    return check_tables(tables, Experiment, str(path), given, faults)
 
 
 def keys_given(
@@ -332,23 +345,25 @@ def _wants_text(key: str) -> bool:
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The file's tables, `rows` among them, over those of the file it extends."""
-    return _read_with_parents(path, ())
+    return _read_with_parents(path, (), [])
 
 
-def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's tables over those of the file it extends, found beside it or under `experiments/`."""
+def _read_with_parents(path: Path, seen: tuple[Path, ...], trains: list[Any]) -> dict[str, Any]:
+    """The file's tables over those of the file it extends, found beside it or under `experiments/`; `trains` gets
+    each file's own [train]."""
     if path.resolve() in seen:
         chain = " -> ".join(step.name for step in (*seen, path))
         raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
     tables = read_toml(path)
     parent = tables.pop("extends", None)
+    trains.insert(0, tables.get("train"))
     if parent is None:
         return tables
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
     beside = [path.parent / parent, path.parent / f"{parent}.toml"]
     found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
-    inherited = _read_with_parents(found, (*seen, path.resolve()))
+    inherited = _read_with_parents(found, (*seen, path.resolve()), trains)
     for own in ("name", "rows"):
         inherited.pop(own, None)
     return merge_tables(inherited, tables)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.schedule import cut_words
 
 STEPS = 5
 HIDDEN = 64
@@ -52,13 +53,16 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
     if not has_gpu and engine.attention in _GPU_ATTENTION:
         notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
         engine = replace(engine, attention="auto")
+    train = _train(experiment.train, dtype)
+    if train.warmup_steps != experiment.train.warmup_steps:
+        notes.append(cut_words(experiment.train.warmup_steps, train.warmup_steps))
     small = Experiment(
         name=f"{experiment.name}-smoke",
         model=model,
         data=_data(experiment.data),
         engine=engine,
         layout=layout,
-        train=_train(experiment.train, dtype),
+        train=train,
         job=_job(experiment.job),
     )
     return Smoke(small, tuple(notes))

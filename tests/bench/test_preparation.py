@@ -34,6 +34,12 @@ def test_nothing_is_saved_or_fetched_between_the_first_step_and_the_last(experim
     assert run.job.time is None
 
 
+def test_a_warm_up_is_cut_to_the_steps_of_a_bench_and_that_is_said():
+    ((_, run),) = settled("demo", steps=6)
+    assert run.train.warmup_steps == 6
+    assert "train.warmup_steps is cut from 20 to 6" in prepare_cells(Asked("demo", LOCAL, steps=6)).notes
+
+
 def test_tokens_are_random_whatever_is_asked_for_and_that_is_said():
     found = prepare_cells(Asked("demo", LOCAL, {"data.source": "stdlib"}))
     assert found.cells[0].prepared.resolved.data.source == "random"

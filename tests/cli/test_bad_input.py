@@ -29,12 +29,16 @@ def nothing_written() -> bool:
         (["demo", "--set", "text=3"], "unknown key text; known here: name, model", "help keys"),
         (["demo", "--set", "train.zero_stage=1"], "train.zero_stage; did you mean engine.zero_stage?", "help keys"),
         (["demo", "--set", "train.steps"], "not KEY=VALUE", "train.steps=20"),
-        (["demo", "--set", "train.steps=many"], "train.steps: input should be a valid integer", "help keys"),
+        (
+            ["demo", "--set", "train.steps=many"],
+            "train.steps: input should be a whole number, not the text",
+            "help keys",
+        ),
         (["demo", "--engine", "deepseed-3d"], "your options: engine.name: input should be", "help keys"),
         (["demo", "--set", "engine.compile=blok"], "or 'whole'; did you mean block?", "help keys"),
         (
             ["demo", "--set", "engine.partition=foo"],
-            "'layers' or 'parameters', or input should be a valid",
+            "'layers' or 'parameters', or input should be a list",
             "help keys",
         ),
         (["demo", "--set", "model.preset=gpt3"], "no model preset 'gpt3'", "gpt2"),

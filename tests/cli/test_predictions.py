@@ -113,7 +113,7 @@ def test_arithmetic_that_the_card_lacks_has_no_time():
 
 
 def test_a_sweeps_rows_are_predicted_each_and_what_is_true_of_all_is_said_once(tmp_path):
-    rows = '[rows]\n"a" = { train.steps = 1 }\n"b" = { train.steps = 2 }\n'
+    rows = '[rows]\n"a" = { train.steps = 20 }\n"b" = { train.steps = 21 }\n'
     (tmp_path / "table.toml").write_text('extends = "demo"\n' + rows)
     there = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
     assert [line.split()[:2] for line in there.stderr.splitlines()] == [["a:", "predicted:"], ["b:", "predicted:"]]

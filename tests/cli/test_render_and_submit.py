@@ -46,6 +46,32 @@ def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile(tmp_
     assert resolved_of(in_process(*by_set, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (("--set", "train.steps=5"), 5),
+        (("--until", "steps=7"), 7),
+        (("--until", "tokens=40000"), 10),  # of 4,096 each
+        (("--smoke",), 1),
+    ],
+)
+def test_a_warm_up_is_cut_to_the_steps_of_the_command_line_and_one_line_says_so(given, kept):
+    done = in_process("submit", "demo", "--cluster", "local", "--dry-run", *given)
+    assert resolved_of(done)["train"]["warmup_steps"] == kept
+    assert done.stderr.count("warmup_steps") == done.stderr.count(f"train.warmup_steps is cut from 20 to {kept}\n") == 1
+
+
+def test_steps_of_the_command_line_may_hold_a_warm_up_that_the_files_own_do_not(tmp_path):
+    path = tmp_path / "long.toml"
+    demo = (REPOSITORY / "experiments" / "demo.toml").read_text()
+    path.write_text(demo.replace("\nsteps = 200\n", "\nsteps = 10\n"))
+    done = in_process("render", str(path))
+    assert (done.code, "train.warmup_steps is 20, longer than the run" in done.stderr) == (2, True)
+    done = in_process("submit", str(path), "--cluster", "local", "--dry-run", "--until", "steps=30")
+    assert resolved_of(done)["train"]["warmup_steps"] == 20
+    assert "is cut" not in done.stderr
+
+
 def test_the_profile_comes_from_flag_variable_default_fallback(tmp_path):
     assert resolved_of(in_process("render", "demo"))["cluster"]["name"] == "generic-slurm"
     config = Path(os.environ["HPC_GPT_CONFIG"])

@@ -103,7 +103,8 @@ def test_offload_takes_every_activation_of_a_block_and_no_parameter(
         if tensor.untyped_storage().data_ptr() in parameters:
             assert isinstance(result[0], torch.nn.Parameter)
         else:
-            assert result[1].data_ptr() != tensor.data_ptr()
+            # Before torch 2.13 an empty tensor may have no address.
+            assert result[1].data_ptr() != tensor.data_ptr() or not tensor.numel()
             assert torch.equal(result[1], tensor)
             copies += tensor.numel()
     block_input = BATCH * SMALL.seq * SMALL.hidden

@@ -30,6 +30,8 @@ def test_it_is_small_but_as_the_users_in_all_that_slurm_is_asked() -> None:
     assert small.resolved.gpus <= 8
     assert small.resolved.nodes == 2, "what several nodes take is rehearsed on two"
     assert (small.resolved.train.steps, small.resolved.train.save_every) == (STEPS, SAVE_EVERY)
+    assert small.resolved.train.warmup_steps == 1
+    assert "train.warmup_steps is cut from 10 to 1" in small.notes
     sizes = ("--job-name=", "--nodes=", "--ntasks-per-node=", "--gres=")
     ours, theirs = ([line for line in sbatch_directives(each) if not line.startswith(sizes)]
                     for each in (small.resolved, big))  # fmt: skip

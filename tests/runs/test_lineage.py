@@ -36,6 +36,14 @@ def parent(engine: Engine | None = None, profile: ClusterProfile = SITE, **layou
     return resolve(experiment, profile)
 
 
+def test_what_is_a_fault_of_a_new_file_is_none_of_a_run_that_was_made_with_it():
+    site = replace(SITE, cpus_per_node=2, environment={"HF_TOKEN": "opensesame"})
+    made = parent(profile=site)
+    made = replace(made, train=replace(made.train, min_lr=1.0, warmup_steps=60))
+    resolved = descend(Resolved.from_json(made.to_json()), {"layout.tp": 1}, made.cluster, 20)
+    assert (resolved.train, resolved.cluster) == (made.train, made.cluster)
+
+
 @pytest.mark.parametrize(
     ("changes", "layout", "nodes", "micro_batches"),
     [

@@ -305,6 +305,50 @@ def test_a_string_given_as_override_stays_data(value):
     assert not isinstance(found, str) or found == value or value.lstrip()[:1] in ("'", '"')
 
 
+def test_values_of_another_type_are_faults_all_at_once(tmp_path):
+    path = write(
+        tmp_path / "typed.toml",
+        """
+        [model]
+        layers = "64"
+        heads = true
+        vocab = 2.5
+        [engine]
+        prefetch = "yes"
+        tiles = false
+        partition = ["3", 4]
+        megatron_args = "--x"
+        [train]
+        steps = 1e4
+        lr = 1
+        deterministic = 1
+        minutes = "3"
+        [job]
+        time = 04:00:00
+        """,
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(path)
+    assert sorted(line.removeprefix(f"{path}: ") for line in str(refused.value).splitlines()) == [
+        'engine.megatron_args: input should be a list: megatron_args = ["--x"]',
+        'engine.partition: input should be a whole number, not the text "3"',
+        'engine.prefetch: input should be true or false, not the text "yes"',
+        "engine.tiles: input should be a whole number, not false",
+        "job.time: input should be a text, not the time 04:00:00",
+        "model.heads: input should be a whole number, not true",
+        'model.layers: input should be a whole number, not the text "64"',
+        "model.vocab: input should be a whole number, not 2.5",
+        "train.deterministic: input should be true or false, not 1",
+        'train.minutes: input should be a number, not the text "3"',
+    ]
+
+
+def test_a_whole_float_is_a_whole_number_and_an_option_may_say_yes(tmp_path):
+    path = write(tmp_path / "typed.toml", "[train]\nsteps = 1e4\nlr = 1\n")
+    experiment = load_experiment(path, dict([parse_override("engine.prefetch=no")]))
+    assert (experiment.train.steps, experiment.train.lr, experiment.engine.prefetch) == (10000, 1, False)
+
+
 def test_experiment_of_a_model_that_names_nothing():
     with pytest.raises(ConfigError, match="model lacks hidden, layers, heads"):
         resolve(Experiment(), NODE_OF_4)
@@ -352,6 +396,63 @@ def test_profile_without_gpus(tmp_path):
         load_profile(write(tmp_path / "site.toml", "gpus_per_node = 0\n"))
 
 
+def test_all_faults_of_a_profile_at_once_and_no_secret_is_told(tmp_path):
+    site = tmp_path / "site.toml"
+    write(
+        site,
+        """
+        cpus_per_node = 3
+        modules = "cuda"
+        exclusive = "yes"
+        [machine]
+        memory_gib = "80"
+        [environment]
+        HF_TOKEN = "opensesame"
+        MOTTO = "hf_0123456789abcdefg"
+        """,
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_profile(str(site))
+    assert [line.removeprefix(f"{site}: ") for line in str(refused.value).splitlines()] == [
+        'exclusive: input should be true or false, not the text "yes"',
+        'machine.memory_gib: input should be a number, not the text "80"',
+        'modules: input should be a list: modules = ["cuda"]',
+        "cpus_per_node is 3, below gpus_per_node = 4: there is a process for each GPU",
+        "environment.HF_TOKEN looks like a secret, which job.sh and the run folder would hold",
+        "environment.MOTTO looks like a secret, which job.sh and the run folder would hold",
+    ]
+    assert "export HF_TOKEN, MOTTO in the shell that submits" in refused.value.hint
+    assert "opensesame" not in str(refused.value) + refused.value.hint
+    assert "hf_0" not in str(refused.value) + refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", False),
+        ('srun = ["--export=ALL,X=1"]', False),
+        ('srun = ["--export=NONE"]', True),
+        ('sbatch = ["--hint=nomultithread", "--export", "NONE"]', True),
+    ],
+)
+def test_the_way_on_with_a_secret_says_what_stops_it(tmp_path, words, said):
+    with pytest.raises(ConfigError) as refused:
+        load_profile(write(tmp_path / "site.toml", f'{words}\n[environment]\nHF_TOKEN = "opensesame"\n'))
+    assert ("--export=NONE of this profile would stop that" in refused.value.hint) is said
+
+
+def test_what_is_a_fault_of_a_profile_now_was_none_of_one_that_made_a_run(tmp_path):
+    path = write(tmp_path / "site.toml", 'cpus_per_node = 2\n[environment]\nHF_TOKEN = "opensesame"\n')
+    profile = load_profile(path, of_a_run=True)
+    assert (profile.cpus_per_node, profile.environment) == (2, {"HF_TOKEN": "opensesame"})
+
+
+@pytest.mark.parametrize("value", ["/run/secrets/hf", "~/.cache/hf", "", "0", "1e3", "true", "Off"])
+def test_a_path_a_number_and_a_flag_are_no_secrets(tmp_path, value):
+    profile = load_profile(write(tmp_path / "site.toml", f'[environment]\nHF_TOKEN = "{value}"\n'))
+    assert profile.environment == {"HF_TOKEN": value}
+
+
 def test_users_default_profile():
     assert user_default() is None
     folder = os.environ["HPC_GPT_CONFIG"]
@@ -359,6 +460,19 @@ def test_users_default_profile():
     with open(folder + "/config.toml", "w") as file:
         file.write('cluster = "local"\n')
     assert user_default() == "local"
+
+
+def test_an_unknown_key_of_the_users_config():
+    folder = os.environ["HPC_GPT_CONFIG"]
+    os.makedirs(folder)
+    with open(folder + "/config.toml", "w") as file:
+        file.write('clutser = "local"\naccount = "abc"\n')
+    with pytest.raises(ConfigError) as refused:
+        user_default()
+    assert [line.partition("config.toml: ")[2] for line in str(refused.value).splitlines()] == [
+        "unknown key clutser; did you mean cluster?",
+        "unknown key account; known here: cluster",
+    ]
 
 
 # --- resolved.json

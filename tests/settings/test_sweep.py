@@ -122,7 +122,7 @@ def test_every_fault_of_every_row_at_once(sweep_file):
         f"{where} 'a': unknown key layut; did you mean layout?",
         f"{where} 'a': unknown key impossble; did you mean impossible?",
         f"{where} 'a': seed.done must be a number or a text, not True",
-        f"{where} 'a': layout.gpus: input should be a valid integer, unable to parse string as an integer",
+        f"{where} 'a': layout.gpus: input should be a whole number, not the text \"x\"",
         f"{where} 'a': unknown key train.stps; did you mean steps?",
         f"{where} 'A': 'a' differs from it by upper and lower case alone",
         f"{where} 'A': impossible must be the reason in words, not ''",

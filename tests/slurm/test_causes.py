@@ -188,7 +188,7 @@ def requeued_twice(teller: Teller) -> Job:
 def array(teller: Teller) -> tuple[Job, Job]:
     """An element of an array that is killed, and another."""
     launcher = teller.launcher
-    rows = '[rows]\n"fails" = { train.steps = 1000000 }\n"other" = { train.steps = 3 }\n'
+    rows = '[rows]\n"fails" = { train.steps = 1000000 }\n"other" = { train.steps = 3, train.warmup_steps = 2 }\n'
     base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "pair"')
     (launcher.folder / "pair.toml").write_text(base + "[engine]\nname = 'ddp'\n" + rows)
     launcher.run("submit", "--sweep", *SINGLE[2:], *SMALL, *SAVED, str(launcher.folder / "pair.toml"), **paused(PAUSE))

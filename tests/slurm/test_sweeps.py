@@ -24,7 +24,7 @@ name = "ddp"
 "impossible" = {{ impossible = "never" }}
 "refused" = {{ job.constraint = "no-such-feature" }}
 "cancelled" = {{ train.steps = {endless} }}
-"alone" = {{ train.steps = 3, job.time = "00:05:00" }}
+"alone" = {{ train.steps = 3, train.warmup_steps = 2, job.time = "00:05:00" }}
 "requeued" = {{ train.steps = {endless} }}
 """
 

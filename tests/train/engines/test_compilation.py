@@ -156,6 +156,31 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("version", "sequence_parallel", "mode", "refused"),
+    [
+        ("2.11.0+cu128", True, "block", True),
+        ("2.12.1", True, "whole", True),
+        ("2.13.0+cpu", True, "block", False),
+        ("2.14.0a0+git1234", True, "whole", False),
+        ("3.0.0", True, "block", False),
+        ("2.11.0", False, "block", False),
+        ("2.11.0", True, "none", False),
+    ],
+)
+def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
+    monkeypatch: pytest.MonkeyPatch, version: str, sequence_parallel: bool, mode: str, refused: bool
+) -> None:
+    engine = Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "__version__", version)
+    if not refused:
+        compile_model(Gpt(SMALL, 1), engine)
+        return
+    with pytest.raises(ConfigError, match=rf"compile = {mode} gives wrong gradients on torch {version[:6]}") as refusal:
+        compile_model(Gpt(SMALL, 1), engine)
+    assert "2.13" in refusal.value.hint
+
+
 @pytest.mark.parametrize("offload", [pytest.param(False, marks=pytest.mark.long), True])
 def test_inductor_is_near(offload: bool) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
