@@ -108,7 +108,7 @@ def _prepare_row(
     outlook = None
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
-    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook)
+    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook, file.path)
 
 
 def earlier_runs() -> Earlier:

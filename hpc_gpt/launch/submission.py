@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.lineage import check_resumable, newest_step
-from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder, create_run
 from hpc_gpt.settings.megatron_checkout import check_checkout
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.requirements import check_requirements
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given, what is predicted of it and of
-    its chain of jobs; and what to tell the user."""
+    """An experiment ready to be submitted: its settings, its script, its file as given and where that is, what is
+    predicted of it and of its chain of jobs; and what to tell the user."""
 
     resolved: Resolved
     script: str
@@ -32,6 +32,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
     outlook: Outlook | None = None
+    file: Path | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -132,6 +133,8 @@ def write_run(
     from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 
     resolved = prepared.resolved
+    if prepared.file is not None:
+        provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
     return create_run(
         logs,
         resolved,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
 
@@ -145,7 +145,8 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
 
     if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
         raise LookupError("the run's experiment.toml was written from its settings")
-    file = find_experiment(resolved.sweep or resolved.name)
+    then = Path(str(read_json(run / "provenance.json").get(EXPERIMENT_FILE)))
+    file = then if then.is_file() else find_experiment(resolved.sweep or resolved.name)
     if file.read_bytes() != (run / "experiment.toml").read_bytes():
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")
 
