@@ -188,7 +188,7 @@ def _state(
     if slurm in _PENDING:
         return "pending", _why_it_waits(attempts, reason)
     if slurm in _RUNNING:
-        return "running", None
+        return "running", _while_it_leaves(run, job_id)
     if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
     if end and not end.goes_on:
@@ -238,10 +238,16 @@ def _local_state(run: RunFolder, line: Mapping[str, Any], end: Standing | None) 
             return "pending", "waits for its turn"
         return "cancelled", "what ran the sweep ended before its turn"
     if is_alive(line.get("pid"), line.get("pid_start")):
-        return "running", None
+        return "running", _while_it_leaves(run, str(line.get("job_id")))
     if run.cancelled_mark(str(line.get("job_id"))).exists():
         return "cancelled", None
     return "error", "its process is gone and left no word"
+
+
+def _while_it_leaves(run: RunFolder, job_id: str | None) -> str | None:
+    """What there is to say of a job that runs on although it was cancelled."""
+    cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
+    return "cancelled; its ranks may save before they leave" if cancelled else None
 
 
 def _other_host(line: Mapping[str, Any]) -> str | None:

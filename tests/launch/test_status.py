@@ -15,6 +15,7 @@ from hpc_gpt.launch import status
 from hpc_gpt.launch.slurm import scheduler
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.process import start_time
+from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 
 
@@ -197,3 +198,16 @@ def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
     assert rows[bad.run_id].state == "unknown"
     assert "resolved.json" in rows[bad.run_id].cause
     assert rows[good.run_id].steps == 200
+
+
+def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
+    mine, theirs = unsubmitted_run(), slurm_run()
+    me = {"pid": os.getpid(), "pid_start": start_time(os.getpid()), "host": platform.node()}
+    mine.add_submission({"scheduler": "local", "job_id": "9", **me})
+    slurm_says({"7": ("RUNNING", "")})
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", None)] * 2
+    mine.cancelled_mark("9").touch()
+    theirs.cancelled_mark("7").touch()
+    words = "cancelled; its ranks may save before they leave"
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", words)] * 2
+    assert f"{mine.run_id}: {words}\n" in in_process("status", mine.run_id).stdout
