@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpc_gpt.chain.history import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
@@ -151,6 +152,8 @@ def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[
     attempts = run.attempts()
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     state, cause = _state(run, attempts, line, states)
+    if state not in ("done", "unknown") and (words := hardly_trained(attempts)):
+        cause = f"{cause}; {words}" if cause else words
     ids = job_ids(run)
     step = metrics.get("step")
     return RunStatus(

@@ -208,7 +208,7 @@ def told_of_rows(rows: Sequence[Prepared]) -> list[str]:
     """What to tell the user of the rows of a sweep: what is predicted by row, what is true of many of them once."""
     lines: list[str] = []
     for row in rows:
-        lines += row.notes
+        lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
         if row.foresight and row.foresight.tables is not None:
             lines.append(f"{row.resolved.row}: {row.foresight.line}")
         elif row.foresight and row.foresight.line not in lines:
