@@ -58,5 +58,5 @@ def interrupts_wait() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(came):
-            signal.raise_signal(number)
+        for arrived in dict.fromkeys(came):
+            signal.raise_signal(arrived)

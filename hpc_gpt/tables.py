@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # tomllib's words for what is given twice, and for where.
-_TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate immutable|redefine)|Duplicate inline table key")
+_TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _QUOTED = re.compile(r"'(.*)'")
 

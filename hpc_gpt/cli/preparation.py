@@ -116,7 +116,8 @@ def _prepare_row(
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
     if not request.smoke and request.until is not None:
         notes = (*notes, *short_of_time(resolved, earlier))
-    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook, file.path)
+    script = render_script(resolved, request.template)
+    return Prepared(resolved, script, file.text, notes, foresight, outlook, file=file.path)
 
 
 def earlier_runs() -> Earlier:

@@ -237,8 +237,7 @@ def _resolve_layout(
 def _nearest(
     asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one where that is allowed.
-    """
+    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one where that may be."""
 
     def settled(**changes: Any) -> Layout | None:
         try:

@@ -157,9 +157,7 @@ def test_records_of_a_cpu_calibrate_no_gpus(own_folders, tmp_path, rows_file):
     assert done.code == 2
     assert error_of(done)[0] == f"no row is of profile a100-80g-8: 8 a100-80g a node; {left_out}"
     assert files_of_config() == []
-    done = in_process(
-        "plan", "--validate", rows_file, "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8"
-    )
+    done = in_process("plan", "--validate", rows_file, "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8")
     assert done.code == 0, done.stderr
     assert left_out in done.stderr
 
