@@ -202,10 +202,8 @@ class Scheduler:
 
     def hold(self, steps: int | None) -> None:
         """Attempts that start from now on wait, after so many steps, for a signal; with None they do not."""
-        with self.lock:
-            self._always.pop(HOLD_AFTER, None)
-            if steps is not None:
-                self._always[HOLD_AFTER] = str(steps)
+        with self.lock:  # also of a job that a held one has submitted
+            self._always[HOLD_AFTER] = "" if steps is None else str(steps)
 
     def begin_now(self, job: Job) -> None:
         """Spares a waiting job the rest of its wait."""

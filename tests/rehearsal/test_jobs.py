@@ -195,7 +195,7 @@ def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
 
 
 def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: Commands) -> None:
-    for steps, seen in ((8, "8"), (None, "unset")):
+    for steps, seen in ((8, "8"), (None, "")):
         slurm.scheduler.hold(steps)
-        commands.wait_end(commands.submit("job", "srun bash -c 'echo ${HPC_GPT_HOLD_AFTER-unset}'"))
+        commands.wait_end(commands.submit("job", "srun bash -c 'echo $HPC_GPT_HOLD_AFTER'"))
         assert commands.output("job") == f"{seen}\n"
