@@ -147,9 +147,10 @@ def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
             if is_controller:
                 signal.raise_signal(signal.SIGINT)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("hpc_gpt.launch.local.executor.subprocess.Popen", Interrupted)
-        submit(run, run.resolved())
+        with pytest.raises(KeyboardInterrupt):
+            submit(run, run.resolved())
     assert read_status([run])[0].state == "running"
 
 
