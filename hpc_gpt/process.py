@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -36,3 +39,24 @@ def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Within it a Ctrl-C, or another signal that this process takes for one, waits until its end: a process that is
+    started here is known by then to whoever has to end it."""
+    if threading.current_thread() is not threading.main_thread():  # no signal is handled there
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    kept = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in kept:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        for arrived in dict.fromkeys(came):
+            signal.raise_signal(arrived)

@@ -28,18 +28,54 @@ _TYPES = {
 }  # fmt: skip
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep asks for them with every row
 _TYPE_FAULT = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float)")
+# tomllib's words for what is given twice, and for where.
+_TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
+_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_QUOTED = re.compile(r"'(.*)'")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; ConfigError with file and line where it cannot be read."""
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
+        if (twice := _given_twice(text, str(fault))) is not None:
+            raise ConfigError(f"{path}: {twice}", "keep one of them") from None
         raise ConfigError(f"{path}: {fault}", "mend the TOML there; strings need quotes") from None
     except UnicodeDecodeError as fault:
         raise ConfigError(f"{path}: not UTF-8 at byte {fault.start}", "TOML files are UTF-8") from None
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
+
+
+def _given_twice(text: str, fault: str) -> str | None:
+    """A key or table given twice, with its place, in place of tomllib's words for it; None for another fault.
+
+    >>> _given_twice("a = 1\\na = [\\n2]", "Cannot overwrite a value (at end of document)")
+    'a is given twice (at line 2, column 1)'
+    """
+    if not _TWICE.match(fault):
+        return None
+    lines = text.splitlines()
+    found = _LINE.search(fault)
+    first = int(found[1]) - 1 if found else len(lines) - 1
+    while first and not _is_toml("\n".join(lines[:first])):  # the statement begins further up
+        first -= 1
+    statement = lines[first].lstrip()
+    inline = _QUOTED.search(fault) if fault.startswith("Duplicate") else None
+    key = statement.partition("#")[0].strip() if statement.startswith("[") else statement.partition("=")[0].strip()
+    column = len(lines[first]) - len(statement) + 1
+    return f"{inline[1] if inline else key} is given twice (at line {first + 1}, column {column})"
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.process import interrupts_wait
 
 # What is asked to end has so long to do it: a torchrun ends its own workers meanwhile.
 GRACE_S = 10.0
@@ -41,10 +42,11 @@ def run_peer(command: str, log: Path) -> PeerEnd:
     with output:
         process: subprocess.Popen[bytes] | None = None
         try:
-            try:
-                process = _start(shell, command, output)
-            except OSError:  # $SHELL names none
-                process = _start("/bin/sh", command, output)
+            with interrupts_wait():
+                try:
+                    process = _start(shell, command, output)
+                except OSError:  # $SHELL names none
+                    process = _start("/bin/sh", command, output)
             code = process.wait()
         finally:
             if process is not None:

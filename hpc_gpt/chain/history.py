@@ -13,6 +13,9 @@ from hpc_gpt.runs.retries import RETRIES
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.small_files import read_json
 
+# Of an attempt's time: what trains less is mostly starts and saves.
+HARDLY = 0.1
+_BY_THE_CLOCK = ("walltime", "preempted", "requeued")
 # Where Megatron-LM keeps its own, and the number of the newest.
 _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
@@ -109,6 +112,31 @@ def newest_saved(run: RunFolder) -> int:
 def gpu_hours(past: Sequence[Past]) -> float:
     """GPU-hours of all attempts, those included that stepped aside."""
     return sum(each.gpu_hours for each in past)
+
+
+def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
+    """In words, of two attempts and more that had to leave: that each trained less than a tenth of its time; else None.
+
+    What an attempt trained is its steps, each taken to be as long as its last. Why others failed is said elsewhere.
+    """
+    times = []
+    over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_THE_CLOCK]
+    for attempt in over:
+        began = _seconds(attempt.started().get("started"))
+        seconds = _seconds(attempt.ended().get("time")) - began
+        last = attempt.last_metrics()
+        steps = _seconds(last.get("step")) - (_step(attempt.folder, "trainer.json", "resumed_step") or 0)
+        trained = max(0.0, steps * _seconds(last.get("step_s")))
+        if not began or not trained < HARDLY * seconds:
+            return None
+        times.append((trained / seconds, trained, seconds))
+    if len(times) < 2:
+        return None
+    _, trained, seconds = max(times)
+    return (
+        f"its {len(over)} attempts each trained less than a tenth of their time, {trained:.0f} s of {seconds:.0f} s at "
+        "most: more job.time, or a smaller job.signal_lead_s, leaves them more"
+    )
 
 
 def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:

@@ -127,7 +127,11 @@ def _run(arguments: list[str], debug: bool) -> int:
         return 2
     except click.UsageError as fault:
         path = fault.ctx.command_path if fault.ctx else "hpc-gpt"
-        _complain(fault.format_message(), f"{path} --help")
+        message, hint = fault.format_message(), f"{path} --help"
+        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
+            message = f"No such option {fault.option_name!r}."
+            hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
+        _complain(message, hint)
         return 2
     except click.ClickException as fault:
         _complain(fault.format_message(), "")
@@ -151,6 +155,16 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise
         _complain(f"{type(fault).__name__}: {fault}", "this is a fault of hpc-gpt; --debug shows where")
         return 1
+
+
+def _keys_meant(fault: click.NoSuchOption) -> list[str]:
+    """The experiment's keys of the name of an option that there is not; none of a verb that sets no keys."""
+    if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
+        return []
+    from hpc_gpt.cli.topics import experiment_keys
+
+    name = fault.option_name.lstrip("-").replace("-", "_")
+    return [key for key, _, _ in experiment_keys() if name in (key, key.rpartition(".")[2])]
 
 
 def _complain(message: str, hint: str) -> None:

@@ -37,7 +37,9 @@ def run_validate(
     """
     rows = read_rows(rows_file)
     profile = load_profile(cluster) if cluster is not None else None
-    others = [row for path in calibrate_files for row in read_any(path, profile).rows]
+    read = [read_any(path, profile) for path in calibrate_files]
+    others = [row for each in read for row in each.rows]
+    _say_left_out([entry for each in read for entry in each.left_out])
     clusters = calibrate_clusters(others)
     always = _always(calibration, clusters, given=bool(calibrate_files))
     entries = predict_rows(rows, choosing(clusters, always))
@@ -75,10 +77,9 @@ def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None =
         read = read_any(path, profile)
         rows += read.rows
         left_out += read.left_out
-    fitted = _fitted_for(profile, rows, calibration)
+    fitted = _fitted_for(profile, rows, left_out, calibration)
     path = store_calibration(cluster, fitted)
-    for entry in left_out:
-        click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
+    _say_left_out(left_out)
     if as_json:
         tables = {"schema": SCHEMA, "profile": str(path), "calibration": fitted.to_tables()}
         tables["left_out"] = [{"id": entry.id, "left_out": entry.reason} for entry in left_out]
@@ -93,7 +94,14 @@ def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None =
     click.echo(f"stored in {path}", err=True)
 
 
-def _fitted_for(profile: ClusterProfile, rows: Sequence[Row], calibration: str | None) -> Calibrated:
+def _say_left_out(entries: Sequence[LeftOut]) -> None:
+    for entry in entries:
+        click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
+
+
+def _fitted_for(
+    profile: ClusterProfile, rows: Sequence[Row], left_out: Sequence[LeftOut], calibration: str | None
+) -> Calibrated:
     """The rows of the cluster that is named, fitted; else those of the profile's machine.
 
     Of several clusters of the same device and node size the one of the profile's name, else of its fabric, counts.
@@ -109,8 +117,10 @@ def _fitted_for(profile: ClusterProfile, rows: Sequence[Row], calibration: str |
         device, per_node = profile.device, profile.gpus_per_node
         alike = [row for row in rows if (row.machine.device, row.machine.gpus_per_node) == (device, per_node)]
         if not alike:
+            without = _some([f"{entry.id}: {entry.reason}" for entry in left_out])
             raise ConfigError(
-                f"no row is of profile {profile.name}: {per_node} {device} a node",
+                f"no row is of profile {profile.name}: {per_node} {device} a node"
+                + (f"; left out: {without}" if without else ""),
                 "give rows of that device and node size, or choose a cluster with --calibration NAME",
             )
         own = [row for row in alike if row.cluster == profile.name]

@@ -150,7 +150,13 @@ def _words_of_defaults(request: Request, profile: ClusterProfile, run: Experimen
 def _prepare_row(
     request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, earlier: Callable[[], Earlier]
 ) -> Prepared:
-    from hpc_gpt.launch.chain_ahead import refuse_with_smoke, settle_until, wants_outlook, with_outlook
+    from hpc_gpt.launch.chain_ahead import (
+        refuse_with_smoke,
+        settle_until,
+        short_of_time,
+        wants_outlook,
+        with_outlook,
+    )
     from hpc_gpt.launch.foresight import foresee, settle_open
     from hpc_gpt.launch.render import render_script
     from hpc_gpt.launch.submission import Prepared
@@ -189,7 +195,11 @@ def _prepare_row(
     outlook = None
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
-    return Prepared(resolved, render_script(resolved, request.template), text, notes, foresight, outlook)
+    if not request.smoke and request.until is not None:
+        notes = (*notes, *short_of_time(resolved, earlier))
+    script = render_script(resolved, request.template)
+    path = None if are_defaults(file) else file.path
+    return Prepared(resolved, script, text, notes, foresight, outlook, file=path)
 
 
 def earlier_runs() -> Earlier:

@@ -83,7 +83,7 @@ def _table(rows: list[Any], opened: bool) -> list[str]:
             for heading, text, width in zip(_HEADINGS, line, widths, strict=True)
         ).rstrip()
         for line in cells
-    ] + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state not in ("done", "running")]
+    ] + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state != "done"]
 
 
 def _sweep_cells(sweep: Any) -> tuple[str, ...]:

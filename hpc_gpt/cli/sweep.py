@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpc_gpt.cli.experiment_options import Request, logs_folder
+
+if TYPE_CHECKING:
+    from hpc_gpt.cli.preparation import PreparedSweep
+    from hpc_gpt.launch.submission import Prepared
+
+T = TypeVar("T")
 
 
 def submit_sweep(
@@ -22,8 +29,15 @@ def submit_sweep(
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} is for --sweep", "add --sweep, or leave it out")
     prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
-    rows, here = prepared.rows, prepared.rows[0].resolved.cluster.scheduler == "local"
+    here = prepared.rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
+        from hpc_gpt.launch.submission import check_submission
+
+        def check(rows: list[Prepared]) -> Any:
+            return check_submission([row.resolved for row in rows], logs_folder(), dry=True)
+
+        prepared, _ = _sound(prepared, skip_unfit, check)
+        rows = prepared.rows
         _tell(prepared)
         _dry_run(rows, here)
         return
@@ -32,7 +46,8 @@ def submit_sweep(
         from hpc_gpt.launch.waiting import wait_for_all
     from hpc_gpt.launch.sweep_submission import queue_sweep, write_sweep
 
-    sweep = write_sweep(prepared.name, rows, logs_folder())
+    prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
+    rows = prepared.rows
     _tell(prepared)
     click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, linked in {sweep.folder}", err=True)
     if here:
@@ -57,6 +72,23 @@ def submit_sweep(
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
         raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request, and submit those rows")
+
+
+def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
+    """The sweep, and what `check` gives of its rows; without the rows that it refuses where those are to be left out
+    and there are others. Raises RowFaults, and what else `check` raises."""
+    from hpc_gpt.launch.submission import RowFaults
+
+    try:
+        return prepared, check(prepared.rows)
+    except RowFaults as refusal:
+        left = [row for row in prepared.rows if row.resolved.row not in refusal.faults]
+        if left and not skip_unfit:
+            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
+        if not left or not skip_unfit:
+            raise
+        faults = refusal.faults
+    return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)
 
 
 def _tell(prepared: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Experiment
@@ -16,6 +17,9 @@ from hpc_gpt.settings.until import Until, check_against
 if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Earlier
     from hpc_gpt.chain.outlook import Outlook
+
+# What a job should train at least.
+_FEW_STEPS = 3
 
 
 def settle_until(
@@ -45,6 +49,23 @@ def wants_outlook(resolved: Resolved, until: Until | None) -> bool:
         return False
     singleton = resolved.cluster.scheduler == "slurm" and resolved.cluster.chain == "singleton"
     return until != Until() or resolved.job.max_gpu_hours is not None or singleton
+
+
+def short_of_time(resolved: Resolved, earlier: Callable[[], Earlier]) -> tuple[str, ...]:
+    """A line where the signal comes so early that a job has less than half of its time to train, or less than a start
+    and a few steps took in a run of the same settings."""
+    limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0
+    if limit is None or lead >= limit:
+        return ()
+    left = limit - lead
+    alike = earlier().newest_alike(resolved)
+    needed = (alike.start_s or 0.0) + _FEW_STEPS * alike.step_s if alike else 0.0
+    if 2 * left >= limit and left >= needed:
+        return ()
+    words = f"warning: job.signal_lead_s = {lead} leaves a job {left} s of its {limit} s until it is to save"
+    if alike and left < needed:
+        words += f", and a start and {_FEW_STEPS} steps took {needed:.3g} s in run {alike.run}"
+    return (f"{words}; give more --time, or a smaller job.signal_lead_s",)
 
 
 def with_outlook(

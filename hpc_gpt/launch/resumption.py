@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.launch.chain_ahead import wants_outlook, with_outlook
+from hpc_gpt.launch.chain_ahead import short_of_time, wants_outlook, with_outlook
 from hpc_gpt.launch.foresight import Foresight, foresee
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
@@ -58,6 +58,8 @@ def prepare_resumption(
         given = "job.signal_lead_s" in changes
         resolved, outlook = with_outlook(resolved, seen, earlier, given, run, parent.step)
     notes = _notes(settings, resolved, until, parent.step)
+    if earlier is not None:
+        notes = (*notes, *short_of_time(resolved, lambda: earlier))
     return Prepared(resolved, render_script(resolved, template), text, notes, seen, outlook), parent
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpc_gpt.chain.history import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
@@ -151,6 +152,8 @@ def _status(run: RunFolder, line: Mapping[str, Any], states: Mapping[str, tuple[
     attempts = run.attempts()
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     state, cause = _state(run, attempts, line, states)
+    if state not in ("done", "unknown") and (words := hardly_trained(attempts)):
+        cause = f"{cause}; {words}" if cause else words
     ids = job_ids(run)
     step = metrics.get("step")
     return RunStatus(
@@ -188,7 +191,7 @@ def _state(
     if slurm in _PENDING:
         return "pending", _why_it_waits(attempts, reason)
     if slurm in _RUNNING:
-        return "running", None
+        return "running", _while_it_leaves(run, job_id)
     if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
     if end and not end.goes_on:
@@ -238,10 +241,16 @@ def _local_state(run: RunFolder, line: Mapping[str, Any], end: Standing | None) 
             return "pending", "waits for its turn"
         return "cancelled", "what ran the sweep ended before its turn"
     if is_alive(line.get("pid"), line.get("pid_start")):
-        return "running", None
+        return "running", _while_it_leaves(run, str(line.get("job_id")))
     if run.cancelled_mark(str(line.get("job_id"))).exists():
         return "cancelled", None
     return "error", "its process is gone and left no word"
+
+
+def _while_it_leaves(run: RunFolder, job_id: str | None) -> str | None:
+    """What there is to say of a job that runs on although it was cancelled."""
+    cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
+    return "cancelled; its ranks may save before they leave" if cancelled else None
 
 
 def _other_host(line: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.lineage import check_resumable, newest_step
-from hpc_gpt.runs.run_folder import RunFolder, create_run
+from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder, create_run
 from hpc_gpt.settings.megatron_checkout import check_checkout
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.requirements import check_requirements
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given, what is predicted of it and of
-    its chain of jobs; and what to tell the user."""
+    """An experiment ready to be submitted: its settings, its script, its file as given and where that is, what is
+    predicted of it and of its chain of jobs; and what to tell the user."""
 
     resolved: Resolved
     script: str
@@ -32,6 +32,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
     outlook: Outlook | None = None
+    file: Path | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -71,13 +72,23 @@ def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.links)
 
 
-def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
+class RowFaults(ConfigError):
+    """What is wrong with rows of a sweep, of which others may be sound: `faults` by row."""
+
+    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
+        super().__init__(message, hint)
+        self.faults = faults
+
+
+def check_submission(rows: Sequence[Resolved], logs: Path, dry: bool = False) -> dict[str, Any]:
     """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
 
-    The runs are of one cluster. Raises as submit_run, with the faults of all rows at once where they are a sweep's.
+    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, where they are a sweep's. `dry`: nothing
+    is made, and Slurm is not asked.
     """
     from hpc_gpt.runs.provenance import collect
     from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
+    from hpc_gpt.tokens.build import STDLIB
     from hpc_gpt.tokens.run_data import ensure_data
 
     check_path(logs)
@@ -87,7 +98,8 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
         from hpc_gpt.launch.slurm.scheduler import check_reachable
 
         check_output_path(logs)
-        check_reachable()
+        if not dry:
+            check_reachable()
     provenance = {**collect(), KEY: take_snapshot().sha256}
     faults: dict[str, UserError] = {}
     for resolved in rows:
@@ -96,7 +108,8 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
                 check_requirements(resolved, bool(provenance["gpus"]))
             if resolved.engine.name == MEGATRON_LM:
                 check_checkout(resolved, os.environ)
-            ensure_data(resolved)
+            if not (dry and STDLIB in (resolved.data.source, resolved.data.path)):
+                ensure_data(resolved)
         except UserError as fault:
             if len(rows) == 1:
                 raise
@@ -106,7 +119,7 @@ def check_submission(rows: Sequence[Resolved], logs: Path) -> dict[str, Any]:
     return provenance
 
 
-def faults_of_rows(faults: Mapping[str, UserError]) -> ConfigError:
+def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
     """The faults of several rows of a sweep as one: by row, and what is wrong with many of them once."""
     rows: dict[str, list[str]] = {}
     for row, fault in faults.items():
@@ -117,7 +130,7 @@ def faults_of_rows(faults: Mapping[str, UserError]) -> ConfigError:
         others = f" and {len(named) - 3} more" if len(named) > 3 else ""
         lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
     hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
-    return ConfigError("\n".join(lines), "; ".join(hints))
+    return RowFaults("\n".join(lines), "; ".join(hints), faults)
 
 
 def write_run(
@@ -132,6 +145,8 @@ def write_run(
     from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 
     resolved = prepared.resolved
+    if prepared.file is not None:
+        provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
     return create_run(
         logs,
         resolved,
@@ -205,7 +220,7 @@ def told_of_rows(rows: Sequence[Prepared]) -> list[str]:
     """What to tell the user of the rows of a sweep: what is predicted by row, what is true of many of them once."""
     lines: list[str] = []
     for row in rows:
-        lines += row.notes
+        lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
         if row.foresight and row.foresight.tables is not None:
             lines.append(f"{row.resolved.row}: {row.foresight.line}")
         elif row.foresight and row.foresight.line not in lines:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
 
@@ -148,7 +148,8 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
         raise LookupError("the run's experiment.toml was written from its settings")
     if (run / "experiment.toml").read_text(encoding="utf-8").startswith(f"# {NO_EXPERIMENT}\n"):
         raise LookupError("no EXPERIMENT was named: there is no file")
-    file = find_experiment(resolved.sweep or resolved.name)
+    then = Path(str(read_json(run / "provenance.json").get(EXPERIMENT_FILE)))
+    file = then if then.is_file() else find_experiment(resolved.sweep or resolved.name)
     if file.read_bytes() != (run / "experiment.toml").read_bytes():
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")
 

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.question import USUAL_ENGINES, Question, Split
+from hpc_gpt.plan.question import TP_SPANS, USUAL_ENGINES, Question, Split
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.translation import PLANNED, shape_of, traits_of, update_mode
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment
-from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, nodes_for
+from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import check_split
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 
@@ -102,7 +102,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         _resolve_with(question, experiment, profile, unobstructed)
     settled = {axis: question.settled[axis] for axis in ("tp", "pp", "dp") if axis in question.settled}
     if not splits and len(settled) == 3:
-        check_gpus(Layout(**settled), question.gpus)
+        _resolve_with(question, experiment, profile, Split(**settled))
     words = " with " + ", ".join(f"{axis} {size}" for axis, size in settled.items()) if settled else ""
     reasons = list(dict.fromkeys(reason or "no engine that is asked for splits so" for _, reason in splits))
     if not splits:
@@ -111,6 +111,8 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     if reasons == ["dp does not divide the global batch"]:
         counts = []
     hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
+    if reasons == [TP_SPANS]:
+        hint += ", or --allow-tp-across-nodes if the slow links are meant"
     raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{words}: {', '.join(reasons)}", hint)
 
 

@@ -15,6 +15,7 @@ from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 
 # Least to most, so that of equals the plainer comes first.
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+TP_SPANS = "tp would span nodes"
 # Those that run without anything of the user's own; megatron-lm wants a checkout, hf-deepspeed another model.
 USUAL_ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp")
 
@@ -84,7 +85,7 @@ class Question:
         if isinstance(self.partition, tuple) and not self._deals_out(self.partition, pp):
             return "engine.partition does not deal the layers out over pp"
         if min(self.gpus, self.gpus_per_node) % tp and not self.tp_across_nodes:
-            return "tp would span nodes"
+            return TP_SPANS
         if self.global_batch is not None and self.global_batch % dp:
             return "dp does not divide the global batch"
         return None

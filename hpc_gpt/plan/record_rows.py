@@ -12,8 +12,10 @@ from typing import Any
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.machines import machine_of
-from hpc_gpt.plan.rows import Rows, read_rows_json, row_of, rows_of
+from hpc_gpt.plan.row_words import OURS
+from hpc_gpt.plan.rows import LeftOut, Rows, read_rows_json, row_of, rows_of
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.small_files import read_json
 
 # A row's field by the record's key.
 _SAME = ("gpus", "tp", "pp", "dp", "zero_stage", "hidden", "layers", "heads", "vocab", "seq", "recompute", "dtype")
@@ -35,6 +37,7 @@ def read_any(path: Path, profile: ClusterProfile | None) -> Rows:
     """The rows of a file or folder of any kind that can calibrate.
 
     Records take the profile's machine, since they do not say what joins nodes: ConfigError where there is no profile.
+    One of another cluster, or of our own on a CPU, is left out; a foreign one that states no device is the profile's.
     """
     if path.is_dir():
         found = [(str(file.parent), _content(file)) for file in _record_files(path)]
@@ -48,7 +51,7 @@ def read_any(path: Path, profile: ClusterProfile | None) -> Rows:
     if isinstance(records, list):
         return records_as_rows([(str(path), tables) for tables in records if isinstance(tables, Mapping)], profile)
     if isinstance(content, Mapping) and "schema" in content and "step_s" in content:
-        return records_as_rows([(str(path), content)], profile)
+        return records_as_rows([(str(path.parent), content)], profile)
     raise ConfigError(f"{path}: neither records nor rows", _HINT)
 
 
@@ -65,17 +68,34 @@ def records_as_rows(records: list[tuple[str, Mapping[str, Any]]], profile: Clust
 
     return Rows(
         tuple(
-            row_of(record_as_row(tables, where, profile), number, profile.name, of_profile)
+            _elsewhere(tables, where, profile)
+            or row_of(record_as_row(tables, where, profile), number, profile.name, of_profile)
             for number, (where, tables) in enumerate(records, 1)
         )
     )
+
+
+def _elsewhere(record: Mapping[str, Any], where: str, profile: ClusterProfile) -> LeftOut | None:
+    """A record that another cluster left, by the settings in its run folder, or a CPU in a GPU's place."""
+    cluster = _dotted(read_json(Path(where) / "resolved.json"), "cluster.name")
+    if cluster is not None and cluster != profile.name:
+        reason = f"it ran on cluster {cluster!r:.60}, not on {profile.name}"
+    elif record.get("dialect") == OURS and record.get("device") is None and profile.device != "cpu":
+        reason = f"it ran on a CPU, not on {profile.device}"
+    else:
+        return None
+    return LeftOut(_name_of(record, where), profile.name, profile.name, reason)
+
+
+def _name_of(record: Mapping[str, Any], where: str) -> str:
+    return str(record.get("run") or record.get("name") or where)
 
 
 def record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfile) -> dict[str, Any]:
     """A record's figures under a row's fields."""
     row = {name: record.get(name) for name in _SAME}
     row |= {name: record.get(key) for name, key in _OTHERWISE.items()}
-    row["id"] = record.get("run") or record.get("name") or where
+    row["id"] = _name_of(record, where)
     row["source"] = profile.name
     row["device"] = record.get("device") or profile.device
     row["gpus_per_node"] = profile.gpus_per_node

@@ -11,6 +11,8 @@ from hpc_gpt.rehearsal.job import Job
 
 CLUSTER = "rehearsal"
 PARTITION = "rehearsal"
+# The steps of an attempt after which its ranks wait for a signal (hpc_gpt.train.signals).
+HOLD_AFTER = "HPC_GPT_HOLD_AFTER"
 # What --export=NONE leaves: a login shell's, and what finds the stand-ins.
 _ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "TMPDIR")
 

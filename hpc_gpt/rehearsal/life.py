@@ -16,7 +16,7 @@ from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.submission import Prepared, resume_run, submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, SmallRun
+from hpc_gpt.rehearsal.preparation import HOLD_AFTER_STEPS, SAVE_EVERY, STEPS, SmallRun
 from hpc_gpt.rehearsal.processes import marked
 from hpc_gpt.rehearsal.reading_back import first_cause
 from hpc_gpt.rehearsal.script_check import tail
@@ -76,11 +76,12 @@ class Life:
     def rehearse(self, quick: bool) -> RunFolder:
         """The whole life; gives the run. Raises RehearsalFailed, and what submit_run raises."""
         with _environment(self._slurm.environment):
+            self._scheduler.hold(HOLD_AFTER_STEPS if self._small.resumes else None)
             run = self.run = self._submit("submitted")
             self._started(1)
             if self._small.resumes:
                 self._saved(run)
-                self._interrupted_by_time(run)
+                self._interrupted_by_time(run, is_last=quick)
                 if not quick:
                     self._preempted(run)
             self._finished(run)
@@ -129,9 +130,11 @@ class Life:
         step = newest_step(run)
         self._say("saved", f"the checkpoint of step {step} is complete, {SAVE_EVERY} steps apart")
 
-    def _interrupted_by_time(self, run: RunFolder) -> None:
+    def _interrupted_by_time(self, run: RunFolder, is_last: bool) -> None:
         attempt = run.attempts()[-1]
         job = self._job_of(attempt)
+        if is_last:
+            self._scheduler.hold(None)
         ahead = job.request.signal
         if ahead is None:
             self._scheduler.bring_limit_forward(job, 0.0)
@@ -147,6 +150,7 @@ class Life:
         attempt = run.attempts()[-1]
         self._until("preempted", "two steps more", lambda: len(_steps(attempt)) > 1, attempt)
         job = self._job_of(attempt)
+        self._scheduler.hold(None)
         self._scheduler.preempt(job)
         grace = self._scheduler.timing.grace_s
         self._say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace:g} s of grace")

@@ -19,12 +19,14 @@ from hpc_gpt.tables import check_tables
 # Enough steps for two interruptions and a few undisturbed ones after each.
 STEPS = 24
 SAVE_EVERY = 4
+# An attempt that is to be interrupted waits for it then: a save that is due has the one before completed.
+HOLD_AFTER_STEPS = 2 * SAVE_EVERY
 # Jobs of a singleton chain: the first, and one for each interruption.
 LINKS = 3
 _MODULE_INITS = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh")
 # What the rehearsal settles itself, for its own machine; a profile's would undo that.
 _OURS = ("PATH", "OMP_NUM_THREADS", "SLURM_CONF", "TMPDIR", "HPC_GPT_STATE", "HPC_GPT_LOGS", "HPC_GPT_MASTER_ADDR",
-         "HPC_GPT_REHEARSAL")  # fmt: skip
+         "HPC_GPT_REHEARSAL", "CUDA_VISIBLE_DEVICES")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     for size in (real.layout.tp, real.layout.pp, real.layout.dp):
         ranks *= min(2, size)
     gpus = gpus_here if gpus_here >= ranks else 0
+    notes: tuple[str, ...] = ()
+    if not gpus and profile.device not in (None, "cpu"):
+        # On a cluster a rank without its GPU is a fault.
+        profile = replace(profile, device=None)
+        notes = (f"{_gpus_for(ranks, gpus_here)} here: the ranks run on the CPU",)
     smoke = shrink(experiment, real, has_gpu=bool(gpus))
     train = replace(
         smoke.experiment.train,
@@ -83,7 +90,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     small = replace(small, job=job)
     missing += _of_the_job(real)
     missing.append(_of_the_gpus(real, ranks, gpus_here, gpus))
-    return SmallRun(small, tuple(missing), smoke.notes, gpus)
+    return SmallRun(small, tuple(missing), (*notes, *smoke.notes), gpus)
 
 
 def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing]]:
@@ -162,7 +169,11 @@ def _of_the_gpus(real: Resolved, ranks: int, here: int, used: int) -> Missing:
     size += "s" if real.nodes > 1 else ""
     if used:
         return Missing(size, f"{ranks} rank{'s' if ranks > 1 else ''} on this machine's GPUs: memory, speed, network")
-    have = f"{here} GPU{'s' if here > 1 else ''} for {ranks} ranks" if here else "no GPU"
+    have = _gpus_for(ranks, here)
     cores = len(os.sched_getaffinity(0))
     why = f"{have} here: {ranks} rank{'s' if ranks > 1 else ''} on {cores} cores of a CPU; no memory, speed or network"
     return Missing(size, why)
+
+
+def _gpus_for(ranks: int, here: int) -> str:
+    return f"{here} GPU{'s' if here > 1 else ''} for {ranks} ranks" if here else "no GPU"

@@ -68,7 +68,7 @@ def rehearse(
             return outcome
     resolved = small.resolved
     nodes = resolved.nodes + (resolved.job.spare_nodes or 0) + _MORE_NODES
-    with LocalSlurm(nodes, small.gpus, also=_own_variables(resolved.gpus)) as slurm:
+    with LocalSlurm(nodes, small.gpus, also=_own_variables(resolved.gpus, small.gpus)) as slurm:
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
         life = Life(small, prepared, slurm, logs, note, wait, began)
         try:
@@ -94,11 +94,13 @@ def look_at_data(resolved: Resolved) -> str | Missing:
     return f"{path} is fit for the run" if path is not None else "random tokens"
 
 
-def _own_variables(ranks: int) -> dict[str, str]:
+def _own_variables(ranks: int, gpus: int) -> dict[str, str]:
     """What every job of the rehearsal has: this machine in the place of a cluster's nodes."""
     cores = len(os.sched_getaffinity(0))
     return {
         "HPC_GPT_MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+        # Ranks that do not all have a GPU have none.
+        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     }

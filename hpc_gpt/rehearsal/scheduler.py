@@ -19,7 +19,7 @@ from pathlib import Path
 from hpc_gpt.rehearsal.batch import start_script
 from hpc_gpt.rehearsal.dependencies import waits_for
 from hpc_gpt.rehearsal.ending import kill, kill_strays, sessions, take_down, terminate, terminate_steps
-from hpc_gpt.rehearsal.environment import exported
+from hpc_gpt.rehearsal.environment import HOLD_AFTER, exported
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job, Past, Step
 from hpc_gpt.rehearsal.nodes import devices, free_nodes
 from hpc_gpt.rehearsal.processes import MARK, end_marked, send, session_lives, signal_session
@@ -200,6 +200,11 @@ class Scheduler:
             job.preempted_until = job.preempted + self.timing.grace_s
             terminate_steps(job, "")
 
+    def hold(self, steps: int | None) -> None:
+        """Attempts that start from now on wait, after so many steps, for a signal; with None they do not."""
+        with self.lock:  # also of a job that a held one has submitted
+            self._always[HOLD_AFTER] = "" if steps is None else str(steps)
+
     def begin_now(self, job: Job) -> None:
         """Spares a waiting job the rest of its wait."""
         with self.lock:
@@ -240,8 +245,7 @@ class Scheduler:
     def _watch(self, job: Job, now: float) -> None:
         """One look at a job that has processes."""
         for step in job.steps:
-            if not step.ended.is_set():
-                watch_step(step, self.timing.kill_wait_s, now)
+            watch_step(step, self.timing.kill_wait_s, now)
         if job.state == RUNNING:
             self._watch_clock(job, now)
         if job.term_after is not None:

@@ -73,7 +73,12 @@ def start_step(
 
 
 def watch_step(step: Step, kill_wait_s: float, now: float) -> None:
-    """One look at a step: ranks that are gone are told, others ended where one that failed takes them along."""
+    """One look at a step: ranks that are gone are told, others ended where one that failed takes them along.
+
+    A step that has ended is closed: the number of its stderr may be another file's by now.
+    """
+    if step.ended.is_set():
+        return
     for rank in step.ranks:
         if rank.code is None and rank.process is not None and (code := rank.process.poll()) is not None:
             rank.code, rank.number_of_signal = (code, 0) if code >= 0 else (128 - code, -code)

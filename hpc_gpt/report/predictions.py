@@ -60,6 +60,8 @@ def mean_of(lines: Sequence[Prediction]) -> Mean:
 def _prediction(record: Record) -> Prediction:
     layout = "-".join(f"{axis}{getattr(record, axis)}" for axis in ("tp", "pp", "dp") if getattr(record, axis))
     memory, planned = _most(record.memory_allocated_gib), _most(record.predicted_memory_gib)
+    # A CPU's steps say nothing of what was predicted of a GPU.
+    step_s = record.step_s if record.device is not None else None
     return Prediction(
         name=record.name,
         run=record.run,
@@ -67,7 +69,7 @@ def _prediction(record: Record) -> Prediction:
         device=record.device,
         step_s=record.step_s,
         predicted_step_s=record.predicted_step_s,
-        step_error=share_off(record.predicted_step_s, record.step_s),
+        step_error=share_off(record.predicted_step_s, step_s),
         memory_gib=memory,
         predicted_memory_gib=planned,
         memory_error=share_off(planned, memory),

@@ -25,6 +25,7 @@ LIVE = ("pending", "running")
 _MOST_LISTED = 10
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
+_KILLED_RANK = re.compile(r"rank \d{1,7} ended with signal \w+$")
 # Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
 _FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 # The trainer's own word says no more than that something went wrong: the logs may say what.
@@ -237,6 +238,9 @@ def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cau
 
 
 def _settled(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+    if _KILLED_RANK.match(words or "") and _only_echoes(cause):
+        # What stands over the ranks knows which one was killed; the logs have what followed.
+        cause = Cause(ended or "unknown", words or "", None, None, cause.ordered, survived=cause.survived)
     told = cause.ended not in ("unknown", "done")
     if ended in _VAGUE and told and (words is None or cause.ended not in _VAGUE or not _only_echoes(cause)):
         better = cause.words if cause.ended != "error" or words is None else words

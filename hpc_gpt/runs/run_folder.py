@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 IN_QUEUE = "queue"
 # What the planner said before the job was submitted.
 PREDICTED = "predicted.json"
+# Where the experiment's file was, in provenance.json.
+EXPERIMENT_FILE = "experiment_file"
 
 
 @dataclass(frozen=True)

@@ -212,9 +212,14 @@ def _resolve_layout(
             spread = asked.nodes is not None and gpus % asked.nodes == 0
             tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape.heads, pp)
     layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * pp)))
-    if asked.nodes is not None and asked.gpus is None:
-        check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
-    check_gpus(layout, gpus)
+    try:
+        if asked.nodes is not None and asked.gpus is None:
+            check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
+        check_gpus(layout, gpus)
+    except LayoutError as fault:
+        if asked.tp is None or asked.allow_tp_across_nodes or min(per_node, gpus) % asked.tp == 0:
+            raise
+        raise LayoutError(str(fault), f"use {_nearest(asked, engine, shape, profile, layout, gpus)}") from None
     nodes = asked.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
         raise LayoutError(
@@ -227,6 +232,30 @@ def _resolve_layout(
             f"use --gpus {per_node} or fewer, or another --cluster",
         )
     return layout, nodes
+
+
+def _nearest(
+    asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
+) -> str:
+    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one where that may be."""
+
+    def settled(**changes: Any) -> Layout | None:
+        try:
+            found, _ = _resolve_layout(replace(asked, **changes), engine, shape, profile)
+            check_split(shape, found)
+        except LayoutError:
+            return None
+        return found
+
+    words = [f"--tp {found.tp} ({found})"] if (found := settled(tp=None)) else []
+    across: dict[str, Any] = {"allow_tp_across_nodes": True}
+    for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
+        if gpus % others == 0 and (found := settled(**{axis: gpus // others}, **across)):
+            words.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
+            break
+    if not words and settled(gpus=layout.gpus, nodes=None, **across):
+        words.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
+    return ", or ".join(words) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
 
 def _check_train(train: Train) -> None:

@@ -92,12 +92,14 @@ class Loop:
 
     def run(self) -> End:
         train, metrics = self._train, self._metrics
-        warm = self.step + _WARM_UP
+        first = self.step
+        warm = first + _WARM_UP
         if self._ranks.is_first:
             metrics.recall(self.step)
         self._first_step_began = time.time()
         metrics.begin_clock()
         while self.step < train.steps:
+            self._signals.hold(self.step - first)
             self._heart.enter(TRAINING)
             result = self._engine.train_step(self._stream.step(self.step))
             step = self.step = self.step + 1

@@ -19,6 +19,7 @@ from collections.abc import Callable
 INTERRUPTED_TWICE = 130
 _SCONTROL_S = 15
 _AGAIN_S = 0.5
+_HOLD_S = 0.01
 
 
 class Signals:
@@ -70,6 +71,14 @@ class Signals:
                 finally:
                     os._exit(INTERRUPTED_TWICE)
             self.interrupted = True
+
+    def hold(self, steps: int) -> None:
+        """In a rehearsal, whose small run would be over before its signal comes: waits for one after the first
+        HPC_GPT_HOLD_AFTER `steps` of an attempt."""
+        while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not (
+            self.walltime or self.terminated or self.interrupted
+        ):
+            time.sleep(_HOLD_S)
 
     def is_preemption(self) -> bool:
         """Whether the SIGTERM is a preemption: asks Slurm the first time, and remembers the answer."""

@@ -84,3 +84,18 @@ def test_a_group_that_takes_no_notice_is_killed(tmp_path, monkeypatch):
     started = "trap '' TERM; (trap '' TERM; while :; do sleep 0.1; done) >/dev/null & echo $!"
     assert run_peer(started, log).code == 0
     assert not lives(log.read_text().strip())
+
+
+def test_a_ctrl_c_while_it_is_started_ends_it_as_well(tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *words, **options):
+            super().__init__(*words, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("hpc_gpt.bench.peer_process.subprocess.Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_peer("sleep 300", tmp_path / "log")
+    assert not lives(started[0])

@@ -18,7 +18,7 @@ def nothing_written() -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["demo", "--tp", "3"], "layout tp3-pp2-dp1 needs 6 GPUs (3 x 2 x 1 = 6), but there are 4", "--gpus 6"),
+        (["demo", "--tp", "3"], "layout tp3-pp2-dp1 needs 6 GPUs (3 x 2 x 1 = 6), but there are 4", "--tp 2"),
         (["demo", "--gpus", "8", "--tp", "8", "--pp", "1"], "span nodes", "--allow-tp-across-nodes"),
         (["demo", "--gpus", "16", "--nodes", "2"], "2 nodes of 4 GPUs give 8", "--nodes 4"),
         (["demo", "--zero-stage", "2"], "pp 2 with ZeRO-2", "--zero-stage 1"),
@@ -50,6 +50,7 @@ def nothing_written() -> bool:
         (["demo", "-n", "4"], "-n is sbatch's number of tasks", "-G 4"),
         (["demo", "--gpus", "four"], "'four' is not a valid integer", "--help"),
         (["demo", "--gpsu", "4"], "No such option", "--help"),
+        (["demo", "--lr", "1e-4"], "No such option '--lr'.", "use --set train.lr=VALUE"),
     ],
 )
 @pytest.mark.parametrize("verb", ["render", "submit"])
@@ -174,3 +175,19 @@ def test_what_a_resumed_run_cannot_take(made_run, options, said):
     done = in_process("submit", "--resume", made_run.run_id, *options)
     assert done.code == 2
     assert said in error_of(done)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[train]\nlr = 1e-4\n  steps = 5\n  steps = 6\n", "steps is given twice (at line 4, column 3)"),
+        ("[train]\nsteps = 5\n[job]\n[train] # again\nlr = 1e-4\n", "[train] is given twice (at line 4, column 1)"),
+        ("data = {path = 'a', path = 'b'}\n", "path is given twice (at line 1, column 1)"),
+        ("name = 'a'\nname = ['b',\n'c']\n", "name is given twice (at line 2, column 1)"),
+    ],
+)
+def test_a_key_given_twice_in_a_file_is_said_with_its_place(tmp_path, text, words):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    done = in_process("render", file)
+    assert (done.code, error_of(done)) == (2, (f"{file}: {words}", "keep one of them"))

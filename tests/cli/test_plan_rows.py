@@ -147,6 +147,21 @@ def test_records_calibrate_too(own_folders, tmp_path):
     assert load_profile("a100-80g-8").calibration.rows == 1
 
 
+def test_records_of_a_cpu_calibrate_no_gpus(own_folders, tmp_path, rows_file):
+    run = tmp_path / "logs" / "20261120-here"
+    run.mkdir(parents=True)
+    (run / "record.json").write_text(json.dumps({"schema": 1, "run": run.name, "dialect": "hpc-gpt", "step_s": 0.3}))
+    (run / "resolved.json").write_text(json.dumps({"cluster": {"name": "local"}}))
+    left_out = f"left out: {run.name}: it ran on cluster 'local', not on a100-80g-8"
+    done = in_process("plan", "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8")
+    assert done.code == 2
+    assert error_of(done)[0] == f"no row is of profile a100-80g-8: 8 a100-80g a node; {left_out}"
+    assert files_of_config() == []
+    done = in_process("plan", "--validate", rows_file, "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8")
+    assert done.code == 0, done.stderr
+    assert left_out in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{}", "neither rows nor clusters"), ("[", "no JSON"), ('{"rows": {"a": 1}}', "neither rows nor clusters")],

@@ -286,6 +286,13 @@ def test_the_report_card_as_json(two_runs):
     assert "note: 1 of 2 runs hold no prediction\n" in done.stderr
 
 
+def test_a_run_on_a_cpu_is_no_measure_of_what_was_predicted_of_a_gpu(two_runs):
+    (two_runs[0].path / "attempts" / "1" / "trainer.json").write_text('{"device": "cpu"}')
+    page = json.loads(in_process("report", "--predictions", "--json").stdout)
+    assert (page["predictions"][0]["step_s"], page["predictions"][0]["step_error"]) == (0.5, None)
+    assert (page["mean"]["step_error"], page["mean"]["step_runs"]) == (None, 0)
+
+
 @pytest.mark.parametrize("form", ["table", "md", "csv"])
 def test_the_report_card_as_text(two_runs, form):
     done = in_process("report", "--predictions", "--format", form)

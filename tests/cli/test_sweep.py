@@ -116,6 +116,26 @@ def test_rows_that_are_refused_are_left_out_where_that_is_asked_for(table, tmp_p
     assert all(repr(row) in message for row in ("bad", "two", "good"))
 
 
+def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeypatch):
+    table.write_text(TABLE + '"lost" = { data.source = "tokens", data.path = "no.tokens" }\n')
+    command = ("submit", table, "--sweep", "--cluster", "local")
+    for more in ((), ("--dry-run",)):
+        message, hint = error_of(in_process(*command, *more))
+        assert message == "row 'lost': no token file no.tokens"
+        assert "; --skip-unfit submits the other 3" in hint
+    done = in_process(*command, "--skip-unfit", "--dry-run")
+    assert (done.code, [line.split(": ")[1] for line in done.stdout.splitlines()]) == (0, ["bad", "two", "good"])
+    assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"
+    message, _ = error_of(in_process(*command, "--skip-unfit", "--set", "data.source=tokens", "--set", "data.path=no"))
+    assert message.startswith("rows 'bad', 'two', 'good' and 1 more: no token file no")
+    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
+    started: list[str] = []
+    monkeypatch.setattr("hpc_gpt.cli.sweep._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows))
+    done = in_process(*command, "--skip-unfit")
+    assert (done.code, started) == (0, ["bad", "two", "good"])
+    assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"
+
+
 def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
     done = in_process("submit", table, "--sweep", "--dry-run", environment=without_slurm(tmp_path))
     assert done.stdout == "array of 2, 1 GPU: bad good\njob, 2 GPUs: two\n"

@@ -44,6 +44,16 @@ def why_json(name: object, code: int = 0) -> dict:
 # --- our own runs
 
 
+def test_a_rank_that_was_killed_is_the_one_that_is_told() -> None:
+    """Not the one that lost its connection to it, whose words are all that the log has."""
+    run = submitted()
+    attempt = add_attempt(run, [metrics_line(1)], "error", cause="rank 1 ended with signal SIGKILL")
+    attempt.log.write_text("step 1\nrank 0 lost another rank: RuntimeError: Read error: Connection reset by peer\n")
+    found = why_json(run.run_id)
+    assert (found["ended"], found["cause"], found["rank"]) == ("error", "rank 1 ended with signal SIGKILL", 1)
+    assert (found["file"], found["attempts"][0]["followed"]["count"]) == (None, 1)
+
+
 def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> None:
     run = submitted()
     attempt = add_attempt(run, [metrics_line(1)], "gpu_memory", cause=f"rank 3: {OOM}")

@@ -14,8 +14,10 @@ import pytest
 from hpc_gpt.launch import status
 from hpc_gpt.launch.slurm import scheduler
 from hpc_gpt.launch.status import read_status
+from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import start_time
-from tests.made_runs import unsubmitted_run
+from tests.cli.command import in_process
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
 
 
 @pytest.fixture
@@ -197,3 +199,32 @@ def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
     assert rows[bad.run_id].state == "unknown"
     assert "resolved.json" in rows[bad.run_id].cause
     assert rows[good.run_id].steps == 200
+
+
+def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
+    mine, theirs = unsubmitted_run(), slurm_run()
+    me = {"pid": os.getpid(), "pid_start": start_time(os.getpid()), "host": platform.node()}
+    mine.add_submission({"scheduler": "local", "job_id": "9", **me})
+    slurm_says({"7": ("RUNNING", "")})
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", None)] * 2
+    mine.cancelled_mark("9").touch()
+    theirs.cancelled_mark("7").touch()
+    words = "cancelled; its ranks may save before they leave"
+    assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", words)] * 2
+    assert f"{mine.run_id}: {words}\n" in in_process("status", mine.run_id).stdout
+
+
+def test_a_chain_that_hardly_trains_says_so(slurm_says):
+    slurm_says({"4711": ("PENDING", "BeginTime")})
+
+    def chain(*trained):
+        run = make_run(logs_dir(), "generic-slurm")
+        for number, steps in enumerate(trained):
+            lines = [metrics_line(step, step_s=0.5) for step in range(1, steps + 1)]
+            add_attempt(run, lines, "walltime", requeue=True, time=STARTED + 100, resumed_step=0 if number == 0 else 4)
+        return read_status([run])[0].cause
+
+    words = "its 3 attempts each trained less than a tenth of their time, 2 s of 100 s at most: more job.time"
+    assert words in chain(4, 6, 7)
+    assert "trained less" not in chain(4, 6, 40)
+    assert "trained less" not in chain(4)

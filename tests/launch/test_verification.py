@@ -105,3 +105,15 @@ def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFo
 
 def test_a_run_that_is_none_exits_with_5() -> None:
     assert hpc_gpt("verify", "no-such-run").code == 5
+
+
+def test_the_experiments_file_is_found_though_it_goes_by_another_name(run: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"{(experiments_dir() / 'demo.toml').read_text()}\n# another line\n")
+    provenance = run.path / "provenance.json"
+    provenance.write_text(json.dumps({**json.loads(provenance.read_text()), "experiment_file": str(file)}))
+    edit(run.path / "resolved.json", '"name": "demo"', '"name": "another"')
+    (found,) = [one for one in verify(run).differences if one.check == "experiment"]
+    assert found.name == str(file)
+    file.unlink()
+    assert "no experiment 'another'" in verify(run).not_checked["experiment"]

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
+
 from hpc_gpt.launch.local.controller import RunController
+from hpc_gpt.launch.local.executor import submit
+from hpc_gpt.launch.status import read_status
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
@@ -131,6 +135,23 @@ def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
     assert f"cancelled.{job_id}" in (tmp_path / "seen.0").read_text()
     wait_until(lambda: all_gone(run))
     assert "nothing to cancel, it is cancelled" in in_process("cancel", run.run_id).stdout
+
+
+def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
+    run = unsubmitted_run()
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, line, **options):
+            is_controller = "hpc_gpt.launch.local.controller" in line
+            super().__init__(["sleep", "300"] if is_controller else line, **options)
+            if is_controller:
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hpc_gpt.launch.local.executor.subprocess.Popen", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            submit(run, run.resolved())
+    assert read_status([run])[0].state == "running"
 
 
 def test_a_run_goes_on_without_the_terminal_and_the_command_that_started_it(ranks_that):

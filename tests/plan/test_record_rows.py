@@ -105,6 +105,26 @@ def test_a_record_of_another_device_or_of_no_step_is_told(tmp_path, profile):
     assert read_any(path, profile).rows[0].published.step_s is None
 
 
+def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, profile):
+    """A foreign log that states no device is taken for the profile's."""
+    ours = dataclasses.replace(RECORD, dialect="hpc-gpt")
+    for name, record in (("same", ours), ("other", ours), ("cpu", dataclasses.replace(ours, device=None)),
+                         ("foreign", dataclasses.replace(RECORD, dialect="megatron", device=None))):  # fmt: skip
+        run = tmp_path / "logs" / name
+        run.mkdir(parents=True)
+        (run / "record.json").write_text(dataclasses.replace(record, run=name).to_json())
+        cluster = "local" if name == "other" else NAME
+        (run / "resolved.json").write_text(json.dumps({"cluster": {"name": cluster}}))
+    read = read_any(tmp_path / "logs", profile)
+    assert [entry.id for entry in read.rows] == ["foreign", "same"]
+    assert {entry.id: entry.reason for entry in read.left_out} == {
+        "other": f"it ran on cluster 'local', not on {NAME}",
+        "cpu": "it ran on a CPU, not on v100-32g",
+    }
+    (alone,) = read_any(tmp_path / "logs" / "other" / "record.json", profile).left_out
+    assert alone == read.left_out[1]
+
+
 def test_records_need_a_profile_and_rows_do_not(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(RECORD.to_json())

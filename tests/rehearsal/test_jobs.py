@@ -179,3 +179,23 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
     while folder.exists() or any(start_time(pid) for pid in left):
         assert time.monotonic() < end, marked(folder)
         time.sleep(0.05)
+
+
+def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
+    """The number of what a step had open is the next file's as soon as the step is over."""
+    with LocalSlurm(1) as slurm:
+        commands = Commands(slurm.environment, tmp_path)
+        (job,) = slurm.scheduler.find(commands.submit("job", "srun true"))
+        commands.wait_end(job.word)
+        (step,) = job.steps
+        commands.wait("its stderr to be closed", lambda: not os.path.exists(f"/proc/self/fd/{step.errors}"))
+        with open(tmp_path / "other", "w") as other:
+            os.dup2(other.fileno(), step.errors)
+    os.close(step.errors)
+
+
+def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: Commands) -> None:
+    for steps, seen in ((8, "8"), (None, "")):
+        slurm.scheduler.hold(steps)
+        commands.wait_end(commands.submit("job", "srun bash -c 'echo $HPC_GPT_HOLD_AFTER'"))
+        assert commands.output("job") == f"{seen}\n"

@@ -90,3 +90,14 @@ def test_data_that_submit_would_refuse_are_named_and_stop_nothing() -> None:
     assert isinstance(found, Missing)
     assert "no token file /nosuch.tokens" in found.why
     assert look_at_data(real(data__source="random")) == "random tokens"
+
+
+def test_without_gpus_the_ranks_of_a_profile_with_a_device_run_on_the_cpu_and_that_is_said() -> None:
+    """On a cluster a rank that sees no GPU is refused."""
+    site = load_profile("a100-80g-8")
+    small = make_small(real(site), gpus_here=0)
+    assert small.resolved.cluster.device is None
+    assert "no GPU here: the ranks run on the CPU" in small.notes
+    few = make_small(real(site), gpus_here=1)
+    assert (few.resolved.cluster.device, few.notes[0]) == (None, "1 GPU for 4 ranks here: the ranks run on the CPU")
+    assert make_small(real(site), gpus_here=8).resolved.cluster.device == "a100-80g"

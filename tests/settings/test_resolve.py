@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,6 +42,31 @@ def write(path, text):
 
 
 # --- defaults
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+        ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+        (
+            {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
+            "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
+        ),
+        ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
+    ],
+)
+def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
+    profile = dataclasses.replace(NODE_OF_4, gpus_per_node=8)
+    overrides = {f"layout__{axis}": size for axis, size in asked.items()}
+    with pytest.raises(LayoutError, match=r"needs \d+ GPUs") as refusal:
+        settle(profile, **overrides)
+    assert refusal.value.hint == hint
+    for way in re.findall(r"((?:--(?:tp|pp|dp|gpus) \d+ ?)+)(?:\((\S+)\) ?)?(with)?", hint):
+        words = iter(way[0].replace("--", "layout__").split())
+        changed = {name: int(size) for name, size in zip(words, words, strict=True)}
+        run = settle(profile, **{**overrides, **changed, "layout__allow_tp_across_nodes": bool(way[2])})
+        assert way[1] in ("", str(run.layout))
 
 
 def test_gpus_and_pp_alone_are_the_seeds_run():

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.train.signals import ask_preemption, says_preemption
+from hpc_gpt.train.signals import Signals, ask_preemption, says_preemption
 
 # As Slurm 22.05 prints it, in a task's SIGTERM (shared/slurm.md).
 PREEMPTED = "JobState=RUNNING Reason=None Dependency=(null)\n   PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime={}"
@@ -86,3 +87,17 @@ while True:
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
     assert process.stdout.read() == "quit True True\n"
+
+
+def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = Signals()
+    signals.hold(8)
+    monkeypatch.setenv("HPC_GPT_HOLD_AFTER", "8")
+    signals.hold(7)
+    held = threading.Thread(target=signals.hold, args=(8,))
+    held.start()
+    held.join(0.1)
+    assert held.is_alive()
+    signals.receive(signal.SIGUSR2)
+    held.join(240)
+    assert not held.is_alive()

@@ -13,7 +13,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.launch.slurm.environment import job_python, submission_environment
-from hpc_gpt.process import start_time
+from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.resolve import Resolved
@@ -36,7 +36,7 @@ class RunExecutor(LocalExecutor):
         line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(self.run.path), str(self.attempt.number)]
         own = job_python(self.resolved) | code_environment(self.code, os.environ) | self.budget
         environment = submission_environment(os.environ, own)
-        with self.attempt.log.open("ab") as log:
+        with self.attempt.log.open("ab") as log, interrupts_wait():
             process = subprocess.Popen(
                 line,
                 env=environment,
@@ -45,7 +45,7 @@ class RunExecutor(LocalExecutor):
                 stderr=log,
                 start_new_session=True,
             )
-        note_start(self.run, self.attempt, process.pid, line, self.resolved.cluster.name)
+            note_start(self.run, self.attempt, process.pid, line, self.resolved.cluster.name)
         tasks = list(range(self.resolved.gpus))
         return LocalJob(folder=self.attempt.folder, job_id=str(process.pid), process=process, tasks=tasks)
 
