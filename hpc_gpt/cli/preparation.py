@@ -84,7 +84,7 @@ def _prepare_row(
     from hpc_gpt.launch.chain_ahead import refuse_with_smoke, settle_until, wants_outlook, with_outlook
     from hpc_gpt.launch.foresight import foresee, settle_open
     from hpc_gpt.launch.render import render_script
-    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.launch.submission import Prepared, folder_beside
     from hpc_gpt.settings.engines import can_resume
     from hpc_gpt.settings.resolve import resolve
 
@@ -108,7 +108,9 @@ def _prepare_row(
     outlook = None
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
-    return Prepared(resolved, render_script(resolved, request.template), file.text, notes, foresight, outlook)
+    beside = folder_beside(file, resolved, request.overrides, row)
+    script = render_script(resolved, request.template)
+    return Prepared(resolved, script, file.text, notes, foresight, outlook, beside)
 
 
 def earlier_runs() -> Earlier:

@@ -144,10 +144,12 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
 def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
     """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.submission import resume_run
+    from hpc_gpt.launch.submission import check_resumption, resume_run
 
     for line in outlook.lines if outlook else ():
         click.echo(line, err=True)
+    if dry_run:
+        check_resumption(run, dry=True)
     if dry_run and outlook is None:
         raise ConfigError(
             "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
@@ -171,8 +173,9 @@ def _foretell(prepared: Any) -> None:
 
 
 def _dry_run(prepared: Any) -> None:
-    from hpc_gpt.launch.submission import dry_run
+    from hpc_gpt.launch.submission import check_submission, dry_run
 
+    check_submission([prepared], logs_folder(), dry=True)
     click.echo(prepared.script, nl=False)
     _foretell(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":

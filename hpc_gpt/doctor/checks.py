@@ -69,6 +69,19 @@ def check_gpus(resolved: Resolved) -> list[Check]:
     return [Check("gpus", "ok", f"none here; {where}")]
 
 
+def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
+    """Whether what the run needs is here, as submit looks at it; nothing is made. `beside` is the folder where a
+    relative data.path is looked for first."""
+    from hpc_gpt.launch.submission import check_inputs
+    from hpc_gpt.tokens.run_data import are_there
+
+    path = check_inputs(resolved, beside, bool(list_gpus()))
+    if path is None:
+        return [Check("inputs", "ok", "random tokens")]
+    words = "is fit for the run" if are_there(path, resolved.data.source) else "is made when the run is submitted"
+    return [Check("inputs", "ok", f"{path} {words}")]
+
+
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
     """Whether each can be written, and, where nodes must `share` it, lies on no disk of this machine alone."""
     checks = []

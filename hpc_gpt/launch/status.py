@@ -11,7 +11,7 @@ from typing import Any
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
-from hpc_gpt.runs.standing import Standing, deciding, standing_of, words_between
+from hpc_gpt.runs.standing import Standing, deciding, done_by, standing_of, words_between
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
@@ -189,6 +189,8 @@ def _state(
         return "pending", _why_it_waits(attempts, reason)
     if slurm in _RUNNING:
         return "running", None
+    if end is None and (done := done_by(attempts)) is not None:
+        end = standing_of(done)  # a job that finds its run done leaves no attempt behind
     if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
     if end and not end.goes_on:

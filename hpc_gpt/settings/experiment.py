@@ -244,26 +244,27 @@ def list_experiments() -> list[str]:
 class ExperimentFile:
     """An experiment's file as it was read: its tables but `rows`, over those of the file it extends, and its rows.
 
-    What loads many rows of one file reads it once.
+    What loads many rows of one file reads it once. `data_folder` is that of the file whose data.path the tables have.
     """
 
     path: Path
     text: str
     tables: Mapping[str, Any]
     rows: tuple[Row, ...] | None
+    data_folder: Path | None = None
 
 
 def read_experiment(name: str) -> ExperimentFile:
     """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
     path = find_experiment(name)
-    tables = read_tables(path)
+    tables, data_folder = _read_with_parents(path, ())
     tables.setdefault("name", default_name(path))
     rows = tables.pop("rows", None)
     if rows is not None:
         from hpc_gpt.settings.sweep import rows_of  # which checks its rows against the tables above
 
         rows = tuple(rows_of(rows, path))
-    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows)
+    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows, data_folder)
 
 
 def load_experiment(
@@ -284,6 +285,22 @@ def keys_given(
     """The dotted keys that the experiment, its row or the overrides give a value: those that no default settles."""
     tables = _overridden(name, overrides, row)[1]
     return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
+
+
+def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
+    """The folder, absolute, of the file that states the data.path of an experiment; None where no file does."""
+    folder = file.data_folder
+    if file.rows is not None:
+        from hpc_gpt.settings.sweep import choose_row
+
+        if _states_path(choose_row(file.rows, row, file.path).overrides):
+            folder = file.path.parent
+    return folder.absolute() if folder is not None and "data.path" not in (overrides or {}) else None
+
+
+def _states_path(tables: Mapping[str, Any]) -> bool:
+    data = tables.get("data")
+    return isinstance(data, dict) and "path" in data
 
 
 def _overridden(
@@ -332,26 +349,28 @@ def _wants_text(key: str) -> bool:
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The file's tables, `rows` among them, over those of the file it extends."""
-    return _read_with_parents(path, ())
+    return _read_with_parents(path, ())[0]
 
 
-def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's tables over those of the file it extends, found beside it or under `experiments/`."""
+def _read_with_parents(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Path | None]:
+    """The file's tables over those of the file it extends, found beside it or under `experiments/`; and the folder of
+    the one whose data.path they have."""
     if path.resolve() in seen:
         chain = " -> ".join(step.name for step in (*seen, path))
         raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
     tables = read_toml(path)
     parent = tables.pop("extends", None)
+    own_folder = path.parent if _states_path(tables) else None
     if parent is None:
-        return tables
+        return tables, own_folder
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
     beside = [path.parent / parent, path.parent / f"{parent}.toml"]
     found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
-    inherited = _read_with_parents(found, (*seen, path.resolve()))
+    inherited, folder = _read_with_parents(found, (*seen, path.resolve()))
     for own in ("name", "rows"):
         inherited.pop(own, None)
-    return merge_tables(inherited, tables)
+    return merge_tables(inherited, tables), own_folder or folder
 
 
 def default_name(path: Path) -> str:
