@@ -24,6 +24,9 @@ def submit_sweep(
     prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
     rows, here = prepared.rows, prepared.rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
+        from hpc_gpt.launch.submission import check_submission
+
+        check_submission(rows, logs_folder(), dry=True)
         _tell(prepared)
         _dry_run(rows, here)
         return
@@ -73,10 +76,9 @@ def _tell(prepared: Any) -> None:
 
 def _dry_run(rows: Sequence[Any], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
-    from hpc_gpt.launch.submission import check_submission, dry_run
+    from hpc_gpt.launch.submission import dry_run
     from hpc_gpt.launch.sweep_submission import plan_jobs
 
-    check_submission(rows, logs_folder(), dry=True)
     for job in [[row] for row in rows] if here else plan_jobs(rows):
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"

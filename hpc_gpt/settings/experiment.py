@@ -295,7 +295,7 @@ def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, ro
 
         if _states_path(choose_row(file.rows, row, file.path).overrides):
             folder = file.path.parent
-    return folder.absolute() if folder is not None and "data.path" not in (overrides or {}) else None
+    return folder.resolve() if folder is not None and "data.path" not in (overrides or {}) else None
 
 
 def _states_path(tables: Mapping[str, Any]) -> bool:
