@@ -98,7 +98,8 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
                 f"data.tokenizer is {data.tokenizer}, but the standard library's sources are made into tokens by bytes",
                 f"hpc-gpt data stdlib -o FILE --tokenizer {data.tokenizer}, then data.path = FILE",
             )
-        if not make and not are_there(path, data.source):
+        files = megatron.paths(path) if data.source == "megatron" else [path]
+        if not make and not all(file.exists() for file in files):
             _check_vocab(resolved)
             if data.source == "stream":
                 check_count(path, STDLIB_SHARDS, resolved)
@@ -118,11 +119,6 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
         if data.source == "megatron":
             check_tokens(file)
     return path
-
-
-def are_there(path: Path, source: str) -> bool:
-    """Whether what `ensure_data` gave has been made."""
-    return all(each.exists() for each in (megatron.paths(path) if source == "megatron" else [path]))
 
 
 def open_file(resolved: Resolved) -> TokenFile:
