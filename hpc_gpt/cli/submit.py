@@ -13,7 +13,8 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 
 @click.command()
 @experiment_options
-@click.option("--dry-run", is_flag=True, help="Print script and command, ask sbatch --test-only; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print script and command, ask sbatch --test-only; write nothing. "
+              "What submit refuses is refused, but for a Slurm that is away.")  # fmt: skip
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
               help="For --sweep: so many of an array at a time.")  # fmt: skip

@@ -50,9 +50,10 @@ class Data:
 
     `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx, `stream` text, jsonl, gzip and zstd files
     that are tokenised as they are read, by `workers` processes a rank. `path = "stdlib"` means for both the standard
-    library's own sources, prepared where they are missing. `tokenizer` is "byte", "char", a table FILE.vocab.json, a
-    tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. A damaged file of a stream stops the
-    run, or is skipped from there and counted.
+    library's own sources, prepared where they are missing. A relative `path` that a file states is looked for beside
+    that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a table
+    FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. A damaged file of
+    a stream stops the run, or is skipped from there and counted.
     """
 
     __pydantic_config__ = _STRICT
