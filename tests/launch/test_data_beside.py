@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.launch import submission
 from hpc_gpt.launch.submission import Submitted, check_resumption
-from hpc_gpt.runs.find import list_runs
+from hpc_gpt.runs.find import find_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
@@ -43,7 +43,7 @@ def make(folder: Path, text: str = TEXT) -> Path:
 def submitted(*arguments: object) -> RunFolder:
     done = in_process("submit", *arguments, "--cluster", "local")
     assert done.code == 0, done.stderr
-    return list_runs(Path(os.environ["HPC_GPT_LOGS"]))[-1]
+    return find_run(done.stdout.split()[1], Path(os.environ["HPC_GPT_LOGS"]))
 
 
 def read_by(run: RunFolder) -> Path | None:
