@@ -19,7 +19,7 @@ from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.settings.schedule import cut_warmup
 from hpc_gpt.settings.sweep import Row, choose_row
-from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.run_data import ensure_data, located
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: Row, gpus: int) -
         resolved = cell.prepared.resolved
         _check_gpus(resolved.gpus, gpus)
         check_requirements(resolved, gpus > 0)
-        ensure_data(resolved)
+        ensure_data(located(resolved, cell.prepared.data_beside))
     except UserError as fault:
         reason = hide_secrets("; ".join(str(fault).splitlines()))
         wanted = _as_wanted(asked, file, row)

@@ -15,7 +15,7 @@ from hpc_gpt.bench.here import has_compiler
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.foresight import foresee
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import Prepared, faults_of_rows
+from hpc_gpt.launch.submission import Prepared, faults_of_rows, folder_beside
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import OFFERS, has_zero
 from hpc_gpt.settings.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
@@ -133,7 +133,9 @@ def prepare_cell(
     if file.rows is not None:
         resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
     foresight = foresee(resolved, asked.profile, refuse=False)
-    return replace(cell, prepared=Prepared(resolved, render_script(resolved), file.text, tuple(notes), foresight))
+    beside = folder_beside(file, resolved, {**over, **asked.overrides}, row)
+    script = render_script(resolved)
+    return replace(cell, prepared=Prepared(resolved, script, file.text, tuple(notes), foresight, data_beside=beside))
 
 
 def parse_engines(words: str | None) -> list[str]:

@@ -10,6 +10,8 @@ On stdin stands what Slurm says of the jobs of earlier attempts that left no wor
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -101,7 +103,9 @@ def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
             _settle_lost(run, other, resolved, word, now, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own, now)) is not None:
-        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in ("done", "stopped", "budget") else 1)
+        if ended.ended == "done":
+            return _leave(run, attempt, ended.why)
+        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in ("stopped", "budget") else 1)
     if asked := asked_to_end(run, attempt):
         verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
         line = _refuse(run, attempt, resolved, verdict, now, 0)
@@ -173,6 +177,24 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     links = [] if verdict.ended == "refused" else other_jobs(run, str(attempt.started().get("job_id") or ""))
     return f"{MARK} stop {code} {','.join(links) or '-'}"
+
+
+def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
+    """The run is done: the job has nothing to do, and takes its attempt away, which would say nothing of the run."""
+    own = str(attempt.started().get("job_id") or "")
+    links = other_jobs(run, own)
+    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which goes with the attempt
+    output = run.path / f"slurm-{own}.out"
+    with contextlib.suppress(OSError):
+        if output.is_file():
+            with output.open("a") as file:
+                file.write(f"not started: {why}\n")
+    # Under a name that is no attempt's first: an open log may outlive its removal, as NFS has it.
+    aside = attempt.folder.with_name(f".{attempt.number}.{own}")
+    with contextlib.suppress(OSError):
+        attempt.folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    return f"{MARK} stop 0 {','.join(links) or '-'}"
 
 
 def _says_node_failed(attempt: Attempt) -> bool:

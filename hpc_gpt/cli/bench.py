@@ -196,7 +196,7 @@ def _run(
     from hpc_gpt.launch.submission import check_submission
 
     logs = logs_folder()
-    ours = [cell.prepared.resolved for cell in cells if cell.prepared]
+    ours = [cell.prepared for cell in cells if cell.prepared]
     provenance = check_submission(ours, logs) if ours else {}
     sitting = Sitting(cells, rounds, make_folder(logs, name), provenance, asked.profile)
     click.echo(f"bench {sitting.folder.id} in {sitting.folder.path}", err=True)

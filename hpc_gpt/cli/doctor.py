@@ -29,8 +29,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     """Look for what would go wrong before EXPERIMENT is submitted.
 
     On a login node or here: whether Slurm answers and has what the profile asks for, what sbatch says of the script,
-    versions, GPUs, folders, room for the checkpoints to come, the clock, the cluster's bad nodes, and nodes that runs
-    have found slow. In EXPERIMENT's place stands a RUN as well. Exit code 1 if a check fails.
+    versions, GPUs, the data, folders, room for the checkpoints to come, the clock, the cluster's bad nodes, and nodes
+    that runs have found slow. In EXPERIMENT's place stands a RUN as well. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 
@@ -110,9 +110,9 @@ def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, pr
 
     logs = run.path if run is not None else logs_folder()
     found = []
-    resolved, script = None, ""
+    resolved, script, beside = None, "", None
     try:
-        resolved, script = _prepared(request, run)
+        resolved, script, beside = _prepared(request, run)
     except Exception as fault:
         from hpc_gpt.errors import UserError
 
@@ -127,6 +127,7 @@ def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, pr
     found += checks.check_versions()
     if resolved is not None:
         found += checks.check_gpus(resolved)
+        found += checks.guarded("inputs", lambda: checks.check_needs(resolved, beside))
     folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
     found += checks.check_folders(folders, shared=profile.scheduler == "slurm")
     if resolved is not None:
@@ -144,13 +145,14 @@ def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, pr
     return found
 
 
-def _prepared(request: Request, run: RunFolder | None) -> tuple[Resolved, str]:
+def _prepared(request: Request, run: RunFolder | None) -> tuple[Resolved, str, Path | None]:
+    """(settings, script, the folder where a relative data.path is looked for first)."""
     if run is not None:
-        return run.resolved(), run.job_script.read_text(encoding="utf-8")
+        return run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
     from hpc_gpt.cli.preparation import prepare
 
     prepared = prepare(request)
-    return prepared.resolved, prepared.script
+    return prepared.resolved, prepared.script, prepared.data_beside
 
 
 def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:

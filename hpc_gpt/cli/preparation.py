@@ -159,7 +159,7 @@ def _prepare_row(
     )
     from hpc_gpt.launch.foresight import foresee, settle_open
     from hpc_gpt.launch.render import render_script
-    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.launch.submission import Prepared, folder_beside
     from hpc_gpt.settings.engines import can_resume
     from hpc_gpt.settings.experiment_text import NO_EXPERIMENT, experiment_text
     from hpc_gpt.settings.resolve import resolve
@@ -195,11 +195,12 @@ def _prepare_row(
     outlook = None
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
+    beside = folder_beside(file, resolved, request.overrides, row)
     if not request.smoke and request.until is not None:
         notes = (*notes, *short_of_time(resolved, earlier))
     script = render_script(resolved, request.template)
     path = None if are_defaults(file) else file.path
-    return Prepared(resolved, script, text, notes, foresight, outlook, file=path)
+    return Prepared(resolved, script, text, notes, foresight, outlook, path, beside)
 
 
 def earlier_runs() -> Earlier:

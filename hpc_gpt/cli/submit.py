@@ -14,7 +14,8 @@ from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_fol
 @click.command()
 @experiment_options
 @click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
-              help="Print script and command, ask sbatch --test-only; write nothing.")  # fmt: skip
+              help="Print script and command, ask sbatch --test-only; write nothing. What submit refuses is refused, "
+              "but for a Slurm that is away.")  # fmt: skip
 @click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
               help="Do not ask whether to queue the default experiment.")  # fmt: skip
 @click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
@@ -188,10 +189,12 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
 def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
     """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.submission import resume_run
+    from hpc_gpt.launch.submission import check_resumption, resume_run
 
     for line in outlook.lines if outlook else ():
         click.echo(line, err=True)
+    if dry_run:
+        check_resumption(run, dry=True)
     if dry_run and outlook is None:
         raise ConfigError(
             "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
@@ -215,8 +218,9 @@ def _foretell(prepared: Any) -> None:
 
 
 def _dry_run(prepared: Any) -> None:
-    from hpc_gpt.launch.submission import dry_run
+    from hpc_gpt.launch.submission import check_submission, dry_run
 
+    check_submission([prepared], logs_folder(), dry=True)
     click.echo(prepared.script, nl=False)
     _foretell(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":

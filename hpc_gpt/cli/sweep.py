@@ -33,10 +33,7 @@ def submit_sweep(
     if dry_run:
         from hpc_gpt.launch.submission import check_submission
 
-        def check(rows: list[Prepared]) -> Any:
-            return check_submission([row.resolved for row in rows], logs_folder(), dry=True)
-
-        prepared, _ = _sound(prepared, skip_unfit, check)
+        prepared, _ = _sound(prepared, skip_unfit, lambda rows: check_submission(rows, logs_folder(), dry=True))
         rows = prepared.rows
         _tell(prepared)
         _dry_run(rows, here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
@@ -67,6 +68,20 @@ def check_gpus(resolved: Resolved) -> list[Check]:
         return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
     where = "ranks run on CPU" if resolved.cluster.scheduler == "local" else "a login node needs none"
     return [Check("gpus", "ok", f"none here; {where}")]
+
+
+def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
+    """Whether what the run needs is here, as submit looks at it; nothing is made. `beside` is the folder where a
+    relative data.path is looked for first."""
+    from hpc_gpt.launch.submission import check_inputs
+
+    path = check_inputs(resolved, beside, bool(list_gpus()))
+    if path is None:
+        return [Check("inputs", "ok", "random tokens")]
+    # Of Megatron's pair it is what both names begin with.
+    there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
+    words = "is fit for the run" if there else "is made when the run is submitted"
+    return [Check("inputs", "ok", f"{path} {words}")]
 
 
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:

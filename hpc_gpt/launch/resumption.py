@@ -13,7 +13,7 @@ from hpc_gpt.launch.chain_ahead import short_of_time, wants_outlook, with_outloo
 from hpc_gpt.launch.foresight import Foresight, foresee
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
-from hpc_gpt.runs.lineage import Parent, check_resumable, descend, newest_step, parent_of
+from hpc_gpt.runs.lineage import Parent, check_resumable, check_unfinished, descend, newest_step, parent_of
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment_text import experiment_text
@@ -51,6 +51,7 @@ def prepare_resumption(
     length = settings_of(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, parent.step, length)
     check_resumable(resolved)
+    check_unfinished(run, resolved)
     text = experiment_text(resolved, f"Goes on from run {run.run_id} after step {parent.step}.")
     seen = foresee(resolved, profile or _as_it_is_now(settings.cluster), refuse=not force)
     outlook = None
@@ -60,7 +61,8 @@ def prepare_resumption(
     notes = _notes(settings, resolved, until, parent.step)
     if earlier is not None:
         notes = (*notes, *short_of_time(resolved, lambda: earlier))
-    return Prepared(resolved, render_script(resolved, template), text, notes, seen, outlook), parent
+    script = render_script(resolved, template)
+    return Prepared(resolved, script, text, notes, seen, outlook, data_beside=run.data_beside), parent
 
 
 def settings_of(settings: Resolved, until: Until | None, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,9 @@ def settings_of(settings: Resolved, until: Until | None, changes: Mapping[str, A
 
 
 def outlook_of_same(run: RunFolder, until: Until | None, earlier: Earlier) -> Outlook | None:
-    """The outlook of a run that goes on as it is, with its own job.sh; None where nobody asks. Raises ConfigError."""
+    """The outlook of a run that goes on as it is, with its own job.sh; None where nobody asks. Raises ConfigError, also
+    where the run is done."""
+    check_unfinished(run)
     resolved = run.resolved()
     if not wants_outlook(resolved, until):
         return None
@@ -109,6 +113,6 @@ def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
 def resume_elsewhere(prepared: Prepared, parent: Parent, logs: Path) -> Submitted:
     """Submits the new run; its folder says where it comes from before the job is there. Raises as submit_run."""
     resolved = prepared.resolved
-    provenance = check_submission([resolved], logs)
+    provenance = check_submission([prepared], logs)
     run = write_run(prepared, logs, provenance, resumed_from=asdict(parent))
     return start_run(run, resolved, prepared.links)

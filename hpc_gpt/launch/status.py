@@ -12,7 +12,7 @@ from hpc_gpt.chain.history import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
-from hpc_gpt.runs.standing import Standing, deciding, standing_of, words_between
+from hpc_gpt.runs.standing import Standing, deciding, done_by, standing_of, words_between
 
 LIVE = ("pending", "running")
 NO_ANSWER = "Slurm does not answer"
@@ -192,6 +192,8 @@ def _state(
         return "pending", _why_it_waits(attempts, reason)
     if slurm in _RUNNING:
         return "running", _while_it_leaves(run, job_id)
+    if end is None and (done := done_by(attempts)) is not None:
+        end = standing_of(done)  # a job that finds its run done leaves no attempt behind
     if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
     if end and not end.goes_on:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.launch.foresight import Foresight
-from hpc_gpt.runs.lineage import check_resumable, newest_step
-from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder, create_run
+from hpc_gpt.runs.lineage import check_resumable, check_unfinished, newest_step
+from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
+from hpc_gpt.settings.experiment import ExperimentFile, folder_of_data
 from hpc_gpt.settings.megatron_checkout import check_checkout
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.requirements import check_requirements
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Prepared:
     """An experiment ready to be submitted: its settings, its script, its file as given and where that is, what is
-    predicted of it and of its chain of jobs; and what to tell the user."""
+    predicted of it and of its chain of jobs; and what to tell the user. A relative data.path is looked for in the
+    folder `data_beside` first.
+    """
 
     resolved: Resolved
     script: str
@@ -33,6 +36,7 @@ class Prepared:
     foresight: Foresight | None = None
     outlook: Outlook | None = None
     file: Path | None = None
+    data_beside: Path | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -68,7 +72,7 @@ def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
-    provenance = check_submission([prepared.resolved], logs)
+    provenance = check_submission([prepared], logs)
     return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.links)
 
 
@@ -80,43 +84,65 @@ class RowFaults(ConfigError):
         self.faults = faults
 
 
-def check_submission(rows: Sequence[Resolved], logs: Path, dry: bool = False) -> dict[str, Any]:
+def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) -> dict[str, Any]:
     """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
 
     The runs are of one cluster. Raises as submit_run; RowFaults, all at once, where they are a sweep's. `dry`: nothing
-    is made, and Slurm is not asked.
+    is made, and a Slurm that is away is no fault.
     """
     from hpc_gpt.runs.provenance import collect
     from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
-    from hpc_gpt.tokens.build import STDLIB
-    from hpc_gpt.tokens.run_data import ensure_data
 
     check_path(logs)
-    cluster = rows[0].cluster
+    cluster = rows[0].resolved.cluster
     if cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm.executor import check_output_path
+        from hpc_gpt.launch.slurm.executor import check_dependency, check_output_path
         from hpc_gpt.launch.slurm.scheduler import check_reachable
 
         check_output_path(logs)
+        for row in rows:
+            check_dependency(row.resolved)
         if not dry:
             check_reachable()
+    if dry:
+        check_writable(logs)
     provenance = {**collect(), KEY: take_snapshot().sha256}
     faults: dict[str, UserError] = {}
-    for resolved in rows:
+    for row in rows:
         try:
-            if cluster.scheduler == "local":
-                check_requirements(resolved, bool(provenance["gpus"]))
-            if resolved.engine.name == MEGATRON_LM:
-                check_checkout(resolved, os.environ)
-            if not (dry and STDLIB in (resolved.data.source, resolved.data.path)):
-                ensure_data(resolved)
+            check_inputs(row.resolved, row.data_beside, bool(provenance["gpus"]), make=not dry)
         except UserError as fault:
             if len(rows) == 1:
                 raise
-            faults[str(resolved.row)] = fault
+            faults[str(row.resolved.row)] = fault
     if faults:
         raise faults_of_rows(faults)
     return provenance
+
+
+def check_inputs(resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False) -> Path | None:
+    """What a run needs to be here: packages, if it runs here; Megatron-LM's checkout; its data, whose path it gives,
+    None for random tokens. To `make` is to build the standard library's. Raises ConfigError, DataError."""
+    from hpc_gpt.tokens.run_data import ensure_data, located
+
+    if resolved.cluster.scheduler == "local":
+        check_requirements(resolved, has_gpu)
+    if resolved.engine.name == MEGATRON_LM:
+        check_checkout(resolved, os.environ)
+    return ensure_data(located(resolved, beside), make)
+
+
+def folder_beside(
+    file: ExperimentFile, resolved: Resolved, overrides: Mapping[str, Any] | None, row: str | None
+) -> Path | None:
+    """The `data_beside` of a run whose settings come from an experiment's file. DataError where the path names two
+    files, beside that one and here."""
+    folder = folder_of_data(file, overrides, row)
+    if folder is None:
+        return None
+    from hpc_gpt.tokens.run_data import check_beside
+
+    return check_beside(resolved.data, folder)
 
 
 def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
@@ -147,13 +173,14 @@ def write_run(
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
+    beside = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     return create_run(
         logs,
         resolved,
         prepared.script,
         prepared.text,
         deepspeed_config(resolved) if resolved.engine.name in ENGINES else None,
-        provenance,
+        {**provenance, **beside},
         resumed_from=resumed_from,
         sweep=sweep,
         predicted=prepared.foresight.tables if prepared.foresight else None,
@@ -165,10 +192,15 @@ def resume_run(run: RunFolder, links: int = 1) -> Submitted:
     """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
 
     Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
-    where no engine could go on; DataError.
+    where the run is done, or no engine could go on; DataError.
     """
+    return start_run(run, check_resumption(run), links)
+
+
+def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
+    """The settings of a run that may start once more. Raises as resume_run; `dry` is as for check_submission."""
     from hpc_gpt.launch.status import LIVE, read_own_status
-    from hpc_gpt.tokens.run_data import ensure_data
+    from hpc_gpt.runs.provenance import list_gpus
 
     state = read_own_status(run).state
     if state in LIVE:
@@ -176,16 +208,16 @@ def resume_run(run: RunFolder, links: int = 1) -> Submitted:
     resolved = run.resolved()
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    check_unfinished(run)
     if newest_step(run) is not None:
         check_resumable(resolved)
-    if resolved.cluster.scheduler == "slurm":
+    if resolved.cluster.scheduler == "slurm" and not dry:
         from hpc_gpt.launch.slurm.scheduler import check_reachable
 
         check_reachable()
-    if resolved.engine.name == MEGATRON_LM:
-        check_checkout(resolved, os.environ)
-    ensure_data(resolved)  # a path without a leading / is another file from another folder
-    return start_run(run, resolved, links)
+    # A path without a leading / may be another file from another folder.
+    check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry)
+    return resolved
 
 
 def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
@@ -204,7 +236,8 @@ def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
 
 
 def dry_run(resolved: Resolved, script: str) -> str:
-    """What the scheduler says of a script without taking it; writes nothing. Raises JobRefused, SlurmUnreachable."""
+    """What the scheduler says of a script without taking it, or why it cannot be asked; writes nothing. Raises
+    JobRefused."""
     if resolved.cluster.scheduler != "slurm":
         return f"would start {resolved.gpus} ranks on this machine"
     from hpc_gpt.launch.slurm.environment import submission_environment
@@ -212,8 +245,11 @@ def dry_run(resolved: Resolved, script: str) -> str:
 
     if not has_sbatch():
         return "no sbatch here to ask; the script is as it would be submitted"
-    check_reachable()  # sbatch itself would try for 18 s
-    return test_only(script, submission_environment(os.environ, {}))
+    try:
+        check_reachable()  # sbatch itself would try for 18 s
+        return test_only(script, submission_environment(os.environ, {}))
+    except SlurmUnreachable as fault:
+        return f"{fault}: it was not asked; the script is as it would be submitted"
 
 
 def told_of_rows(rows: Sequence[Prepared]) -> list[str]:

@@ -53,7 +53,7 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSwe
 
     Raises as submit_run. Where a later folder cannot be written the earlier ones stay, marked refused.
     """
-    provenance = check_submission([row.resolved for row in rows], logs)
+    provenance = check_submission(rows, logs)
     largest = 1
     if rows[0].resolved.cluster.scheduler == "slurm":
         from hpc_gpt.launch.slurm.scheduler import largest_array

@@ -155,12 +155,13 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
 
 
 def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.tokens.run_data import data_path, open_file, open_shards
+    from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
     newest = _newest_checkpoint(run)
     then = read_json(newest / "complete.json").get("data") if newest else None
     if not isinstance(then, str):
         raise LookupError("no checkpoint says yet which data were read")
+    resolved = located(resolved, run.data_beside)
     path = data_path(resolved)
     if path is None:
         now = "random"

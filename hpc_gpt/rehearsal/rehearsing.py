@@ -16,7 +16,7 @@ from hpc_gpt.rehearsal.preparation import Missing, SmallRun
 from hpc_gpt.rehearsal.reading_back import read_back
 from hpc_gpt.rehearsal.script_check import ask_slurm, check_script
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.tokens.run_data import ensure_data
+from hpc_gpt.tokens.run_data import ensure_data, located
 
 # Nodes beside those of a run: what is excluded has a substitute.
 _MORE_NODES = 2
@@ -53,7 +53,7 @@ def rehearse(
         tell(stage)
 
     began = time.monotonic()
-    data = look_at_data(real.resolved)
+    data = look_at_data(located(real.resolved, real.data_beside))
     if isinstance(data, Missing):
         outcome.missing.append(data)
     else:

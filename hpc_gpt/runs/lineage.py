@@ -14,9 +14,12 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.standing import done_by
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_text import experiment_tables
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.small_files import read_json
 from hpc_gpt.tables import check_tables
@@ -38,10 +41,11 @@ CONVERTIBLE: dict[str, frozenset[str]] = {
 # These train the same model and keep its parameters alike, so that each takes up the other's checkpoints.
 RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 
-# Keys of [train] that change neither the weights nor the order of the data.
-_FREE = {"minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches", "save_every",
-         "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves", "hang_multiple",
-         "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
+# Keys of [train] that change neither the weights nor the order of the data; and `steps`, which whoever goes on with a
+# run that is done must change, though a decaying learning rate then differs from an unbroken run's.
+_FREE = {"steps", "minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches",
+         "save_every", "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves",
+         "hang_multiple", "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
 # Keys of [data] that let a stream repeat and skip no sample, whatever they are.
 _FREE_DATA = {"workers", "on_bad_shard"}
 # Keys of [job] that belong to one site, or to one moment.
@@ -79,6 +83,35 @@ def check_resumable(resolved: Resolved) -> None:
         )
 
 
+def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
+    """ConfigError where the run is done, or where `resolved`, the settings of a run that is to go on from it, has no
+    step to train beyond its checkpoint: the job would end at once."""
+    before, reached = run.resolved().train, _reached(run) or 0
+    if resolved is not None and resolved.train.steps > reached:
+        return
+    if resolved is not None and resolved.train.steps != before.steps:
+        raise ConfigError(
+            f"train.steps is {resolved.train.steps}, but the newest checkpoint is of step {reached}: the job would end "
+            "at once",
+            f"give more than {reached} steps",
+        )
+    last = done_by(run.attempts())
+    if last is None and resolved is None:
+        return
+    cause = last.ended().get("cause") if last is not None else None
+    trained = [step for each in run.attempts() if isinstance(step := each.ended().get("step"), int)]
+    by_steps = not cause or max(trained, default=0) >= before.steps
+    why = f"it has trained its {before.steps} steps" if by_steps else cause
+    more = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
+    if not by_steps:
+        more = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
+        more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
+    hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
+    if not reached or not can_resume(run.resolved().engine):
+        hint = "it has no checkpoint to go on from: submit a new run that trains further"
+    raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
+
+
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
     """The runs that this one goes on from, the nearest first."""
     ancestors: list[RunFolder] = []
@@ -92,13 +125,17 @@ def find_ancestors(run: RunFolder) -> list[RunFolder]:
 
 def parent_of(run: RunFolder) -> Parent:
     """`run` as a parent. ConfigError where neither it nor a run before it has a checkpoint."""
-    for ancestor in (run, *find_ancestors(run)):
-        step = newest_step(ancestor)
-        if step is not None:
-            return Parent(run.run_id, str(run.path), step)
-    raise ConfigError(
-        f"run {run.run_id} has no checkpoint to go on from", "submit a new run, with train.save_every set"
-    )
+    step = _reached(run)
+    if step is None:
+        raise ConfigError(
+            f"run {run.run_id} has no checkpoint to go on from", "submit a new run, with train.save_every set"
+        )
+    return Parent(run.run_id, str(run.path), step)
+
+
+def _reached(run: RunFolder) -> int | None:
+    """The step that a run goes on after: of its own newest checkpoint, else of the nearest run's before it."""
+    return next((step for each in (run, *find_ancestors(run)) if (step := newest_step(each)) is not None), None)
 
 
 def descend(
@@ -111,9 +148,8 @@ def descend(
     """The parent's settings with `changes` (dotted key -> value) laid over, for a run that goes on after `step`.
 
     GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
-    batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end,
-    which may move the schedule. Raises LayoutError or ConfigError for what cannot run, and for what would be another
-    training.
+    batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end.
+    Raises LayoutError or ConfigError for what cannot run, and for what would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
     if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
@@ -121,6 +157,7 @@ def descend(
             f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot become one of it",
             "keep the engine, or submit a new run",
         )
+    _check_preset(parent, changes)
     tables: dict[str, Any] = experiment_tables(parent)
     asked = {key.removeprefix("layout."): value for key, value in changes.items() if key.startswith("layout.")}
     batch = asked.get("global_batch")
@@ -139,8 +176,22 @@ def descend(
     everything = {"name": parent.name, **tables, **given}
     experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
-    _check_same_training(parent, resolved, frozenset(length or ()))
+    _check_same_training(parent, resolved)
     return resolved
+
+
+def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
+    """ConfigError where a preset is asked for whose sizes are not the checkpoint's, which stay."""
+    name = changes.get("model.preset")
+    if not name:
+        return
+    named, own = vars(preset(str(name))), vars(parent.model)
+    differ = [f"{key} {named[key]}, not {own[key]}" for key in ("hidden", "layers", "heads") if named[key] != own[key]]
+    if differ:
+        raise ConfigError(
+            f"model.preset {name} is another model than the checkpoint's: {'; '.join(differ)}",
+            "leave --model out, or submit a new run",
+        )
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +268,7 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def _check_same_training(parent: Resolved, resolved: Resolved, free: frozenset[str]) -> None:
+def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
     """Refuses what the checkpoint cannot be turned into, and what would train something else."""
     faults = []
     for name in ("model", "data", "train"):
@@ -225,7 +276,7 @@ def _check_same_training(parent: Resolved, resolved: Resolved, free: frozenset[s
         faults += [
             f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
             for key in before
-            if before[key] != after[key] and key not in {"train": _FREE | free, "data": _FREE_DATA}.get(name, set())
+            if before[key] != after[key] and key not in {"train": _FREE, "data": _FREE_DATA}.get(name, set())
         ]
     may = convertible(parent.engine.name, resolved.engine.name)
     pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}

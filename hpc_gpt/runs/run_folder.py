@@ -7,6 +7,7 @@ start. Its paths are settled here, and nowhere else.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import time
@@ -29,6 +30,9 @@ IN_QUEUE = "queue"
 PREDICTED = "predicted.json"
 # Where the experiment's file was, in provenance.json.
 EXPERIMENT_FILE = "experiment_file"
+# In provenance.json: the folder of the file that stated data.path.
+DATA_BESIDE = "data_beside"
+_WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,12 @@ class RunFolder:
         return str(found) if found else None
 
     @property
+    def data_beside(self) -> Path | None:
+        """Where a relative data.path is looked for first; None where no file stated it."""
+        found = read_json(self.path / "provenance.json").get(DATA_BESIDE)
+        return Path(found) if isinstance(found, str) else None
+
+    @property
     def record(self) -> Path:
         return self.path / "record.json"
 
@@ -237,6 +247,14 @@ def create_run(
     return run
 
 
+def check_writable(logs: Path) -> None:
+    """RunFolderError where no run folder can be made under `logs`, as far as that is seen without making one."""
+    place = next(place for place in (logs, *logs.parents) if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "it cannot be written" if place.is_dir() else "it is no folder"
+        raise RunFolderError(f"cannot make a run folder in {logs}: {place}: {why}", _WRITABLE)
+
+
 def claim_folder(parent: Path) -> Path:
     """Makes a folder named by the time and four random hex digits, a run's or a sweep's id; RunFolderError."""
     for _ in range(100):
@@ -247,9 +265,7 @@ def claim_folder(parent: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as fault:
-            raise RunFolderError(
-                f"cannot make run folder {path}: {fault.strerror}", "set HPC_GPT_LOGS to a folder you can write"
-            ) from None
+            raise RunFolderError(f"cannot make run folder {path}: {fault.strerror}", _WRITABLE) from None
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
 
 

@@ -47,6 +47,13 @@ def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
     return counted
 
 
+def done_by(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that has trained its run to the end; None where the run does not stand so."""
+    last = next(reversed(deciding(attempts)), None)
+    standing = standing_of(last) if last is not None else None
+    return last if standing is not None and standing.ended == "done" else None
+
+
 def words_between(attempt: Attempt, now: float | None = None) -> str | None:
     """What a run waits for behind an attempt that it goes on from; None where it does not, or nobody has judged it."""
     verdict = attempt.verdict()

@@ -50,9 +50,10 @@ class Data:
 
     `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx, `stream` text, jsonl, gzip and zstd files
     that are tokenised as they are read, by `workers` processes a rank. `path = "stdlib"` means for both the standard
-    library's own sources, prepared where they are missing. `tokenizer` is "byte", "char", a table FILE.vocab.json, a
-    tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. A damaged file of a stream stops the
-    run, or is skipped from there and counted.
+    library's own sources, prepared where they are missing. A relative `path` that a file states is looked for beside
+    that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a table
+    FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. A damaged file of
+    a stream stops the run, or is skipped from there and counted.
     """
 
     __pydantic_config__ = _STRICT
@@ -244,29 +245,28 @@ def list_experiments() -> list[str]:
 class ExperimentFile:
     """An experiment's file as it was read: its tables but `rows`, over those of the file it extends, and its rows.
 
-    What loads many rows of one file reads it once. `trains`: what each file's own [train] states, the one it extends
-    first.
+    What loads many rows of one file reads it once. `stated`: each file with its own tables, the one it extends first.
     """
 
     path: Path
     text: str
     tables: Mapping[str, Any]
     rows: tuple[Row, ...] | None
-    trains: tuple[Any, ...] = ()
+    stated: tuple[tuple[Path, Mapping[str, Any]], ...] = ()
 
 
 def read_experiment(name: str) -> ExperimentFile:
     """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
     path = find_experiment(name)
-    trains: list[Any] = []
-    tables = _read_with_parents(path, (), trains)
+    stated: list[tuple[Path, Mapping[str, Any]]] = []
+    tables = _read_with_parents(path, (), stated)
     tables.setdefault("name", default_name(path))
     rows = tables.pop("rows", None)
     if rows is not None:
         from hpc_gpt.settings.sweep import rows_of  # which checks its rows against the tables above
 
         rows = tuple(rows_of(rows, path))
-    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows, tuple(trains))
+    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows, tuple(stated))
 
 
 def load_experiment(
@@ -297,6 +297,23 @@ def keys_given(
     """The dotted keys that the experiment, its row or the overrides give a value: those that no default settles."""
     tables = _overridden(name, overrides, row)[1]
     return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
+
+
+def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
+    """The folder, absolute, of the file that states the data.path of an experiment; None where no file does."""
+    if "data.path" in (overrides or {}):
+        return None
+    stated = list(file.stated)
+    if file.rows is not None:
+        from hpc_gpt.settings.sweep import choose_row
+
+        stated.append((file.path, choose_row(file.rows, row, file.path).overrides))
+    return next((path.parent.resolve() for path, tables in reversed(stated) if _states_path(tables)), None)
+
+
+def _states_path(tables: Mapping[str, Any]) -> bool:
+    data = tables.get("data")
+    return isinstance(data, dict) and "path" in data
 
 
 def _overridden(
@@ -348,22 +365,24 @@ def read_tables(path: Path) -> dict[str, Any]:
     return _read_with_parents(path, (), [])
 
 
-def _read_with_parents(path: Path, seen: tuple[Path, ...], trains: list[Any]) -> dict[str, Any]:
-    """The file's tables over those of the file it extends, found beside it or under `experiments/`; `trains` gets
-    each file's own [train]."""
+def _read_with_parents(
+    path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """The file's tables over those of the file it extends, found beside it or under `experiments/`; `stated` gets each
+    file with its own."""
     if path.resolve() in seen:
         chain = " -> ".join(step.name for step in (*seen, path))
         raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
     tables = read_toml(path)
     parent = tables.pop("extends", None)
-    trains.insert(0, tables.get("train"))
+    stated.insert(0, (path, tables))
     if parent is None:
         return tables
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
     beside = [path.parent / parent, path.parent / f"{parent}.toml"]
     found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
-    inherited = _read_with_parents(found, (*seen, path.resolve()), trains)
+    inherited = _read_with_parents(found, (*seen, path.resolve()), stated)
     for own in ("name", "rows"):
         inherited.pop(own, None)
     return merge_tables(inherited, tables)

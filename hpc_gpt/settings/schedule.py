@@ -46,7 +46,8 @@ def steps_laid_over(file: ExperimentFile, row: str | None, given: Collection[str
     """Whether the steps are the command line's, or of a file that extends the one with the warm-up."""
     if "train.steps" in given:
         return True
-    stated = [set(train) if isinstance(train, Mapping) else set() for train in file.trains]
+    trains = [tables.get("train") for _, tables in file.stated]
+    stated = [set(train) if isinstance(train, Mapping) else set() for train in trains]
     if file.rows is not None:
         of_row = choose_row(file.rows, row, file.path).overrides.get("train")
         stated[-1] |= set(of_row) if isinstance(of_row, Mapping) else set()

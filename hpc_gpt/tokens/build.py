@@ -26,7 +26,7 @@ from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, Tokenizer, open_tokeni
 STDLIB = "stdlib"
 # Not every machine has the tests, and installed packages are not the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-_STDLIB_SHARDS = 40
+STDLIB_SHARDS = 40
 _ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
 _ELSEWHERE = "give a file name in a folder with room that you can write"
 
@@ -101,8 +101,8 @@ def build_stdlib_shards() -> Path:
     try:
         aside.mkdir(parents=True)
         files = list(_stdlib_files())
-        for number in range(_STDLIB_SHARDS):
-            _write_shard(aside, number, files[number::_STDLIB_SHARDS])
+        for number in range(STDLIB_SHARDS):
+            _write_shard(aside, number, files[number::STDLIB_SHARDS])
         try:
             aside.rename(folder)
         except OSError:
@@ -119,6 +119,11 @@ def build_stdlib_shards() -> Path:
 def stdlib_path(suffix: str = ".tokens") -> Path:
     """Where those are kept; the name carries the Python version, since each has sources of its own."""
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
+
+
+def stdlib_length() -> int:
+    """Tokens that the standard library's sources are by bytes; nothing is made."""
+    return sum(len(piece) for piece in _stdlib_pieces())
 
 
 def _stdlib_files() -> Iterator[Path]:

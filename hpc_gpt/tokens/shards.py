@@ -62,8 +62,7 @@ def list_shards(path: Path, resolved: Resolved) -> ShardSet:
         raise DataError(f"{path} has no text to stream", "give a folder of text, jsonl, .gz or .zst files")
     for file in files:
         check_readable(file)
-    split = len(names) - int(len(names) * resolved.data.eval_fraction)
-    _check_count(path, split, len(names), resolved)
+    split = check_count(path, len(names), resolved)
     listed = hashlib.sha256(tokenizer_name(resolved.data.tokenizer).encode())
     sizes = [file.stat().st_size for file in files]
     for name, size in zip(names, sizes, strict=True):
@@ -74,8 +73,11 @@ def list_shards(path: Path, resolved: Resolved) -> ShardSet:
     return ShardSet(folder, names[:split], tuple(unpacked[:split]), names[split:], listed.hexdigest())
 
 
-def _check_count(path: Path, training: int, count: int, resolved: Resolved) -> None:
+def check_count(path: Path, count: int, resolved: Resolved) -> int:
+    """How many of so many shards are trained on; DataError where readers would be left without one, or an
+    evaluation."""
     dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
+    training = count - int(count * fraction)
     readers = dp * readers_per_rank(resolved)
     kept = f" ({count} less {count - training} for evaluation)" if training < count else ""
     if training < readers:
@@ -93,6 +95,7 @@ def _check_count(path: Path, training: int, count: int, resolved: Resolved) -> N
             if count > readers
             else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
         )
+    return training
 
 
 def _fraction_for_one(count: int) -> float:

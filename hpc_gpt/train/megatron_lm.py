@@ -27,7 +27,7 @@ from hpc_gpt.settings.megatron_checkout import PROGRAM, check_options, check_pro
 from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json, write_once
-from hpc_gpt.tokens.run_data import data_path, ensure_data
+from hpc_gpt.tokens.run_data import data_path, ensure_data, located
 from hpc_gpt.train.ending import (
     CANCELLED,
     INTERRUPTED,
@@ -238,7 +238,7 @@ class MegatronRank:
 
     def _await_data(self) -> str | None:
         """Megatron's prefix, made by the first rank of each node where it is missing; None for mock data."""
-        resolved = self._resolved
+        resolved = located(self._resolved, self._run.data_beside)
         path = data_path(resolved)
         if path is None:
             return None

@@ -14,7 +14,7 @@ from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
-from hpc_gpt.tokens import ensure_data
+from hpc_gpt.tokens import ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
@@ -169,6 +169,7 @@ class Trainer:
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
         """The run's samples, made once on each node where they are missing, and the same on all ranks."""
+        resolved = located(resolved, self._run.data_beside)
         if self._identity.local_rank == 0:
             ensure_data(resolved)
         ranks.barrier()

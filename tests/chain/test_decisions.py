@@ -12,6 +12,7 @@ from hpc_gpt.chain.after import decide_next
 from hpc_gpt.chain.before import Word, may_start, read_word
 from hpc_gpt.chain.history import gpu_hours, read_history
 from hpc_gpt.launch import status
+from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -239,14 +240,42 @@ def test_a_link_behind_a_lost_one_settles_it_too() -> None:
     assert lost.verdict()["attempt_ended"] == "walltime"
 
 
-def test_a_run_that_is_done_is_not_trained_again_and_its_links_end() -> None:
+def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) -> None:
     run = slurm_run()
     run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
     run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None})
-    after(run, start(run, "done"))
+    first = start(run, "done")
+    after(run, first)
     second = start(run, job_id="8")
+    output = run.path / "slurm-8.out"
+    output.write_text("run folder …, attempt 2\n")
     assert before(run, second) == ["stop", "0", "7,9"]
-    assert second.ended()["ended"] == "done"
+    assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"], "nothing is left of the second"
+    assert output.read_text().endswith("not started: attempt 1 has trained it to its end\n")
+    assert before(run, second) == ["stop", "0", "7,8,9"], "a script that asks twice hears the same"
+    monkeypatch.setattr(status, "_slurm_states", lambda _: {"8": ("COMPLETED", "")})
+    assert read_status([run])[0].state == "done"
+
+
+def test_a_job_after_the_last_of_a_run_that_is_done_does_not_change_how_it_stands(monkeypatch) -> None:
+    run = slurm_run()
+    after(run, start(run, "done", cause="train.minutes = 5 are over"))
+    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    for slurm in ({}, {"8": ("COMPLETED", "")}, {"8": ("CANCELLED", "")}):
+        monkeypatch.setattr(status, "_slurm_states", lambda _, slurm=slurm: slurm)
+        row = read_status([run])[0]
+        assert (row.state, row.cause) == ("done", "train.minutes = 5 are over")
+    monkeypatch.setattr(status, "_slurm_states", lambda _: {"8": ("PENDING", "")})
+    assert read_status([run])[0].state == "pending"
+
+
+def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
+    run = unsubmitted_run()
+    add_attempt(run, [metrics_line(5)], "done")
+    assert by_hand.main([str(run.path)]) == 0
+    assert capsys.readouterr().out == "not started: attempt 1 has trained it to its end\n"
+    assert len(run.attempts()) == 1
+    assert not run.submissions()
 
 
 def test_a_link_that_is_left_of_a_chain_stays_off_and_a_new_submission_does_not() -> None:

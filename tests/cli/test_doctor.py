@@ -4,6 +4,7 @@ import json
 
 from hpc_gpt.runs.bad_nodes import listed, note
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.made_runs import unsubmitted_run
 
 
 def checks(done):
@@ -17,11 +18,29 @@ def test_this_machine_is_looked_over(tmp_path):
     assert set(found) == {"schema", "cluster", "ok", "checks", "bad_nodes", "slow_nodes"}
     assert (found["schema"], found["cluster"], found["ok"]) == (1, "local", True)
     by_name = checks(done)
-    assert set(by_name) == {"experiment", "slurm", "versions", "gpus", "logs", "data", "state", "space", "clock"}
+    assert set(by_name) == {
+        *("experiment", "slurm", "versions", "gpus", "inputs", "logs", "data", "state", "space", "clock")
+    }
     assert all(set(check) == {"name", "level", "words", "hint"} for check in by_name.values())
     assert "torch" in by_name["versions"]["words"]
     assert not (tmp_path / "logs").exists(), "it writes nothing that stays"
     assert not (tmp_path / "state").exists()
+
+
+def test_data_that_submit_would_refuse_are_a_finding(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path / "none"))
+    missing = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
+    run = unsubmitted_run(data__source="tokens", data__path="gone.tokens")
+    for words, asked in (("no.tokens", ("demo", *missing)), ("gone.tokens", (run.run_id,))):
+        found = in_process("doctor", *asked, "--cluster", "local", "--json")
+        assert found.code == 1
+        inputs = checks(found)["inputs"]
+        assert (inputs["level"], inputs["words"]) == ("fail", f"no token file {words}")
+        assert "hpc-gpt data" in inputs["hint"]
+    inputs = checks(in_process("doctor", "demo", "--cluster", "local", "--json"))["inputs"]
+    assert inputs["level"] == "ok"
+    assert inputs["words"].endswith("is made when the run is submitted")
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_ranks_of_this_machine_are_measured(tmp_path):

@@ -18,13 +18,15 @@ def losses(run: RunFolder) -> dict[int, float]:
 
 
 def test_submit_resume_with_another_layout():
-    settings = ("--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.dtype=fp32")
+    settings = ("--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.dtype=fp32",
+                "--set", "train.decay=constant")  # fmt: skip
     first = hpc_gpt("submit", *SMALL, *settings, "--wait")
     assert first.code == 0, first.stderr
     parent = newest()
     before = {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")}
 
-    shown = hpc_gpt("submit", "--resume", parent.run_id, "--tp", "1", "--pp", "2", "--dry-run")
+    further = ("--until", "steps=6")
+    shown = hpc_gpt("submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run")
     assert shown.code == 0, shown.stderr
     assert '"pp": 2' in shown.stdout
     refused = hpc_gpt("submit", "--resume", parent.run_id, "--gbs", "64")
@@ -38,16 +40,17 @@ def test_submit_resume_with_another_layout():
     before[kept] = kept.stat().st_mtime_ns
 
     options = ("--tp", "1", "--dp", "2", "--mbs", "4", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
-    done = hpc_gpt("submit", "--resume", parent.run_id, *options, "--wait")
+    done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait")
     assert done.code == 0, done.stderr
     assert f"goes on from {parent.run_id} after step 4, as tp1-pp1-dp2" in done.stderr
     run = newest()
     assert run.path != parent.path
     said = run.attempts()[0].log.read_text()
     assert "passing over checkpoint" in said
-    assert "resumed after step 2 of 4" in said
-    unbroken = losses(parent)
-    assert losses(run) == pytest.approx({3: unbroken[3], 4: unbroken[4]}, abs=2e-6)
+    assert "resumed after step 2 of 6" in said
+    unbroken, found = losses(parent), losses(run)
+    assert sorted(found) == [3, 4, 5, 6]
+    assert [found[3], found[4]] == pytest.approx([unbroken[3], unbroken[4]], abs=2e-6)
 
     # The parent's checkpoints are as they were, and the new run says where it comes from.
     assert {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")} == before
@@ -56,9 +59,9 @@ def test_submit_resume_with_another_layout():
     assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 4}
     assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 2, 3)
     status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
-    assert (status["state"], status["step"]) == ("done", 4)
+    assert (status["state"], status["step"]) == ("done", 6)
 
-    # It has checkpoints of its own by now, and goes on from those.
-    again = hpc_gpt("submit", "--resume", run.run_id, "--wait")
+    # It has checkpoints of its own by now, and it is from those that another one goes on.
+    again = hpc_gpt("submit", "--resume", run.run_id, "--set", "train.steps=7", "--wait")
     assert again.code == 0, again.stderr
-    assert "resumed after step 4 of 4" in run.attempts()[1].log.read_text()
+    assert "resumed after step 6 of 7" in newest().attempts()[0].log.read_text()

@@ -14,6 +14,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.small_files import write_once
 
@@ -192,7 +193,8 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
         ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
         ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
         ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
-        ({"train.steps": 100}, "train.steps would be 100, but is 50"),
+        ({"train.decay": "constant"}, "train.decay would be constant, but is cosine"),
+        ({"model.preset": "48b"}, "preset 48b is another model than the checkpoint's: hidden 8192, not 64; layers"),
         ({"data.source": "stdlib"}, "data.source would be stdlib, but is random"),
         ({"engine.name": "fsdp", "engine.zero_stage": None, "layout.pp": 1}, "engine.name would be fsdp"),
         ({"engine.zero_stage": 2}, "pp 2 with ZeRO-2 cannot run"),
@@ -258,12 +260,16 @@ def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(
         find_ancestors(second)
 
 
+def test_a_preset_of_the_checkpoints_own_sizes_is_taken():
+    gpt2 = replace(parent(), model=replace(preset("gpt2"), seq=32))
+    assert descend(gpt2, {"model.preset": "gpt2"}, SITE, 20).model == gpt2.model
+
+
 def test_how_far_to_train_may_change_where_that_is_what_is_asked_for():
-    """--until says so in so many words; a key among others that moves the schedule is a slip."""
+    """By --until, or by its key."""
     further = descend(parent(), {"layout.tp": 1}, SITE, 20, {"steps": 200, "until_loss": 2.0})
     assert (further.train.steps, further.train.until_loss) == (200, 2.0)
     assert further.train.lr == parent().train.lr
-    with pytest.raises(ConfigError, match=r"train\.steps would be 200, but is 50"):
-        descend(parent(), {"train.steps": 200}, SITE, 20)
+    assert descend(parent(), {"train.steps": 200}, SITE, 20).train == replace(parent().train, steps=200)
     with pytest.raises(ConfigError, match=r"train\.lr would be"):
         descend(parent(), {"train.lr": 1.0}, SITE, 20, {"steps": 200})

@@ -198,14 +198,24 @@ def hostile(teller: Teller) -> Hostile:
 
 
 @story
-def once_more(teller: Teller) -> tuple[Job, Job, set[str]]:
-    """A run that is done is submitted again. Gives both jobs, and the names of the files that changed."""
-    first = teller.launcher.submit(*SINGLE, "--set", "train.steps=3")
+def once_more(teller: Teller) -> tuple[Job, str, set[str]]:
+    """The script of a run that is done is submitted again. Gives the first job, what `--resume` says of it, and the
+    names of the files that came or changed."""
+    launcher = teller.launcher
+    first = launcher.submit(*SINGLE, "--set", "train.steps=3")
     first.wait_end()
-    before = {path: path.read_bytes() for path in first.run.path.rglob("*") if path.is_file()}
-    second = teller.launcher.submit("--resume", first.run.run_id)
-    second.wait_end()
-    return first, second, {path.name for path, text in before.items() if path.read_bytes() != text}
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in first.run.path.rglob("*") if path.is_file()}
+
+    before = files()
+    _, said = launcher.run("submit", "--resume", first.run.run_id, code=2)
+    environment = {**launcher.environment, "HPC_GPT_RUN": str(first.run.path), "HPC_GPT_PYTHON": sys.executable}
+    asked = ["sbatch", "--parsable", f"--output={first.run.path}/slurm-%j.out", str(first.run.job_script)]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    Job(teller.cluster, first.run, done.stdout.strip()).wait_end()
+    after = files()
+    return first, said, {path.name for path, text in after.items() if before.get(path) != text}
 
 
 @pytest.mark.story(unbroken)
@@ -320,13 +330,15 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
 
 
 @pytest.mark.story(once_more)
-def test_a_run_is_submitted_once_more(told: Teller) -> None:
-    """Its folder keeps what was, and gains an attempt that finds nothing left to do."""
-    first, second, changed = told(once_more)
-    assert second.run.path == first.run.path
-    assert second.ended() == ["done", "done"]
-    assert changed <= {"submissions.jsonl", "record.json"}
-    assert [line["job_id"] for line in first.run.submissions()] == [first.id, second.id]
+def test_a_job_that_finds_its_run_done_leaves_nothing(launcher: Launcher, told: Teller) -> None:
+    """But its own output, which says why it did not start."""
+    first, said, changed = told(once_more)
+    assert "is done: it has trained its 3 steps" in said
+    assert first.ended() == ["done"]
+    assert [path.name for path in (first.run.path / "attempts").iterdir()] == ["1"]
+    (output,) = changed - {"record.json"}
+    assert "not started: attempt 1 has trained it to its end" in (first.run.path / output).read_text()
+    assert launcher.state(first) == "done"
 
 
 @pytest.mark.story(walltime, single)

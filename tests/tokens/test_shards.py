@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from hpc_gpt.errors import DataError
 from hpc_gpt.tokens.run_data import check_length
 from hpc_gpt.tokens.shards import ShardSet, _fraction_for_one, list_shards
-from hpc_gpt.tokens.token_file import TokenFile
 from tests.tokens.shard_folders import SEQ, reading, streaming, write_shard, write_shards
 
 
@@ -61,8 +60,7 @@ def test_the_hints_fraction_keeps_one_shard() -> None:
 
 def test_a_file_needs_one_whole_sample_to_train_on_and_one_to_evaluate() -> None:
     def check(count: int, **settings: Any) -> None:
-        file = SimpleNamespace(path=Path("a.tokens"), tokens=np.zeros(count, dtype=np.uint8))
-        check_length(cast(TokenFile, file), reading("tokens", "a.tokens", **settings))
+        check_length(Path("a.tokens"), count, reading("tokens", "a.tokens", **settings))
 
     check(SEQ + 1)
     with pytest.raises(DataError, match=f"has {SEQ} tokens to train on"):

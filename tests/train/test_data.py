@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hpc_gpt.errors import DataError
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.tokens import ensure_data
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.data import DataStream
+from hpc_gpt.train.trainer import Trainer
 from tests.train.launch import settings
 
 
@@ -74,3 +78,18 @@ def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch:
     random = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
     assert ensure_data(random) is None
     assert rows(random, 3) == rows(random, 3)
+
+
+def test_the_trainer_looks_beside_the_file_that_stated_the_path(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the run's provenance keeps it, whatever lies in the job's own folder."""
+    (tmp_path / "provenance.json").write_text(json.dumps({"data_beside": str(tokens.parent)}))
+    (tmp_path / "job").mkdir()
+    monkeypatch.chdir(tmp_path / "job")
+    Path(tokens.name).write_text("no tokens")
+    trainer = Trainer(RunFolder(tmp_path), None, SimpleNamespace(local_rank=0), None)  # type: ignore[arg-type]
+    ranks: Any = SimpleNamespace(barrier=lambda: None, share=lambda value: value)
+    relative = settings(Path(tokens.name), {"tp": 1, "pp": 1, "dp": 1})
+    wanted = open_samples(settings(tokens, {"tp": 1, "pp": 1, "dp": 1}))
+    assert trainer._open_data(relative, ranks).identity == wanted.identity

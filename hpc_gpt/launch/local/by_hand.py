@@ -12,10 +12,14 @@ from pathlib import Path
 from hpc_gpt.launch.local.controller import RunController
 from hpc_gpt.launch.local.executor import begin_attempt, note_start
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.standing import done_by
 
 
 def main(arguments: list[str]) -> int:
     run = RunFolder(Path(arguments[0]))
+    if (done := done_by(run.attempts())) is not None:
+        print(f"not started: attempt {done.number} has trained it to its end")
+        return 0
     attempt = begin_attempt(run)
     note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
     print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)

@@ -127,16 +127,22 @@ def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
 
 def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
     """What makes the jobs of one run wait for each other: a name that no other run has, and the dependency on it."""
+    check_dependency(resolved)
     asked = resolved.job.dependency
-    if asked and "?" in asked:
-        raise ConfigError(
-            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
-            "part the conditions with commas, or leave it out",
-        )
     return [
         f"--job-name={folder_name(resolved.job.name or resolved.name)}-{run.run_id}",
         f"--dependency={f'{asked},' if asked else ''}singleton",
     ]
+
+
+def check_dependency(resolved: Resolved) -> None:
+    """ConfigError for conditions that cannot be joined with those of a chain's own jobs."""
+    asked = resolved.job.dependency
+    if asked and "?" in asked and resolved.cluster.chain == "singleton":
+        raise ConfigError(
+            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
+            "part the conditions with commas, or leave it out",
+        )
 
 
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:

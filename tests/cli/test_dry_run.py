@@ -1,0 +1,106 @@
+"""A dry run refuses what submit refuses, but for a Slurm that is away; and it makes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.command import Done, error_of, in_process, without_slurm
+from tests.cli.test_predictions import profile_of
+from tests.made_runs import unsubmitted_run
+
+TOKENS = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
+STREAM = ("--set", "data.source=stream", "--set", "data.path=stdlib")
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """No Slurm, and no data made yet."""
+    monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path / "data"))
+    for name, value in without_slurm(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+
+def both(*arguments: object, **environment: str) -> tuple[Done, Done]:
+    """The dry run, which comes first, and submit."""
+    dry = in_process("submit", *arguments, "--dry-run", environment=environment)
+    return dry, in_process("submit", *arguments, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (TOKENS, "no token file no.tokens"),
+        (("--set", "data.source=megatron", "--set", "data.path=no"), "no.idx"),
+        (("--set", "data.tokenizer=tiktoken:gpt2"), "made into tokens by bytes"),
+        (("--set", "train.eval_every=1", "--set", "data.eval_fraction=0"), "has 0 tokens for evaluation"),
+        ((*STREAM, "--set", "data.workers=41"), "has 38 shards to train on (40 less 2 for evaluation)"),
+        (("--engine", "megatron-lm", "--set", "data.source=random"), "MEGATRON_LM"),
+        (("--set", "data.source=stream", "--set", "data.path=no"), "no text at no"),
+    ],
+)
+def test_what_submit_refuses_a_dry_run_refuses_in_the_same_words(bare, tmp_path, asked, words):
+    dry, real = both("demo", "--cluster", "local", *asked)
+    assert dry == real
+    assert (dry.code, dry.stdout) == (2, "")
+    assert words in error_of(dry)[0]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_vocabulary_too_small_for_data_that_are_yet_to_be_made(bare, tmp_path):
+    for done in both("demo", "--cluster", "local", "--set", "model.vocab=100", "--set", "model.vocab_multiple=4"):
+        assert done.code == 2
+        assert "256" in error_of(done)[0]
+
+
+@pytest.mark.parametrize("logs", ["/dev/null/runs", "/tmp/a:b"])
+def test_a_logs_folder_that_cannot_hold_a_run(bare, logs):
+    for done in both("demo", "--cluster", "local", "--set", "data.source=random", HPC_GPT_LOGS=logs):
+        assert done.code == 1
+        assert logs in error_of(done)[0]
+
+
+def test_conditions_that_a_chain_cannot_join(bare, tmp_path):
+    profile_of("chained", 'extends = "generic-slurm"\nchain = "singleton"\n')
+    done = in_process("submit", "demo", "--cluster", "chained", "-d", "afterok:1?afterok:2", "--dry-run")
+    assert done.code == 2
+    assert "cannot be joined with the chain's own singleton" in error_of(done)[0]
+
+
+def test_a_row_of_a_sweep(bare, tmp_path):
+    table = tmp_path / "table.toml"
+    row = '{ data.source = "tokens", data.path = "no.tokens" }'
+    table.write_text(f'extends = "demo"\n[rows]\n"here" = {{ train.steps = 3 }}\n"lost" = {row}\n')
+    for done in both(table, "--sweep", "--cluster", "local"):
+        assert done.code == 2
+        assert "row 'lost': no token file no.tokens" in error_of(done)[0]
+
+
+def test_a_run_that_goes_on(bare):
+    run = unsubmitted_run(data__source="tokens", data__path="gone.tokens")
+    for done in both("--resume", run.run_id):
+        assert done.code == 2
+        assert "gone.tokens" in error_of(done)[0]
+
+
+def test_data_that_can_be_made_are_not_made(bare, tmp_path):
+    done = in_process("submit", "demo", "--cluster", "local", "--dry-run")
+    assert done.code == 0, done.stderr
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_slurm_that_is_away_is_named(bare, tmp_path):
+    asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run")
+    done = in_process(*asked)
+    assert done.code == 0
+    assert "no sbatch here to ask" in done.stderr
+    assert in_process(*asked, *TOKENS).code == 2
+    for name in ("sbatch", "scontrol"):
+        client = tmp_path / "bin" / name
+        client.write_text("#!/bin/bash\necho 'Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
+        client.chmod(0o755)
+    done = in_process(*asked)
+    assert done.code == 0, done.stderr
+    assert "Slurm's controller does not answer: Unable to contact slurm controller" in done.stderr
+    assert done.stdout.startswith("#!/bin/bash")
+    assert in_process(*asked[:-1]).code == 4

@@ -1,0 +1,70 @@
+"""What --resume takes of a run that is done, and of the model that its checkpoint has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.cli.command import error_of, in_process
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+
+
+def trained(steps: int = 6, saved: int = 6, cause: str | None = None, **settings: object) -> RunFolder:
+    run = unsubmitted_run(train__steps=steps, train__warmup_steps=0, data__source="random", **settings)
+    add_attempt(run, [metrics_line(saved or steps)], "done", cause=cause)
+    if saved:
+        place = run.checkpoints / f"step-{saved:08d}"
+        place.mkdir(parents=True)
+        (place / "complete.json").write_text(json.dumps({"step": saved}))
+    return run
+
+
+@pytest.mark.parametrize("asked", [(), ("--until", "steps=6"), ("--tp", "1"), ("--dry-run",)])
+def test_a_run_that_is_done_does_not_start_again(asked):
+    run = trained()
+    done = in_process("submit", "--resume", run.run_id, *asked)
+    message, hint = error_of(done)
+    assert done.code == 2
+    assert message == f"run {run.run_id} is done: it has trained its 6 steps; its job would end at once"
+    assert "--until steps=12, or --set train.steps=12" in hint
+    assert len(run.attempts()) == 1
+
+
+@pytest.mark.parametrize("asked", [("--until", "steps=12"), ("--set", "train.steps=12")])
+def test_more_steps_are_the_way_on(asked):
+    done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert '"steps": 12,' in done.stdout
+    assert "cosine was laid over 6 steps and is over 12 from step 6 on" in done.stderr
+
+
+@pytest.mark.parametrize("asked", [("--until", "steps=5"), ("--set", "train.steps=5")])
+def test_fewer_steps_are_none(asked):
+    message, hint = error_of(in_process("submit", "--resume", trained().run_id, *asked))
+    assert "train.steps is 5, but the newest checkpoint is of step 6" in message
+    assert "more than 6" in hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause", "way"),
+    [
+        ({"saved": 4, "train__minutes": 5.0}, "train.minutes = 5 are over", "--set train.minutes=5"),
+        ({"saved": 4, "train__until_loss": 3.0}, "mean loss of 20 steps 2.9, train.until_loss = 3", "--until loss=2.7"),
+        ({"saved": 0}, "it has trained its 6 steps", "no checkpoint to go on from"),
+    ],
+)
+def test_the_way_on_is_that_of_what_ended_it(settings, cause, way):
+    run = trained(cause=None if cause.startswith("it has") else cause, **settings)
+    message, hint = error_of(in_process("submit", "--resume", run.run_id))
+    assert f"is done: {cause}; " in message
+    assert way in hint
+
+
+def test_another_model_than_the_checkpoints_is_refused():
+    run = trained()
+    for more in ((), ("--until", "steps=12")):
+        done = in_process("submit", "--resume", run.run_id, "--model", "48b", *more)
+        assert done.code == 2
+        assert "model.preset 48b is another model than the checkpoint's: hidden 8192, not " in error_of(done)[0]
