@@ -196,9 +196,9 @@ def _prepare_row(
     if not request.smoke and wants_outlook(resolved, request.until):
         resolved, outlook = with_outlook(resolved, foresight, earlier(), "job.signal_lead_s" in given)
     beside = folder_beside(file, resolved, request.overrides, row)
+    script = render_script(resolved, request.template)
     if not request.smoke and request.until is not None:
         notes = (*notes, *short_of_time(resolved, earlier))
-    script = render_script(resolved, request.template)
     path = None if are_defaults(file) else file.path
     return Prepared(resolved, script, text, notes, foresight, outlook, path, beside)
 
