@@ -59,9 +59,9 @@ def prepare_resumption(
         given = "job.signal_lead_s" in changes
         resolved, outlook = with_outlook(resolved, seen, earlier, given, run, parent.step)
     notes = _notes(settings, resolved, until, parent.step)
+    script = render_script(resolved, template)
     if earlier is not None:
         notes = (*notes, *short_of_time(resolved, lambda: earlier))
-    script = render_script(resolved, template)
     return Prepared(resolved, script, text, notes, seen, outlook, data_beside=run.data_beside), parent
 
 

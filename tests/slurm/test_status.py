@@ -55,8 +55,8 @@ def test_a_dead_slurmctld_is_exit_4_and_nothing_is_written(bare_launcher: Launch
         _, words = bare_launcher.run("submit", code=4)
         assert "Error:" in words
         assert "hint:" in words
-        _, words = bare_launcher.run("submit", "--dry-run", code=4)
-        assert "Error:" in words
+        _, words = bare_launcher.run("submit", "--dry-run")
+        assert "Slurm's controller does not answer" in words
         assert bare_launcher.state(done) == "done", "the run folder's own files still speak"
     finally:
         bare_launcher.cluster.start_controller()
