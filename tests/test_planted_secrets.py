@@ -57,7 +57,9 @@ class Session:
         self.said += done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=[0o027, 0o077], ids=["umask 027", "umask 077"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(0o027, marks=pytest.mark.long), 0o077], ids=["umask 027", "umask 077"]
+)
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     """One run here to its end, one in a queue, a sweep, and every verb that tells of them."""
     made = Session(tmp_path_factory.mktemp("planted"), request.param)

@@ -50,7 +50,7 @@ def stacks(launch: Launch, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize(("engine", "silent"), [("deepspeed-3d", 0), ("ddp", 3)])
+@pytest.mark.parametrize(("engine", "silent"), [("deepspeed-3d", 0), pytest.param("ddp", 3, marks=pytest.mark.long)])
 def test_a_rank_that_cannot_run_is_named_by_its_beat(tmp_path: Path, tokens: Path, engine: str, silent: int) -> None:
     """Rank 0 holds the store in which all meet: the others leave without it."""
     run = run_of(tmp_path, tokens, engine)

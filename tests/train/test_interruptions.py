@@ -18,7 +18,7 @@ LAYOUTS = {"fp32": {"tp": 2, "pp": 2, "dp": 1}, "bf16": {"tp": 1, "pp": 1, "dp":
 RANKS = {"fp32": 4, "bf16": 2}
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=[pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
