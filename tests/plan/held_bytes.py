@@ -27,6 +27,7 @@ from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.train.engines.protocol import MODULES, build_engine
+from tests import without
 
 UPDATE = "update"
 
@@ -57,11 +58,14 @@ CASES = {
 COMPILED = {
     "compiled": _case("ddp", mode="compiled", compile_backend="aot_eager"),
 }
-OFFLOADED = {
-    "zero 2 bf16 offloaded": _case("deepspeed-zero", zero_stage=2, offload="optimizer"),
-    "zero 3 bf16 offloaded": _case("deepspeed-zero", micro_batches=2, zero_stage=3, offload="optimizer"),
-    "zero 3 bf16 half offloaded": _case("deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5),
-}
+OFFLOADED = without(
+    {
+        "zero 2 bf16 offloaded": _case("deepspeed-zero", zero_stage=2, offload="optimizer"),
+        "zero 3 bf16 offloaded": _case("deepspeed-zero", micro_batches=2, zero_stage=3, offload="optimizer"),
+        "zero 3 bf16 half offloaded": _case("deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5),
+    },
+    "zero 3 bf16 half offloaded",  # DeepSpeed compiles its own Adam for it: more than all other cases take
+)
 
 
 def _batches(resolved: Resolved) -> Iterator[tuple[Tensor, Tensor]]:
