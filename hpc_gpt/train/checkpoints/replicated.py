@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
@@ -30,8 +29,9 @@ class ReplicatedCheckpoint:
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         self._parameters = parameters
-        self._sharded = isinstance(optimizer, ZeroRedundancyOptimizer)
+        # ZeroRedundancyOptimizer has the one that works on this rank's share inside.
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+        self._sharded = self._optimizer is not optimizer
 
     @property
     def _owned(self) -> list[nn.Parameter]:
