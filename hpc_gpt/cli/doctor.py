@@ -30,7 +30,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
 
     On a login node or here: whether Slurm answers and has what the profile asks for, what sbatch says of the script,
     versions, GPUs, the data, folders, room for the checkpoints to come, the clock, the cluster's bad nodes, and nodes
-    that runs have found slow. In EXPERIMENT's place stands a RUN as well. Exit code 1 if a check fails.
+    that runs have found slow. EXPERIMENT may be a RUN. Exit code 1 if a check fails.
 
     With job.preflight the job itself probes its nodes before the ranks start (hpc-gpt help keys).
 

@@ -44,7 +44,7 @@ def submit_command(request: Request, base: Experiment, planned: Experiment, trai
     """`base` is the experiment as its file has it, `planned` the same with what was asked for laid over.
 
     Without an EXPERIMENT `submit` would choose for itself: engine and dtype are named, and with another engine than the
-    default experiment's, the model, as the defaults then stand in its place.
+    default experiment's, the model: the defaults of every key apply then.
     """
     from hpc_gpt.plan.translation import engine_for
     from hpc_gpt.settings.experiment import Engine
@@ -61,14 +61,14 @@ def submit_command(request: Request, base: Experiment, planned: Experiment, trai
             words += _option(key, value)
     words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
-    engine, stands = engine_for(training, planned.engine), base.engine
+    engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN
-    if not request.names_experiment and engine.name != stands.name and base.model.preset is not None:
+    if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
         words += ["--model", str(planned.model.preset)]
-        stands = Engine()
+        default = Engine()
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
-        if value != getattr(stands, entry.name) or (entry.name in chosen and value is not None):
+        if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):
             words += _option(f"engine.{entry.name}", value)
     if not request.names_experiment and "train.dtype" not in request.given:
         words += _option("train.dtype", planned.train.dtype)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpc_gpt.settings.sweep import Row
 
 
-# The file that the defaults would be in, which stand in an EXPERIMENT's place.
+# Named as the file where no EXPERIMENT is given and the defaults of every key apply.
 _DEFAULTS = Path("the defaults")
 
 
@@ -79,10 +79,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
     if faults and not (skip_unfit and prepared):
         from hpc_gpt.launch.submission import faults_of_rows
 
-        refusal = faults_of_rows(faults)
-        if prepared:
-            refusal.hint += f"; --skip-unfit submits the other {len(prepared)}"
-        raise refusal
+        raise faults_of_rows(faults).offering(len(prepared))
     return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None], faults)
 
 
@@ -120,7 +117,7 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
 
 
 def are_defaults(file: ExperimentFile) -> bool:
-    """Whether it is no file, but the defaults that stand in an EXPERIMENT's place."""
+    """Whether it is no file, but the defaults of every key."""
     return file.path is _DEFAULTS
 
 
@@ -134,7 +131,7 @@ def lacks_bf16(profile: ClusterProfile) -> bool:
 
 
 def _words_of_defaults(request: Request, profile: ClusterProfile, run: Experiment, resolved: Resolved) -> str:
-    """The line that says which defaults stand in an EXPERIMENT's place."""
+    """The line that says which defaults apply, as no EXPERIMENT is given."""
     from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
 
     dtype: str = run.train.dtype

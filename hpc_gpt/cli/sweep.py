@@ -80,9 +80,9 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
         return prepared, check(prepared.rows)
     except RowFaults as refusal:
         left = [row for row in prepared.rows if row.resolved.row not in refusal.faults]
-        if left and not skip_unfit:
-            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
-        if not left or not skip_unfit:
+        if not skip_unfit:
+            raise refusal.offering(len(left)) from None
+        if not left:
             raise
         faults = refusal.faults
     return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)

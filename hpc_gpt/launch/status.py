@@ -193,7 +193,7 @@ def _state(
     if slurm in _RUNNING:
         return "running", _while_it_leaves(run, job_id)
     if end is None and (done := done_by(attempts)) is not None:
-        end = standing_of(done)  # a job that finds its run done leaves no attempt behind
+        end = standing_of(done)  # a job that finds its run done adds no attempt
     if slurm == "CANCELLED" and (not end or end.goes_on):
         return "cancelled", "while it waited" if end else None
     if end and not end.goes_on:

@@ -83,6 +83,12 @@ class RowFaults(ConfigError):
         super().__init__(message, hint)
         self.faults = faults
 
+    def offering(self, others: int) -> RowFaults:
+        """The same, with the hint that --skip-unfit submits the other rows, if there are any."""
+        if others:
+            self.hint += f"; --skip-unfit submits the other {others}"
+        return self
+
 
 def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) -> dict[str, Any]:
     """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
