@@ -88,7 +88,7 @@ def test_a_row_of_the_seeds_table_shrunken(checkout):
 
 
 def test_cancelled_and_taken_up_again_it_goes_on_where_it_was_saved(submit):
-    assert submit(STAND_IN_STEP_S="0.1").code == 0
+    assert submit(STAND_IN_STEP_S="2").code == 0  # 32 s for the cancel to reach it
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) >= 4)
     assert hpc_gpt("cancel", run.run_id, "--yes").code == 0

@@ -55,6 +55,7 @@ def no_progress(teller: Teller) -> NoProgress:
     waiting, job = teller.launcher.submit_and_wait(*PAIR, *ENDLESS, *UNSAVED, *pause)
     for attempt in (1, 2):
         job.wait_step(2, attempt)
+        job.wait("both ranks", lambda: len(job.ranks()) == 2)
         victim = job.ranks()[1]
         rank = re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{victim}/environ").read_bytes())
         assert rank
