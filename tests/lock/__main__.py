@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.conftest import REPOSITORY
 
 SUMS = Path(__file__).with_name("sums.txt")
-RUNS = REPOSITORY / "tests" / "specimens" / "runs.tar.gz"
+RUNS = REPOSITORY / "tests" / "specimens" / "made_at_b498b09.tar.xz"
 _MASKS = (
     (re.compile(r"\b20\d{6}-\d{6}-[0-9a-f]{4}\b"), "RUN-ID"),
     (re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),

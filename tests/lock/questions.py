@@ -83,7 +83,7 @@ def runs(folder: Path) -> Iterator[tuple[str, Line]]:
     found = sorted(path.parent for path in folder.rglob("resolved.json"))
     for run in found:
         name = run.parent.name
-        for verb in ("status", "why", "report", "verify"):
+        for verb in ("status", "why", "report"):
             yield f"{verb} {name}", (verb, str(run), "--json")
         yield f"why in words {name}", ("why", str(run))
         yield f"logs {name}", ("logs", str(run))

@@ -1,0 +1,103 @@
+"""What an earlier version made goes on: runs of each engine, a script, a calibrated profile, a bench folder.
+
+`made_at_b498b09.tar.xz` holds them as that commit left them; of the checkpoints of each run, the newest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.runs.run_folder import RunFolder
+from tests import ALL_TESTS
+from tests.cli.command import hpc_gpt, in_process
+from tests.local.conftest import status_of, wait_until
+
+ARCHIVE = Path(__file__).with_name("made_at_b498b09.tar.xz")
+DONE = ("ddp", "fsdp", "zero", "zero-alone", "three", "hf", "megatron")
+# Each takes the start of a trainer: two in each run, one of them by its own script and code.
+RESUMED = ("ddp", "fsdp", "zero", "zero-alone", "three", "hf") if ALL_TESTS else ("zero-alone",)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch) -> Path:
+    """The unpacked archive, whose folders the command takes for its own."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path / "made", filter="data")
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "made" / "logs"))
+    monkeypatch.setenv("HPC_GPT_CONFIG", str(tmp_path / "made" / "config"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path / "made"
+
+
+def run_of(made: Path, name: str) -> Path:
+    [run] = (made / "logs" / name).iterdir()
+    return run
+
+
+def test_runs_are_shown_reported_verified_and_compared(made):
+    for name in (*DONE, "stopped"):
+        run = run_of(made, name)
+        kept = json.loads((run / "record.json").read_text())
+        [status] = json.loads(in_process("status", run, "--json").stdout)["runs"]
+        [record] = json.loads(in_process("report", run, "--json").stdout)["records"]
+        why = json.loads(in_process("why", run, "--json").stdout)
+        ended = "stopped" if name == "stopped" else "done"
+        assert (status["state"], record["ended"], why["ended"]) == (ended, ended, ended)
+        kept.pop("sources")
+        assert {key: record[key] for key in kept} == kept  # keys are only ever added
+        # The code of today is another one; nothing else is.
+        differing = [
+            line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")
+        ]
+        assert set(differing) == {"code"}
+    compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
+    assert compared.code == 0, compared.stderr
+    assert "engine.name" in compared.stdout
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_checkpoint_is_taken_up_by_a_run_of_today(made, name):
+    parent = run_of(made, name)
+    done = hpc_gpt("submit", "--resume", parent, "--until", "steps=8", "--wait")
+    assert done.code == 0, done.stderr
+    [child] = [run for run in (made / "logs" / name).iterdir() if run != parent]
+    assert "resumed after step 6 of 8" in (child / "attempts" / "1" / "log").read_text()
+    lines = [json.loads(line) for line in (child / "attempts" / "1" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7, 8]
+
+
+def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made):
+    run = run_of(made, "stopped")
+    resolved = json.loads((run / "resolved.json").read_text())
+    assert resolved["train"]["steps"] == 100000
+    assert hpc_gpt("submit", "--resume", run).code == 0
+    folder = RunFolder(run)
+    wait_until(lambda: (status_of(folder).step or 0) > 419)
+    assert hpc_gpt("cancel", run, "--yes").code == 0
+    wait_until(lambda: status_of(folder).state == "cancelled")
+    assert "resumed after step 419 of 100000" in folder.attempts()[1].log.read_text()
+
+
+def test_a_bench_folder_is_reported(made):
+    records = json.loads(in_process("report", made / "logs" / "tiny-bench", "--json").stdout)["records"]
+    assert {record["name"] for record in records} == {"tiny-ddp", "tiny-fsdp"}
+
+
+def test_a_calibrated_profile_predicts(made):
+    asked = ("plan", "--model", "gpt2-xl", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
+    calibrated = json.loads(in_process(*asked).stdout)
+    (made / "config" / "clusters" / "a100-80g-8.toml").unlink()
+    assert json.loads(in_process(*asked).stdout) != calibrated
+
+
+def test_modules_that_scripts_start_are_there(made):
+    for script in (made / "job-slurm.sh", run_of(made, "ddp") / "job.sh"):
+        names = re.findall(r"-m (hpc_gpt[\w.]*)", script.read_text())
+        assert names
+        assert all(importlib.util.find_spec(name) for name in names), names
