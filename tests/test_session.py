@@ -36,22 +36,23 @@ def run_session(folder: Path, source: str, ci: str, *options: str) -> subprocess
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pytest\ndef test_a(): pytest.skip('no')\n",
-        "import pytest\n@pytest.mark.skip(reason='no')\ndef test_a(): pass\n",
-        "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False\n",
-        "import pytest\n@pytest.mark.xfail\ndef test_a(): pass\n",
-    ],
-    ids=["skip", "skip mark", "xfail", "xpass"],
-)
+UNRUN = {
+    "skip": "import pytest\ndef test_a(): pytest.skip('no')\n",
+    "skip_mark": "import pytest\n@pytest.mark.skip(reason='no')\ndef test_a(): pass\n",
+    "xfail": "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False\n",
+    "xpass": "import pytest\n@pytest.mark.xfail\ndef test_a(): pass\n",
+}
+
+
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "two workers"])
-def test_ci_fails_on_what_did_not_run(tmp_path: Path, source: str, options: tuple[str, ...]) -> None:
-    strict, lenient = (run_session(tmp_path, source, ci, *options) for ci in ("true", ""))
+def test_ci_fails_on_what_did_not_run(tmp_path: Path, options: tuple[str, ...]) -> None:
+    for name, source in UNRUN.items():
+        (tmp_path / f"test_{name}.py").write_text(source)
+    strict, lenient = (run_session(tmp_path, "def test_b(): pass\n", ci, *options) for ci in ("true", ""))
     assert strict.returncode == 1
     assert "these must run" in strict.stdout
-    assert strict.stdout.splitlines().count("test_it.py::test_a") == 1
+    assert [strict.stdout.splitlines().count(f"test_{name}.py::test_a") for name in UNRUN] == [1, 1, 1, 1]
+    assert "test_it.py::test_b" not in strict.stdout.splitlines()
     assert lenient.returncode == 0
     assert "these must run" not in lenient.stdout
 

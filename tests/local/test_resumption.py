@@ -39,10 +39,10 @@ def test_submit_resume_with_another_layout():
         file.truncate(kept.stat().st_size // 2)
     before[kept] = kept.stat().st_mtime_ns
 
-    options = ("--tp", "1", "--dp", "2", "--mbs", "4", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
+    options = ("--gpus", "1", "--tp", "1", "--dp", "1", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
     done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait")
     assert done.code == 0, done.stderr
-    assert f"goes on from {parent.run_id} after step 4, as tp1-pp1-dp2" in done.stderr
+    assert f"goes on from {parent.run_id} after step 4, as tp1-pp1-dp1" in done.stderr
     run = newest()
     assert run.path != parent.path
     said = run.attempts()[0].log.read_text()
@@ -57,7 +57,7 @@ def test_submit_resume_with_another_layout():
     assert json.loads((run.path / "resumed_from.json").read_text())["path"] == str(parent.path)
     record = json.loads((run.path / "record.json").read_text())
     assert record["settings"]["resumed_from"] == {"run": parent.run_id, "step": 4}
-    assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 2, 3)
+    assert (record["tp"], record["dp"], record["zero_stage"]) == (1, 1, 3)
     status = json.loads(hpc_gpt("status", run.run_id, "--json").stdout)["runs"][0]
     assert (status["state"], status["step"]) == ("done", 6)
 
