@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import done_by
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment import Experiment, Job, natures
 from hpc_gpt.settings.experiment_text import experiment_tables
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import Resolved, resolve
@@ -40,16 +40,6 @@ CONVERTIBLE: dict[str, frozenset[str]] = {
 }
 # These train the same model and keep its parameters alike, so that each takes up the other's checkpoints.
 RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
-
-# Keys of [train] that change neither the weights nor the order of the data; and `steps`, which whoever goes on with a
-# run that is done must change, though a decaying learning rate then differs from an unbroken run's.
-_FREE = {"steps", "minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches",
-         "save_every", "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves",
-         "hang_multiple", "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
-# Keys of [data] that let a stream repeat and skip no sample, whatever they are.
-_FREE_DATA = {"workers", "on_bad_shard"}
-# Keys of [job] that belong to one site, or to one moment.
-_OF_SITE = {"partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"}
 
 
 @dataclass(frozen=True)
@@ -176,7 +166,7 @@ def descend(
     everything = {"name": parent.name, **tables, **given}
     experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
-    _check_same_training(parent, resolved)
+    check_same_training(parent, resolved)
     return resolved
 
 
@@ -252,8 +242,9 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
     """Takes out of the parent's [job] what its profile laid there, and on another site what is of the old one."""
     job["dependency"] = None
-    for key, value in job.items():
-        if value == getattr(parent.cluster, key, None) or (key in _OF_SITE and profile.name != parent.cluster.name):
+    moves = profile.name != parent.cluster.name
+    for key, nature in natures(Job).items():
+        if job[key] == getattr(parent.cluster, key, None) or (moves and nature.of_site):
             job[key] = None
 
 
@@ -268,24 +259,20 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
+def check_same_training(parent: Resolved, resolved: Resolved) -> None:
     """Refuses what the checkpoint cannot be turned into, and what would train something else."""
     faults = []
-    for name in ("model", "data", "train"):
-        before, after = asdict(getattr(parent, name)), asdict(getattr(resolved, name))
-        faults += [
-            f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
-            for key in before
-            if before[key] != after[key] and key not in {"train": _FREE, "data": _FREE_DATA}.get(name, set())
-        ]
     may = convertible(parent.engine.name, resolved.engine.name)
-    pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}
-    for key in ("name", "zero_stage", "partition", "tiles"):
-        pairs[f"engine.{key}"] = getattr(parent.engine, key), getattr(resolved.engine, key)
-    faults += [
-        f"{key} would be {after}, but a checkpoint of engine {parent.engine.name} with {before} cannot become that"
-        for key, (before, after) in pairs.items()
-        if before != after and key not in may
-    ]
+    for name in ("model", "data", "train", "layout", "engine"):
+        before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
+        of_keys = parent.natures(name)
+        for key in [key for key in before if before[key] != after[key]]:
+            if of_keys[key].resume == "never":
+                faults.append(f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run")
+            elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
+                faults.append(
+                    f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
+                    f"{before[key]} cannot become that"
+                )
     if faults:
         raise ConfigError("\n".join(faults), "leave these out, or submit a new run")

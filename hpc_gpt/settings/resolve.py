@@ -7,9 +7,11 @@ folder is its text. It holds no run id, time, host or path of the machine that m
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from hpc_gpt.settings import megatron_lm
 from hpc_gpt.settings.batch import Batch, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import settle_engine, settle_optimizer, splits
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Nature, Train, natures
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split
 from hpc_gpt.settings.presets import preset
@@ -27,9 +29,8 @@ from hpc_gpt.stored_settings import LARGEST, from_tables
 
 SCHEMA = 1
 
-# Keys of [train] that may be 0 and not less.
-_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps", "keep_last", "keep_every")
-_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay", "hang_multiple", "hang_floor_s")
+# Tables of a Resolved whose keys have their natures in the table of the experiment that they come from.
+_ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 # Kinds of data that have a path: what it is not, and what to do.
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
@@ -68,6 +69,10 @@ class Resolved:
     def slug(self) -> str:
         """The experiment's name as a folder name."""
         return folder_name(self.name)
+
+    def natures(self, name: str) -> dict[str, Nature]:
+        """The nature of each key of one of its tables, as the experiment's own table has it."""
+        return natures(_ASKED_AS.get(name, type(getattr(self, name))))
 
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
@@ -109,6 +114,25 @@ def folder_name(name: str) -> str:
     '_x_y'
     """
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
+
+
+def config_hash(resolved: Resolved) -> str:
+    """16 hex digits of the settings that decide weights and speed: equal for runs that may be compared as repeats."""
+    return _hash_of(resolved, ("speed", "schedule"))
+
+
+def speed_hash(resolved: Resolved) -> str:
+    """Equal for runs that may be expected to be as fast: the cluster, and the settings that decide speed."""
+    return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
+
+
+def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
+    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
+    for name in ("model", "data", "engine", "layout", "batch", "train"):
+        of_keys = resolved.natures(name)
+        table = vars(getattr(resolved, name))
+        kept[name] = {key: value for key, value in table.items() if of_keys[key].decides in decides}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_stored(resolved: Resolved) -> None:
@@ -264,10 +288,10 @@ def _check_train(train: Train) -> None:
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
     faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
-    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
-    for key, limit in least.items():
-        if key not in endless and values[key] < limit:
-            faults.append(f"train.{key} is {values[key]}, but must {'be at least 1' if limit else 'not be negative'}")
+    for key, nature in natures(type(train)).items():
+        if nature.least is not None and key not in endless and values[key] < nature.least:
+            must = f"be at least {nature.least}" if nature.least else "not be negative"
+            faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 where train.eval_every is not 0")
     if train.minutes is not None and train.minutes <= 0:
