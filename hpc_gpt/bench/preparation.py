@@ -18,12 +18,11 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import Prepared, faults_of_rows, folder_beside
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import OFFERS, has_zero
-from hpc_gpt.settings.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.settings.experiment import EngineName, Experiment
+from hpc_gpt.settings.experiment_file import ExperimentFile, choose_row, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.settings.schedule import cut_warmup
 from hpc_gpt.settings.smoke import compare, shrink
-from hpc_gpt.settings.sweep import choose_row
 from hpc_gpt.tables import close_matches
 
 DEFAULT_BENCH = "bench"

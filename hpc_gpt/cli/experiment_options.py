@@ -175,7 +175,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)

@@ -127,9 +127,8 @@ def _ask(
     from hpc_gpt.plan.asking import check_dtype, check_possible, question_of
     from hpc_gpt.plan.machines import check_reach, machine_of
     from hpc_gpt.plan.question import USUAL_ENGINES
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, load_experiment, read_experiment
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
     from hpc_gpt.settings.resolve import resolve_shape
-    from hpc_gpt.settings.schedule import cut_warmup
 
     overrides = dict(request.overrides)
     if why is not None:

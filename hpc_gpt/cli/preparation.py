@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Earlier
     from hpc_gpt.launch.submission import Prepared
     from hpc_gpt.settings.cluster import ClusterProfile
-    from hpc_gpt.settings.experiment import Experiment, ExperimentFile
+    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.settings.experiment_file import ExperimentFile, Row
     from hpc_gpt.settings.resolve import Resolved
-    from hpc_gpt.settings.sweep import Row
 
 
 # Named as the file where no EXPERIMENT is given and the defaults of every key apply.
@@ -39,11 +39,9 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
 
     `queueing`: the job would really be submitted, so a guessed profile is refused where there is no sbatch.
     """
-    from hpc_gpt.settings.sweep import choose_row
-
     profile = choose_profile(request, queueing)
     file = read_asked(request, profile)
-    row = choose_row(file.rows, request.row, file.path) if file.rows is not None else None
+    row = file.row(request.row)
     try:
         return _prepare_row(request, profile, file, row.name if row is not None else request.row, earlier_runs)
     except UserError as fault:
@@ -57,21 +55,18 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 
     `skip_unfit`: the rows with a fault are left out, as long as there are others.
     """
-    from hpc_gpt.settings.sweep import sweep_of
-
     profile = choose_profile(request, queueing)
     file = read_asked(request, profile)
-    sweep = sweep_of(file)
-    if sweep is None:
+    if file.rows is None:
         raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
     if request.row is not None:
         raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
-    if not sweep.possible:
-        raise ConfigError(f"{sweep.path}: no row can run", "add a row that can")
+    if not file.possible:
+        raise ConfigError(f"{file.path}: no row can run", "add a row that can")
     prepared: list[Prepared] = []
     faults: dict[str, UserError] = {}
     earlier = functools.cache(earlier_runs)
-    for row in sweep.possible:
+    for row in file.possible:
         try:
             prepared.append(_prepare_row(request, profile, file, row.name, earlier))
         except UserError as fault:
@@ -80,7 +75,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
         from hpc_gpt.launch.submission import faults_of_rows
 
         raise faults_of_rows(faults).offering(len(prepared))
-    return PreparedSweep(sweep.name, prepared, [row for row in sweep.rows if row.impossible is not None], faults)
+    return PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], faults)
 
 
 def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
@@ -89,7 +84,7 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
 
     ConfigError for another engine without a model: the defaults name none.
     """
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, ExperimentFile, read_experiment
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, ExperimentFile, read_experiment
 
     file = read_experiment(request.experiment)
     if request.names_experiment:
@@ -113,7 +108,7 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
     tables = {"name": str(name or "default"), **(under or {})}
     if lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
         tables["train"] = {"dtype": "fp16"}
-    return ExperimentFile(_DEFAULTS, "", tables, None)
+    return ExperimentFile(_DEFAULTS, "", tables, None, ((_DEFAULTS, tables),))
 
 
 def are_defaults(file: ExperimentFile) -> bool:
@@ -132,7 +127,7 @@ def lacks_bf16(profile: ClusterProfile) -> bool:
 
 def _words_of_defaults(request: Request, profile: ClusterProfile, run: Experiment, resolved: Resolved) -> str:
     """The line that says which defaults apply, as no EXPERIMENT is given."""
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
 
     dtype: str = run.train.dtype
     if lacks_bf16(profile) and "train.dtype" not in request.overrides:
@@ -158,9 +153,8 @@ def _prepare_row(
     from hpc_gpt.launch.render import render_script
     from hpc_gpt.launch.submission import Prepared, folder_beside
     from hpc_gpt.settings.engines import can_resume
-    from hpc_gpt.settings.experiment_text import NO_EXPERIMENT, experiment_text
-    from hpc_gpt.settings.resolve import resolve
-    from hpc_gpt.settings.schedule import cut_warmup
+    from hpc_gpt.settings.experiment_file import cut_warmup
+    from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
 
     experiment, given = _load(request, file, row)
     if request.smoke:
@@ -211,7 +205,7 @@ def earlier_runs() -> Earlier:
 
 def _load(request: Request, file: ExperimentFile, row: str | None) -> tuple[Experiment, frozenset[str]]:
     """(the experiment, the keys that it and the flags give)."""
-    from hpc_gpt.settings.experiment import keys_given, load_experiment
+    from hpc_gpt.settings.experiment_file import keys_given, load_experiment
 
     until = request.until
     elsewhere = request.smoke or (until is not None and (until.steps or until.tokens) is not None)
@@ -243,8 +237,8 @@ def _shrunken(
 ) -> tuple[Resolved, tuple[str, ...]]:
     """The small run on the profile, and the lines that show it beside the real one."""
     from hpc_gpt.runs.provenance import list_gpus
+    from hpc_gpt.settings.experiment_file import cut_warmup
     from hpc_gpt.settings.resolve import resolve
-    from hpc_gpt.settings.schedule import cut_warmup
     from hpc_gpt.settings.smoke import compare, shrink
 
     here = profile.scheduler == "local"

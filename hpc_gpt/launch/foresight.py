@@ -10,8 +10,8 @@ from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import has_zero, splits
-from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.resolve import Resolved, experiment_of, resolve
 
 if TYPE_CHECKING:
     from hpc_gpt.plan.constants import Constants
@@ -203,7 +203,7 @@ _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
     """The fastest of those that fit after the smallest change of settings; None where none does."""
-    experiment = _experiment_of(resolved)
+    experiment = experiment_of(resolved)
     for open_keys in _NEARER:
         try:
             picked = _search(experiment, profile, found.machine, _ALL - set(open_keys))
@@ -212,14 +212,6 @@ def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
         if picked is not None:
             return picked
     return None
-
-
-def _experiment_of(resolved: Resolved) -> Experiment:
-    from hpc_gpt.settings.experiment_text import experiment_tables
-
-    tables = experiment_tables(resolved)
-    model, layout = Model(**tables["model"]), LayoutRequest(**tables["layout"])
-    return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, resolved.job)
 
 
 def _pick(

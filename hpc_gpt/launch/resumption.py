@@ -16,8 +16,7 @@ from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, sta
 from hpc_gpt.runs.lineage import Parent, check_resumable, check_unfinished, descend, newest_step, parent_of
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.experiment_text import experiment_text
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, experiment_text
 from hpc_gpt.settings.until import Until, check_against
 from hpc_gpt.small_files import read_json
 

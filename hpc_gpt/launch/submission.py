@@ -12,10 +12,9 @@ from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable, UserEr
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.lineage import check_resumable, check_unfinished, newest_step
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
-from hpc_gpt.settings.experiment import ExperimentFile, folder_of_data
-from hpc_gpt.settings.megatron_checkout import check_checkout
+from hpc_gpt.settings.experiment_file import ExperimentFile, folder_of_data
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.settings.requirements import check_requirements
+from hpc_gpt.settings.requirements import check_checkout, check_requirements
 from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:

@@ -141,8 +141,8 @@ def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
 
 
 def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.settings.experiment import find_experiment
-    from hpc_gpt.settings.experiment_text import NO_EXPERIMENT
+    from hpc_gpt.settings.experiment_file import find_experiment
+    from hpc_gpt.settings.resolve import NO_EXPERIMENT
 
     if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
         raise LookupError("the run's experiment.toml was written from its settings")

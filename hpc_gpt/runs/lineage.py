@@ -18,9 +18,8 @@ from hpc_gpt.runs.standing import done_by
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Job, natures
-from hpc_gpt.settings.experiment_text import experiment_tables
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.model_shape import preset
+from hpc_gpt.settings.resolve import Resolved, experiment_tables, resolve
 from hpc_gpt.small_files import read_json
 from hpc_gpt.tables import check_tables
 

@@ -1,4 +1,4 @@
-"""From what the user said to what runs: every value settled, every contradiction refused.
+"""From what the user asks for to what runs: every value decided, every contradiction refused; and back again.
 
 `Resolved` is the one object that rendering, submission, training and reporting share; `resolved.json` in a run
 folder is its text. It holds no run id, time, host or path of the machine that made it.
@@ -23,11 +23,11 @@ from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import settle_engine, settle_optimizer, splits
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Nature, Train, natures
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.stored_settings import LARGEST, from_tables
+from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, preset
+from hpc_gpt.tables import LARGEST, from_tables
 
 SCHEMA = 1
+NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
 # Tables of a Resolved whose keys have their natures in the table of the experiment that they come from.
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
@@ -147,7 +147,7 @@ def _check_stored(resolved: Resolved) -> None:
 
 
 def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
-    """Settles everything the experiment and the profile leave open, and refuses what cannot run.
+    """Decides everything that the experiment and the profile leave open, and refuses what cannot run.
 
     Raises LayoutError or ConfigError, before anything is written or queued.
     """
@@ -184,8 +184,16 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     return resolved
 
 
+def with_train(resolved: Resolved, train: Train) -> Resolved:
+    """The same run with another [train], as `resolve` would decide and refuse it."""
+    _check_train(train)
+    if resolved.engine.name == megatron_lm.NAME:
+        megatron_lm.check_run(resolved.layout, resolved.model, train)
+    return replace(resolved, train=settle_optimizer(train, resolved.engine))
+
+
 def resolve_shape(model: Model) -> ModelShape:
-    """The preset's sizes with the given ones laid over; ConfigError where neither settles one."""
+    """The preset's sizes with the given ones laid over; ConfigError if a size is in neither."""
     given = {key: size for key, size in vars(model).items() if size is not None and key != "preset"}
     if model.preset is not None:
         shape = replace(preset(model.preset), **given)
@@ -332,3 +340,60 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
             value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
         settled[entry.name] = value
     return Job(**settled)
+
+
+# --- back to an experiment
+
+
+def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """The tables of an experiment that resolves to `resolved` under the same profile; None for what is not set."""
+    profile = resolved.cluster
+    job = asdict(resolved.job)
+    # `resolve` puts the profile's flags before the experiment's own.
+    job["sbatch"] = resolved.job.sbatch[len(profile.sbatch) :]
+    job["srun"] = resolved.job.srun[len(profile.srun) :]
+    layout = {
+        "gpus": resolved.gpus,
+        "nodes": resolved.nodes,
+        **asdict(resolved.layout),
+        **asdict(resolved.batch),
+        "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
+    }
+    return {
+        "model": {"preset": resolved.preset, **asdict(resolved.model)},
+        "data": asdict(resolved.data),
+        "engine": asdict(resolved.engine),
+        "layout": layout,
+        "train": asdict(resolved.train),
+        "job": job,
+    }
+
+
+def experiment_of(resolved: Resolved) -> Experiment:
+    """The experiment that resolves to `resolved` under the same profile."""
+    tables = experiment_tables(resolved)
+    return Experiment(
+        resolved.name,
+        Model(**tables["model"]),
+        resolved.data,
+        resolved.engine,
+        LayoutRequest(**tables["layout"]),
+        resolved.train,
+        Job(**tables["job"]),
+    )
+
+
+def experiment_text(resolved: Resolved, comment: str) -> str:
+    """The same as TOML, below a line that says where it comes from."""
+    lines = [f"# {comment}", f"name = {_toml(resolved.name)}"]
+    for name, table in experiment_tables(resolved).items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. JSON's strings, numbers and lists are TOML's too, but for the escape of a lone surrogate."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment_file import warmup_words
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.settings.schedule import cut_words
 
 STEPS = 5
 HIDDEN = 64
@@ -55,7 +55,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         engine = replace(engine, attention="auto")
     train = _train(experiment.train, dtype)
     if train.warmup_steps != experiment.train.warmup_steps:
-        notes.append(cut_words(experiment.train.warmup_steps, train.warmup_steps))
+        notes.append(warmup_words(experiment.train.warmup_steps, train.warmup_steps))
     small = Experiment(
         name=f"{experiment.name}-smoke",
         model=model,

@@ -19,7 +19,7 @@ from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, metrics_line

@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.chain.measured import Measured
 from hpc_gpt.launch.chain_ahead import short_of_time
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run

@@ -20,7 +20,7 @@ from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.runs.find import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.made_runs import unsubmitted_run
 
