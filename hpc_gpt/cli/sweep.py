@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, logs_folder
+from hpc_gpt.cli.experiment_options import logs_folder
 
 if TYPE_CHECKING:
-    from hpc_gpt.cli.preparation import PreparedSweep
-    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request
 
 T = TypeVar("T")
 
@@ -22,8 +21,8 @@ def submit_sweep(
     request: Request, dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool = False
 ) -> None:
     """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
-    from hpc_gpt.cli.preparation import prepare_sweep
     from hpc_gpt.errors import ConfigError, JobRefused, UserError
+    from hpc_gpt.launch.prepare import prepare_sweep
 
     if not request.sweep:
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
@@ -74,7 +73,7 @@ def submit_sweep(
 def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
     """The sweep, and what `check` gives of its rows; without the rows that it refuses where those are to be left out
     and there are others. Raises RowFaults, and what else `check` raises."""
-    from hpc_gpt.launch.submission import RowFaults
+    from hpc_gpt.launch.prepare import RowFaults
 
     try:
         return prepared, check(prepared.rows)
@@ -88,11 +87,9 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
     return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)
 
 
-def _tell(prepared: Any) -> None:
+def _tell(prepared: PreparedSweep) -> None:
     """What a smoke run made small, what is predicted, and which rows cannot run."""
-    from hpc_gpt.launch.submission import told_of_rows
-
-    for note in told_of_rows(prepared.rows):
+    for note in prepared.told:
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)

@@ -47,11 +47,11 @@ class _Predicted:
 
 def settle_open(
     experiment: Experiment, profile: ClusterProfile, given: Collection[str]
-) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with what `given` (dotted keys) and the rules leave open as the planner picks it, and a line that
-    says so; as it is where the profile does not tell enough, or nothing fits.
+) -> tuple[Resolved, tuple[str, ...]]:
+    """The experiment resolved, with what `given` (dotted keys) and the rules leave open as the planner picks it, and a
+    line that says so; as the rules have it if the profile does not tell enough, or nothing fits.
 
-    Open are the ZeRO stage and recomputation, and pp where one stage holds too little. Raises what `resolve` does.
+    Open are the ZeRO stage and recomputation, and pp if one stage holds too little. Raises what `resolve` does.
     """
     from hpc_gpt.plan.machines import machine_of
 
@@ -59,9 +59,9 @@ def settle_open(
     try:
         picked = _pick(experiment, profile, resolved, machine_of(profile), given)
     except UserError:
-        return experiment, ()
+        return resolved, ()
     if picked is None:
-        return experiment, ()
+        return resolved, ()
     run = picked.training
     settled = {"engine.recompute": run.recompute, "engine.zero_stage": run.zero_stage, _PP: run.pp}
     rules = {
@@ -73,7 +73,7 @@ def settle_open(
     if "engine.zero_stage" in changed and not has_zero(resolved.engine.name):
         del changed["engine.zero_stage"]
     if not changed:
-        return experiment, ()
+        return resolved, ()
     engine: dict[str, Any] = {
         key.partition(".")[2]: value for key, value in changed.items() if key.startswith("engine.")
     }
@@ -81,18 +81,17 @@ def settle_open(
     batch: dict[str, Any] = (
         {"micro_batch": run.micro_batch, "micro_batches": run.micro_batches} if _PP in changed else {}
     )
-    settled_experiment = replace(
+    planned = replace(
         experiment,
         engine=replace(experiment.engine, **engine),
         layout=replace(experiment.layout, **layout, **batch),
     )
-    try:
-        resolve(settled_experiment, profile)
-    except UserError:
-        return experiment, ()  # a switch that goes with the rules' choice alone
     names = {**_OPEN, _PP: "pp"}
     words = ", ".join(f"{names[key]} {value}" for key, value in changed.items())
-    return settled_experiment, (f"from plan: {words}, which neither flags nor experiment settle",)
+    try:
+        return resolve(planned, profile), (f"from plan: {words}, which neither flags nor experiment settle",)
+    except UserError:
+        return resolved, ()  # a switch goes with the rules' choice alone
 
 
 def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresight:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.submission import Submitted, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolve import folder_name

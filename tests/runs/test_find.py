@@ -9,9 +9,9 @@ import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.launch.cancel import cancel_run
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.submission import Prepared
 from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
 from hpc_gpt.launch.waiting import wait_for_all

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpc_gpt.errors import JobRefused, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.settings.resolve import Resolved
 
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
@@ -99,6 +101,27 @@ def check_reachable() -> None:
         raise SlurmUnreachable(
             f"Slurm's controller does not answer: {answer.sentence.partition('; *')[0] or 'scontrol ping failed'}",
             "nothing was submitted; try again when slurmctld is up",
+        )
+
+
+def check_output_path(logs: Path) -> None:
+    """Refuses a logs folder that sbatch's --output would read as a pattern."""
+    path = str(logs.absolute())
+    bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
+    if bad:
+        raise ConfigError(
+            f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
+            "set HPC_GPT_LOGS to a path without it",
+        )
+
+
+def check_dependency(resolved: Resolved) -> None:
+    """ConfigError for conditions that cannot be joined with those of a chain's own jobs."""
+    asked = resolved.job.dependency
+    if asked and "?" in asked and resolved.cluster.chain == "singleton":
+        raise ConfigError(
+            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
+            "part the conditions with commas, or leave it out",
         )
 
 
