@@ -37,7 +37,7 @@ _QUOTED = re.compile(r"'(.*)'")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError with file and line where it cannot be read."""
+    """The tables of a TOML file; ConfigError with file and line if it cannot be read."""
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets `train.steps`, or with None takes it out. ConfigError where a part of the key is no table."""
+    """Sets `train.steps`, or with None takes it out. ConfigError if a part of the key is no table."""
     *parents, last = key.split(".")
     for part in parents:
         table = tables.setdefault(part, {})
@@ -235,7 +235,7 @@ def _as_told(value: Any) -> str:
 
 
 def _toml(value: str | float) -> str:
-    """A scalar as TOML has it, cut where it is long; a secret is not told."""
+    """A scalar as TOML has it, cut if it is long; a secret is not told."""
     text = json.dumps(hide_secrets(value[:200]) if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}…"
 

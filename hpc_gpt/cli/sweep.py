@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,6 +13,7 @@ from hpc_gpt.cli.experiment_options import logs_folder
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request
+    from hpc_gpt.launch.sweep_submission import SubmittedSweep
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ def _tell(prepared: PreparedSweep) -> None:
         click.echo(f"not {name}: {'; '.join(str(fault).splitlines())}", err=True)
 
 
-def _dry_run(rows: Sequence[Any], here: bool) -> None:
+def _dry_run(rows: Sequence[Prepared], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
     from hpc_gpt.launch.submission import dry_run
     from hpc_gpt.launch.sweep_submission import plan_jobs
@@ -113,7 +114,7 @@ def _dry_run(rows: Sequence[Any], here: bool) -> None:
     click.echo("dry run: nothing was written or submitted", err=True)
 
 
-def _say(sweep: Any, wait: bool) -> None:
+def _say(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}")
@@ -123,7 +124,7 @@ def _say(sweep: Any, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
+def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
     """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
     from hpc_gpt.errors import JobFailed
     from hpc_gpt.launch.sweep_submission import hold_here, start_held
@@ -145,7 +146,7 @@ def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
             wait_for(run, interrupts)
         except JobFailed as fault:
             click.echo(f"{row.resolved.row} failed: {fault}", err=True)
-            failures.append(row.resolved.row)
+            failures.append(str(row.resolved.row))
     if failures:
         words = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
         raise JobFailed(words, f"hpc-gpt status {sweep.id}")

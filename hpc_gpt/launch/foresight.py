@@ -1,4 +1,4 @@
-"""What the planner says of a run before it is submitted: what it leaves to it, what is predicted, what is refused."""
+"""The planner's part in preparing a run: what it decides of what is open, what it predicts, what is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpc_gpt.plan.training import Training
 
 SCHEMA = 1
-# Switches that are the planner's to choose where nobody gives them, and what each is called.
+# Switches that are the planner's to choose if nobody gives them, and what each is called.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage"}
 # Of the layout, what nobody need give: with one stage that does not fit, more of them.
 _PP = "layout.pp"
@@ -29,7 +29,7 @@ _PP = "layout.pp"
 
 @dataclass(frozen=True)
 class Foresight:
-    """One line for the user; and the prediction as predicted.json holds it, None where nothing is predicted."""
+    """One line for the user; and the prediction as predicted.json holds it, None if nothing is predicted."""
 
     line: str
     tables: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ def settle_open(
 def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresight:
     """What is predicted of a run on its profile.
 
-    `refuse`: raises LayoutError, with the nearest layout that fits, where this one is predicted not to.
+    `refuse`: raises LayoutError, with the nearest layout that fits, if this one is predicted not to.
     """
     try:
         found = _predict(resolved, profile)
@@ -201,7 +201,7 @@ _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 
 def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
-    """The fastest of those that fit after the smallest change of settings; None where none does."""
+    """The fastest of those that fit after the smallest change of settings; None if none does."""
     experiment = experiment_of(resolved)
     for open_keys in _NEARER:
         try:

@@ -107,10 +107,10 @@ def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
 
 
 def resume_run(run: RunFolder, links: int = 1) -> Submitted:
-    """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
+    """A new attempt of a run, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
 
     Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
-    where the run is done, or no engine could go on; DataError.
+    if the run is done, or no engine could go on; DataError.
     """
     return start_run(run, check_resumption(run), links)
 

@@ -10,8 +10,14 @@ from typing import Any
 
 from hpc_gpt.errors import SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows
-from hpc_gpt.launch.slurm.environment import submission_environment
-from hpc_gpt.launch.slurm.scheduler import check_dependency, check_output_path, check_reachable, has_sbatch, test_only
+from hpc_gpt.launch.slurm.scheduler import (
+    check_dependency,
+    check_output_path,
+    check_reachable,
+    has_sbatch,
+    submission_environment,
+    test_only,
+)
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
 from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
@@ -24,7 +30,7 @@ from hpc_gpt.tokens.run_data import ensure_data, located
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run and the job it has just become; `links` are all jobs of its chain, where several were sent at once."""
+    """A run and the job it has just become; `links` are all jobs of its chain, if several were sent at once."""
 
     run: RunFolder
     scheduler: str
@@ -45,7 +51,7 @@ def submit_run(prepared: Prepared, logs: Path) -> Submitted:
 def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) -> dict[str, Any]:
     """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
 
-    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, where they are a sweep's. `dry`: nothing
+    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, if they are a sweep's. `dry`: nothing
     is made, and a Slurm that is away is no fault.
     """
     check_path(logs)

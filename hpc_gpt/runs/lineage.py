@@ -1,7 +1,7 @@
-"""A run that goes on from another one's checkpoint in another layout: what may differ, and where it comes from.
+"""A run that resumes from another one's checkpoint in another layout: what may differ, and which run that is.
 
 It is a run of its own, with its own folder and script; `resumed_from.json` in it names the parent. While it has no
-checkpoint its trainer takes the parent's newest, and goes on with its step, its data and its schedule.
+checkpoint its trainer takes the parent's newest, and continues its steps, its data and its schedule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another one goes on from, and the step of its newest checkpoint when that was submitted."""
+    """The run that another one resumes from, and the step of its newest checkpoint when that was submitted."""
 
     run: str
     path: str
@@ -63,7 +63,7 @@ def newest_step(run: RunFolder) -> int | None:
 
 
 def check_resumable(resolved: Resolved) -> None:
-    """ConfigError where the engine of a run could not go on from a checkpoint: the trainer would end at once."""
+    """ConfigError if the engine of a run could not resume from a checkpoint: the trainer would end at once."""
     if resolved.engine.offload_path is not None:
         raise ConfigError(
             f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: no "
@@ -73,7 +73,7 @@ def check_resumable(resolved: Resolved) -> None:
 
 
 def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
-    """ConfigError where the run is done, or where `resolved`, the settings of a run that is to go on from it, has no
+    """ConfigError if the run is done, or if `resolved`, the settings of a run that is to resume from it, has no
     step to train beyond its checkpoint: the job would end at once."""
     before, reached = run.resolved().train, _reached(run) or 0
     if resolved is not None and resolved.train.steps > reached:
@@ -102,7 +102,7 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
 
 
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
-    """The runs that this one goes on from, the nearest first."""
+    """The runs that this one resumes from, the nearest first."""
     ancestors: list[RunFolder] = []
     while path := read_json(run.path / RESUMED_FROM).get("path"):
         run = RunFolder(Path(str(path)))
@@ -113,7 +113,7 @@ def find_ancestors(run: RunFolder) -> list[RunFolder]:
 
 
 def parent_of(run: RunFolder) -> Parent:
-    """`run` as a parent. ConfigError where neither it nor a run before it has a checkpoint."""
+    """`run` as a parent. ConfigError if neither it nor a run before it has a checkpoint."""
     step = _reached(run)
     if step is None:
         raise ConfigError(
@@ -123,7 +123,7 @@ def parent_of(run: RunFolder) -> Parent:
 
 
 def _reached(run: RunFolder) -> int | None:
-    """The step that a run goes on after: of its own newest checkpoint, else of the nearest run's before it."""
+    """The step that a run resumes after: of its own newest checkpoint, else of the nearest run's before it."""
     return next((step for each in (run, *find_ancestors(run)) if (step := newest_step(each)) is not None), None)
 
 
@@ -134,7 +134,7 @@ def descend(
     step: int,
     length: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that goes on after `step`.
+    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that resumes after `step`.
 
     GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
     batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end.
@@ -155,7 +155,7 @@ def descend(
     tables["layout"] = _layout(parent, asked, profile)
     _leave_site(tables["job"], parent, profile)
     if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
-        tables["train"]["optimizer_mode"] = None  # it follows from where the states are
+        tables["train"]["optimizer_mode"] = None  # it follows from the place of the states
     for key, value in changes.items():
         table, _, name = key.rpartition(".")
         if table != "layout":
@@ -170,7 +170,7 @@ def descend(
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError where a preset is asked for whose sizes are not the checkpoint's, which stay."""
+    """ConfigError if a preset is asked for whose sizes are not the checkpoint's, which stay."""
     name = changes.get("model.preset")
     if not name:
         return
@@ -195,7 +195,7 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The [layout] of the new run: its sizes are the parent's where nothing that is asked for settles them."""
+    """The [layout] of the new run: its sizes are the parent's if nothing that is asked for decides them."""
     old = parent.layout
     tp, pp = asked.get("tp") or old.tp, asked.get("pp") or old.pp
     gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
@@ -227,7 +227,7 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
-    """LayoutError with the nearest size that works where the global batch, which stays, cannot be dealt out so."""
+    """LayoutError with the nearest size that works if the global batch, which stays, cannot be divided so."""
     if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
         return
     fits = math.gcd(micro_batch, global_batch // dp)
@@ -239,7 +239,7 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
-    """Takes out of the parent's [job] what its profile laid there, and on another site what is of the old one."""
+    """Takes out of the parent's [job] what came from its profile, and on another site what belongs to the old one."""
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
     for key, nature in natures(Job).items():

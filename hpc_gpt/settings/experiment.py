@@ -6,7 +6,6 @@ A key that is None is left open: the cluster profile, a rule of `resolve`, or th
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -46,8 +45,7 @@ def key(
     return field(default=default, metadata={"nature": Nature(resume, decides, least, of_site)})
 
 
-@functools.cache
-def natures(table: type) -> dict[str, Nature]:
+def natures(table: Any) -> dict[str, Nature]:
     """The nature of each key of a table, in the order of its fields."""
     return {entry.name: entry.metadata["nature"] for entry in fields(table)}
 

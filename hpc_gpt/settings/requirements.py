@@ -26,7 +26,7 @@ _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 
 
 def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
-    """ConfigError where this machine, on which the ranks are to run, lacks what they need."""
+    """ConfigError if this machine, on which the ranks are to run, lacks what they need."""
     engine = resolved.engine
     if resolved.train.dtype == "fp16" and not has_gpu and "deepspeed" in engine.name:
         raise ConfigError(
@@ -40,7 +40,7 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
 
 
 def check_package(package: str, extra: str, user: str) -> None:
-    """ConfigError with the command to install it, where a package that is no dependency of everybody is missing."""
+    """ConfigError with the command to install it, if a package that is no dependency of everybody is missing."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")
 
@@ -62,7 +62,7 @@ def check_offload_path(path: str) -> None:
 def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
     """The checkout that a run uses, as the job's shell finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
 
-    ConfigError where neither names one, or not from the root.
+    ConfigError if neither names one, or not from the root.
     """
     profile = resolved.cluster
     named = profile.environment.get(VARIABLE) or environment.get(VARIABLE) or profile.megatron_lm
@@ -83,7 +83,7 @@ def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
 def check_checkout(resolved: Resolved, environment: Mapping[str, str]) -> None:
     """ConfigError unless the run's checkout is one, and its parser knows every argument of the run.
 
-    One that lies in a container's image cannot be looked at from outside.
+    One in a container's image cannot be looked at from outside.
     """
     checkout = checkout_of(resolved, environment)
     if resolved.cluster.container is None:
@@ -93,11 +93,15 @@ def check_checkout(resolved: Resolved, environment: Mapping[str, str]) -> None:
 
 def check_program(checkout: Path) -> None:
     """ConfigError unless the folder is a Megatron-LM checkout."""
-    for missing in [name for name in (PROGRAM,) if not (checkout / name).is_file()]:
-        raise ConfigError(
-            f"{checkout} is no Megatron-LM checkout: there is no {missing} in it",
-            "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
-        )
+    if not (checkout / PROGRAM).is_file():
+        raise _no_checkout(checkout, PROGRAM)
+
+
+def _no_checkout(checkout: Path, missing: str) -> ConfigError:
+    return ConfigError(
+        f"{checkout} is no Megatron-LM checkout: there is no {missing} in it",
+        "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
+    )
 
 
 def check_options(checkout: Path, options: list[str]) -> None:
@@ -115,16 +119,13 @@ def check_options(checkout: Path, options: list[str]) -> None:
 def known_options(checkout: Path) -> set[str]:
     """Every option of the checkout's argument parser, by its source.
 
-    Some stand there as `add_argument("--name", …)`. Others, since 2025, are the fields of dataclasses handed to
+    Some are there as `add_argument("--name", …)`. Others, since 2025, are the fields of dataclasses handed to
     `ArgumentGroupFactory(Class, exclude=[…])`: `name: int = 1` is --name, `name: bool = True` is --no-name and
     --disable-name, and `metadata={"argparse_meta": {"arg_names": […]}}` gives other names.
     """
     parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), None)
     if parser is None:
-        raise ConfigError(
-            f"{checkout} is no Megatron-LM checkout: there is no {_PARSERS[0]} in it",
-            "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
-        )
+        raise _no_checkout(checkout, _PARSERS[0])
     tree = _parse(parser)
     options: set[str] = set()
     for call in _calls(tree, "add_argument"):

@@ -87,7 +87,7 @@ class Resolved:
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object whose `to_json` this is; ConfigError where it is none, or of another schema."""
+        """The object whose `to_json` this is; ConfigError if it is none, or of another schema."""
         try:
             tables = json.loads(text)
             if tables["schema"] != SCHEMA:
@@ -164,6 +164,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     if engine.name == megatron_lm.NAME:
         data = megatron_lm.megatron_data(data)
         megatron_lm.check_run(layout, shape, experiment.train)
+    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
     resolved = Resolved(
         name=experiment.name,
         preset=experiment.model.preset,
@@ -177,7 +178,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         ranks_per_node=-(-layout.gpus // nodes),
         train=settle_optimizer(experiment.train, engine),
         job=_job_over_profile(experiment, profile),
-        cluster=replace(profile, fabric=None, machine=None, calibration=None),  # OF_THE_PLANNER
+        cluster=replace(profile, **of_the_planner),
     )
     if engine.name == megatron_lm.NAME:
         megatron_lm.check_own_words(resolved)
@@ -213,7 +214,7 @@ def _resolve_layout(
 ) -> tuple[Layout, int]:
     """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest.
 
-    An engine that has no pipeline splits over tp only where that is asked for.
+    An engine that has no pipeline splits over tp only if that is asked for.
     """
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
@@ -269,7 +270,7 @@ def _resolve_layout(
 def _nearest(
     asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one where that may be."""
+    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one if that is allowed."""
 
     def settled(**changes: Any) -> Layout | None:
         try:
@@ -329,7 +330,7 @@ def _check_data(data: Data) -> None:
 
 
 def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
-    """The experiment's request where it makes one, else the profile's. Extra flags add up, the profile's first."""
+    """The experiment's request if it makes one, else the profile's. Extra flags add up, the profile's first."""
     job = experiment.job
     settled: dict[str, Any] = {}
     for entry in fields(Job):

@@ -88,7 +88,7 @@ def _sizes(resolved: Resolved) -> dict[str, str]:
 
 
 def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int) -> list[int]:
-    """Layers of each small stage, at most 2; uneven where the real ones are by the user's list.
+    """Layers of each small stage, at most 2; uneven if the real ones are by the user's list.
 
     >>> _stages("layers", 64, 16, 2), _stages("layers", 1, 1, 1), _stages((3, 5, 5, 3), 16, 4, 2)
     ([2, 2], [1], [1, 2])
@@ -129,7 +129,7 @@ def _dtype(real: Resolved, has_gpu: bool) -> tuple[Dtype, list[str]]:
 
 
 def _train(train: Train, dtype: Dtype) -> Train:
-    """Five steps, each logged; evaluation and saving once, at the end, where there are any."""
+    """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
     return replace(
         train,
         steps=STEPS,

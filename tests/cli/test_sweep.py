@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.slurm.arrays import array_script
+from hpc_gpt.launch.render import array_script
 from hpc_gpt.runs.find import list_runs
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.slurm.arrays import array_script
+from hpc_gpt.launch.render import array_script, render_script
 from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.settings.resolve import resolve

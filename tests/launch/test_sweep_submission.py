@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.slurm.arrays import array_script, group_alike, script_directives
-from hpc_gpt.launch.sweep_submission import SubmittedSweep, plan_jobs, queue_sweep, write_sweep
+from hpc_gpt.launch.render import array_script, render_script, script_directives
+from hpc_gpt.launch.sweep_submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment

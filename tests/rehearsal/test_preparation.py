@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.directives import sbatch_directives
+from hpc_gpt.launch.render import sbatch_directives
 from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, Missing, SmallRun, make_small
 from hpc_gpt.rehearsal.rehearsing import look_at_data
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile

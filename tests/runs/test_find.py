@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
-from hpc_gpt.launch.cancel import cancel_run
+from hpc_gpt.launch.control import cancel_run
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import read_status

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.launch.directives import check_job
+from hpc_gpt.launch.render import check_job
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.engines import OFFERS

@@ -10,8 +10,7 @@ from typing import Any
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.slurm.environment import job_python, submission_environment
-from hpc_gpt.launch.slurm.scheduler import ask, check_dependency, sbatch_failed
+from hpc_gpt.launch.slurm.scheduler import ask, check_dependency, job_python, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, folder_name
 
@@ -56,7 +55,7 @@ class ScriptExecutor(SlurmExecutor):
         return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
-        """sbatch on the script where it lies, so that there is no second copy to differ from it.
+        """sbatch on the script in its own place, so that there is no second copy to differ from it.
 
         Raises JobRefused or SlurmUnreachable with sbatch's words, and leaves them in every run's submissions.jsonl.
         """
@@ -91,7 +90,7 @@ class ScriptExecutor(SlurmExecutor):
 def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
     """Submits the run's job.sh, as so many jobs that wait for each other, and gives the ids of those that were taken.
 
-    Raises JobRefused or SlurmUnreachable where not even the first was; each is noted in the run's submissions.jsonl.
+    Raises JobRefused or SlurmUnreachable if not even the first was; each is noted in the run's submissions.jsonl.
     """
     flags = [f"--output={_no_pattern(run.path)}/slurm-%j.out"]  # the script soon writes into attempts/ itself
     own = {"HPC_GPT_RUN": str(run.path)}
@@ -104,7 +103,7 @@ def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
         try:
             taken.append(str(executor._submit_command("").job_id))
         except (JobRefused, SlurmUnreachable):
-            # A limit on jobs in the queue, say: those that are there go on, and the last one sends another.
+            # A limit on jobs in the queue, say: those that were taken run, and the last one submits another.
             if not taken:
                 raise
             break
