@@ -47,10 +47,6 @@ class ScriptExecutor(SlurmExecutor):
         self.update_parameters(nodes=resolved.nodes, ntasks_per_node=resolved.ranks_per_node)
         self.environment = submission_environment(os.environ, dict(own) | job_python(resolved))
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """The rendered script; nothing of submitit's own is in it."""
-        return self.script.read_text(encoding="utf-8")
-
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
 
