@@ -1,17 +1,18 @@
-"""TOML files as tables: reading one, laying one over another, checking them against a dataclass."""
+"""Tables from TOML and JSON: read a file, lay one table over another, make the dataclass that they are of."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.secrets import hide_secrets
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+LARGEST = 2**64  # of stored whole numbers: what follows from larger ones may be no float
 _HELP = "hpc-gpt help keys lists every key"
 # What a value should be in TOML's terms, by how pydantic's faults of its type begin.
 _TYPES = {
@@ -35,7 +37,7 @@ _QUOTED = re.compile(r"'(.*)'")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError with file and line where it cannot be read."""
+    """The tables of a TOML file; ConfigError with file and line if it cannot be read."""
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
@@ -88,7 +90,7 @@ def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets `train.steps`, or with None takes it out. ConfigError where a part of the key is no table."""
+    """Sets `train.steps`, or with None takes it out. ConfigError if a part of the key is no table."""
     *parents, last = key.split(".")
     for part in parents:
         table = tables.setdefault(part, {})
@@ -233,7 +235,7 @@ def _as_told(value: Any) -> str:
 
 
 def _toml(value: str | float) -> str:
-    """A scalar as TOML has it, cut where it is long; a secret is not told."""
+    """A scalar as TOML has it, cut if it is long; a secret is not told."""
     text = json.dumps(hide_secrets(value[:200]) if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -252,3 +254,53 @@ def close_matches(name: str, known: Iterable[str]) -> str:
 
 def _letters(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
+
+
+# --- what was stored of a dataclass, as JSON reads it
+
+
+def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
+    """An object of the dataclass `kind`. A key that is missing has its default: an older version wrote the tables.
+
+    KeyError for a missing key without one, TypeError or ValueError, with the key, for a value that is none of its type.
+    """
+    if not isinstance(tables, Mapping):
+        raise TypeError(f"{where or 'it'} is no object")
+    values: dict[str, Any] = {}
+    for entry, hint in _fields_with_types(kind):
+        if entry.name not in tables and entry.default is not MISSING:
+            continue
+        name = f"{where}.{entry.name}" if where else entry.name
+        value = tables[entry.name]
+        nested = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+        if nested is not None and (value is not None or NoneType not in get_args(hint)):
+            value = from_tables(nested, value, name)
+        elif not _fits(value, hint):
+            raise ValueError(f"{name} is {value!r:.60}")
+        values[entry.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+@functools.cache
+def _fields_with_types(kind: Any) -> list[tuple[Field[Any], Any]]:
+    """The fields of a dataclass with their types: working these out takes longer than reading a run's file."""
+    return [(entry, _hints(kind)[entry.name]) for entry in fields(kind)]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if type(value) is hint and hint is not int and hint is not float:
+        return True
+    if hint is int or hint is float:
+        if isinstance(value, float):
+            return hint is float and math.isfinite(value)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in inner)
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    return isinstance(value, hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.launch.submission import Prepared
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.resolve import folder_name
 

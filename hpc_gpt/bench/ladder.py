@@ -14,11 +14,16 @@ from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
-from hpc_gpt.settings.experiment import ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.settings.experiment_file import (
+    ExperimentFile,
+    Row,
+    choose_row,
+    cut_warmup,
+    load_experiment,
+    read_experiment,
+)
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.settings.schedule import cut_warmup
-from hpc_gpt.settings.sweep import Row, choose_row
 from hpc_gpt.tokens.run_data import ensure_data, located
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.predicted import with_predicted_memory
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
-from hpc_gpt.launch.submission import Prepared, start_run, write_run
+from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.launch.waiting import GOOD_ENDS, follow
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.report.gather import leave_record

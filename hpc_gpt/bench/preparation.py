@@ -13,17 +13,14 @@ from typing import Any, get_args
 from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.here import has_compiler
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.foresight import foresee
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import Prepared, faults_of_rows, folder_beside
+from hpc_gpt.launch.prepare import as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import OFFERS, has_zero
-from hpc_gpt.settings.experiment import EngineName, Experiment, ExperimentFile, load_experiment, read_experiment
+from hpc_gpt.settings.experiment import EngineName, Experiment
+from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.settings.schedule import cut_warmup
-from hpc_gpt.settings.smoke import compare, shrink
-from hpc_gpt.settings.sweep import choose_row
+from hpc_gpt.settings.smoke import compare
 from hpc_gpt.tables import close_matches
 
 DEFAULT_BENCH = "bench"
@@ -80,7 +77,8 @@ def prepare_cells(asked: Asked) -> Cells:
     """A cell for each engine and each micro-batch, or one. Raises ConfigError and LayoutError, with the faults of all
     cells at once."""
     file = read_experiment(asked.experiment)
-    row = choose_row(file.rows, asked.row, file.path).name if file.rows is not None else asked.row
+    chosen = file.row(asked.row)
+    row = chosen.name if chosen is not None else None
     cells: list[Cell] = []
     faults: dict[str, UserError] = {}
     for engine in asked.engines or (None,):
@@ -130,12 +128,10 @@ def prepare_cell(
         experiment, cut = cut_warmup(experiment)
         notes += cut
         resolved = resolve(experiment, asked.profile)
-    if file.rows is not None:
-        resolved = replace(resolved, sweep=str(file.tables["name"]), row=row)
-    foresight = foresee(resolved, asked.profile, refuse=False)
+    resolved = as_row(resolved, file, row)
+    prepared = finish(resolved, asked.profile, file.text, tuple(notes))
     beside = folder_beside(file, resolved, {**over, **asked.overrides}, row)
-    script = render_script(resolved)
-    return replace(cell, prepared=Prepared(resolved, script, file.text, tuple(notes), foresight, data_beside=beside))
+    return replace(cell, prepared=replace(prepared, data_beside=beside))
 
 
 def parse_engines(words: str | None) -> list[str]:
@@ -188,12 +184,8 @@ def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
     overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
-    experiment = load_experiment(file, overrides, row, asked.gives_steps)
-    sizes = experiment.layout
-    if None not in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch):
-        # Two of the three are the experiment's; a micro-batch of its own leaves the passes of a step as they are.
-        follows = "layout.micro_batches" if "layout.global_batch" in own else "layout.global_batch"
-        experiment = load_experiment(file, {**overrides, follows: None}, row, asked.gives_steps)
+    # A micro-batch of a cell's own leaves the passes of a step as they are.
+    experiment = load_row(file, overrides, row, asked.gives_steps, batch_follows=True)
     # Nothing is fetched from the device between the first step and the last.
     return experiment if "train.log_every" in own or asked.is_ladder else _logging_last(experiment)
 
@@ -234,19 +226,19 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
 
 def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
     """The small run: of the real one's steps and micro-batch what the user asked for."""
-    real = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
-    small = shrink(experiment, real, asked.has_gpu)
-    layout, train = small.experiment.layout, small.experiment.train
-    if holds_micro_batch:
-        layout = replace(layout, micro_batch=experiment.layout.micro_batch)
-    if asked.steps is not None:
-        train = replace(train, steps=asked.steps)
-    job = replace(small.experiment.job, time=experiment.job.time)
-    shrunken = replace(small.experiment, layout=layout, train=replace(train, log_every=train.steps), job=job)
-    resolved = resolve(shrunken, asked.profile)
+
+    def as_asked(small: Experiment) -> Experiment:
+        layout, train = small.layout, small.train
+        if holds_micro_batch:
+            layout = replace(layout, micro_batch=experiment.layout.micro_batch)
+        steps = asked.steps if asked.steps is not None else train.steps
+        job = replace(small.job, time=experiment.job.time)
+        return replace(small, layout=layout, train=replace(train, steps=steps, log_every=steps), job=job)
+
+    real, resolved, lines = shrunken(experiment, asked.profile, load_profile(FALLBACK), asked.has_gpu, as_asked)
     steps = f"{resolved.train.steps} step{'s' if resolved.train.steps != 1 else ''}"
     sizes = "; ".join(" ".join(line.split()) for line in compare(real, resolved)[1:2])
-    notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *small.notes]
+    notes += [f"smoke: {sizes}, {steps}: its figures show that it runs, no speed", *lines]
     return resolved
 
 
@@ -259,4 +251,4 @@ def _other_source(file: ExperimentFile, row: str | None) -> str | None:
 def _name(asked: Asked, file: ExperimentFile, experiment: Experiment) -> str:
     """What a bench goes by: its experiment, or where none was named, the model."""
     preset = experiment.model.preset
-    return preset if asked.experiment == DEFAULT_BENCH and preset else str(file.tables["name"])
+    return preset if asked.experiment == DEFAULT_BENCH and preset else file.name

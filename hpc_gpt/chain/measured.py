@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,15 +12,10 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.readers.own_runs.attempts import AttemptRead, read_attempt
-from hpc_gpt.readers.own_runs.run import config_hash
 from hpc_gpt.readers.step_times import measure_steps
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, speed_hash
 
-# Keys of [train] that are no matter for the time of a step: two runs that differ in these alone are as fast.
-_SCHEDULE = {key: getattr(Train(), key) for key in ("steps", "seed", "eval_every", "lr", "min_lr", "warmup_steps",
-             "decay", "weight_decay", "beta1", "beta2", "eps")}  # fmt: skip
 _LOOKED_AT = 500  # runs, the newest: reading settings takes about 1 ms each
 _LEAST_STEPS = 3
 
@@ -43,12 +38,6 @@ class Measured:
     start_s: float | None
     saves: int = 0
     hold_s: float | None = None
-
-
-def speed_hash(resolved: Resolved) -> str:
-    """Equal for runs that may be expected to be as fast: the cluster, and the config_hash without the schedule."""
-    plain = replace(resolved, train=replace(resolved.train, **_SCHEDULE))
-    return f"{resolved.cluster.name} {config_hash(plain)}"
 
 
 class Earlier:

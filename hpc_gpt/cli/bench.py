@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, bench_options, logs_folder
+from hpc_gpt.cli.experiment_options import bench_options, logs_folder
 from hpc_gpt.cli.variables import variables_of
 from hpc_gpt.errors import ConfigError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpc_gpt.bench.row import Row
     from hpc_gpt.bench.sitting import Sitting
     from hpc_gpt.cli.bench_ladder import AskedLadder
+    from hpc_gpt.launch.prepare import Request
 
 _ROUNDS = 3
 

@@ -19,7 +19,7 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
     prefix, a job id or a folder; a sweep's id, folder or array means its runs.
     """
-    from hpc_gpt.launch.cancel import cancel_run
+    from hpc_gpt.launch.control import cancel_run
     from hpc_gpt.launch.status import read_status
     from hpc_gpt.launch.waiting import describe
     from hpc_gpt.runs.find import named_runs

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
     """Names under experiments/, and the TOML files and folders of the current place."""
-    from hpc_gpt.settings.experiment import list_experiments
+    from hpc_gpt.settings.experiment_file import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     # What a shell would have to quote is left to its own completion of files.
@@ -33,7 +33,7 @@ def _or_files(begun: str, names: list[str]) -> list[Any]:
 def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
     """Runs, the sweeps that ship, and files."""
     from hpc_gpt.paths import experiments_dir
-    from hpc_gpt.settings.experiment import SWEEP_FILE, list_experiments
+    from hpc_gpt.settings.experiment_file import SWEEP_FILE, list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     sweeps = [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
@@ -64,8 +64,7 @@ def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Rows of the EXPERIMENT that stands in the line, the default one without, those that cannot run left out."""
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
-    from hpc_gpt.settings.sweep import find_sweep
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
 
     with contextlib.suppress(OSError, ValueError):
         # click reads no argument of a line whose option has no value yet: it stays among what is left.

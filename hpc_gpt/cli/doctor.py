@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder
+from hpc_gpt.cli.experiment_options import experiment_options, logs_folder
 
 if TYPE_CHECKING:
     from hpc_gpt.doctor.checks import Check
+    from hpc_gpt.launch.prepare import Request
     from hpc_gpt.runs.run_folder import RunFolder
     from hpc_gpt.settings.cluster import ClusterProfile
     from hpc_gpt.settings.resolve import Resolved
@@ -69,7 +70,7 @@ def _run_named(request: Request) -> RunFolder | None:
     """The run that stands in EXPERIMENT's place; None for an experiment, which goes first."""
     from hpc_gpt.errors import ConfigError, NoSuchRun
     from hpc_gpt.runs.find import find_run
-    from hpc_gpt.settings.experiment import find_experiment
+    from hpc_gpt.settings.experiment_file import find_experiment
 
     if not request.names_experiment:
         return None
@@ -86,7 +87,7 @@ def _run_named(request: Request) -> RunFolder | None:
 
 
 def _profile(request: Request) -> ClusterProfile:
-    from hpc_gpt.cli.preparation import choose_profile
+    from hpc_gpt.launch.prepare import choose_profile
 
     profile: ClusterProfile = choose_profile(request, queueing=False)
     return profile
@@ -149,7 +150,7 @@ def _prepared(request: Request, run: RunFolder | None) -> tuple[Resolved, str, P
     """(settings, script, the folder where a relative data.path is looked for first)."""
     if run is not None:
         return run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
-    from hpc_gpt.cli.preparation import prepare
+    from hpc_gpt.launch.prepare import prepare
 
     prepared = prepare(request)
     return prepared.resolved, prepared.script, prepared.data_beside

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,7 +17,7 @@ from hpc_gpt.cli.variables import check_variables, variables_of
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.settings.until import Until
+    from hpc_gpt.launch.prepare import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,28 +69,6 @@ _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--recompute",), "engine.recompute", str, "Recomputation: none, selective or full."),
     (("--offload",), "engine.offload", str, "Offload to the host: none, optimizer or full."),
 )
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
-
-    `sized`: something says how large the run is to be, or which row. `until` is what a verb that submits was told to
-    train to, empty where nothing; None for the other verbs.
-    """
-
-    experiment: str
-    cluster: str | None
-    template: Path | None
-    overrides: dict[str, Any]
-    row: str | None = None
-    sweep: bool = False
-    smoke: bool = False
-    force: bool = False
-    given: dict[str, Any] = field(default_factory=dict)
-    names_experiment: bool = True
-    sized: bool = True
-    until: Until | None = None
 
 
 def experiment_options(function: F) -> F:
@@ -175,7 +152,8 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.launch.prepare import Request
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)

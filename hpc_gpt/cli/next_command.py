@@ -7,11 +7,11 @@ import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.cli.experiment_options import Request
 from hpc_gpt.cli.topics import toml_value
 from hpc_gpt.errors import UserError
 
 if TYPE_CHECKING:
+    from hpc_gpt.launch.prepare import Request
     from hpc_gpt.plan.training import Training
     from hpc_gpt.settings.experiment import Experiment
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, planning_options
+from hpc_gpt.cli.experiment_options import planning_options
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpc_gpt.launch.prepare import Request
     from hpc_gpt.plan.constants import Constants
     from hpc_gpt.plan.figures import Figures
     from hpc_gpt.plan.machine import Machine
@@ -122,14 +123,13 @@ def _ask(
     """Everything settled that the search does not vary; UserError for what cannot be."""
     from dataclasses import replace
 
-    from hpc_gpt.cli.preparation import choose_profile, read_asked
     from hpc_gpt.launch.foresight import constants_of
+    from hpc_gpt.launch.prepare import choose_profile, read_asked
     from hpc_gpt.plan.asking import check_dtype, check_possible, question_of
     from hpc_gpt.plan.machines import check_reach, machine_of
     from hpc_gpt.plan.question import USUAL_ENGINES
-    from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, load_experiment, read_experiment
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
     from hpc_gpt.settings.resolve import resolve_shape
-    from hpc_gpt.settings.schedule import cut_warmup
 
     overrides = dict(request.overrides)
     if why is not None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, experiment_options
+from hpc_gpt.cli.experiment_options import experiment_options
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.launch.prepare import Prepared, Request
     from hpc_gpt.rehearsal.life import Stage
     from hpc_gpt.rehearsal.preparation import SmallRun
     from hpc_gpt.rehearsal.rehearsing import Outcome
@@ -100,10 +100,9 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     """(what submit would send, the small run, what is sent in its place)."""
     from hpc_gpt.chain.outlook import Outlook
-    from hpc_gpt.cli.preparation import choose_profile, prepare
     from hpc_gpt.errors import ConfigError
+    from hpc_gpt.launch.prepare import Prepared, choose_profile, prepare
     from hpc_gpt.launch.render import render_script
-    from hpc_gpt.launch.submission import Prepared
     from hpc_gpt.rehearsal.preparation import LINKS, make_small
     from hpc_gpt.runs.provenance import list_gpus
     from hpc_gpt.settings.cluster import FALLBACK

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, experiment_options
+from hpc_gpt.cli.experiment_options import experiment_options
+
+if TYPE_CHECKING:
+    from hpc_gpt.launch.prepare import Request
 
 
 @click.command()
@@ -25,9 +29,8 @@ def render(request: Request, folder: Path | None) -> None:
     hpc-gpt render --gpus 64 --pp 16 -A myproject@v100
     hpc-gpt render memory-ladder --sweep -o scripts
     """
-    from hpc_gpt.cli.preparation import prepare, prepare_sweep
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.submission import told_of_rows
+    from hpc_gpt.launch.prepare import prepare, prepare_sweep
 
     if request.sweep is not (folder is not None):
         raise ConfigError(
@@ -42,7 +45,7 @@ def render(request: Request, folder: Path | None) -> None:
         return
     sweep = prepare_sweep(request)
     folder.mkdir(parents=True, exist_ok=True)
-    for note in told_of_rows(sweep.rows):
+    for note in sweep.told:
         click.echo(note, err=True)
     for row in sweep.rows:
         path = folder / f"{row.resolved.row}.sh"

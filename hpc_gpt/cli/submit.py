@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import Request, experiment_options, logs_folder
+from hpc_gpt.cli.experiment_options import experiment_options, logs_folder
+
+if TYPE_CHECKING:
+    from hpc_gpt.chain.outlook import Outlook
+    from hpc_gpt.launch.prepare import Prepared, Request
+    from hpc_gpt.launch.submission import Submitted
+    from hpc_gpt.runs.run_folder import RunFolder
 
 
 @click.command()
@@ -58,7 +64,7 @@ def submit(
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     """
-    from hpc_gpt.settings.until import parse_until
+    from hpc_gpt.launch.until import parse_until
 
     request = replace(request, until=parse_until(until))
     if resume is None and (request.sweep or max_parallel is not None or skip_unfit):
@@ -74,7 +80,7 @@ def submit(
         if submitted is None:
             return
     else:
-        from hpc_gpt.cli.preparation import prepare
+        from hpc_gpt.launch.prepare import prepare
 
         prepared = prepare(request, queueing=not dry_run)
         if not (dry_run or yes or request.names_experiment or request.sized):
@@ -103,7 +109,7 @@ def submit(
         print_record(leave_record(submitted.run))
 
 
-def _ask_first(prepared: Any, request: Request) -> None:
+def _ask_first(prepared: Prepared, request: Request) -> None:
     """Asks on a terminal whether to queue what nobody has named; ConfigError with an example off it."""
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.report.plans.words import count_words
@@ -139,7 +145,7 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _resume(name: str, request: Request, dry_run: bool) -> Any:
+def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
     dry run."""
     from hpc_gpt.errors import ConfigError
@@ -163,11 +169,12 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
             "leave them out, or submit a new run",
         )
     run = find_run(name, logs_folder())
-    from hpc_gpt.cli.preparation import earlier_runs
-    from hpc_gpt.launch.resumption import outlook_of_same, prepare_resumption, resume_elsewhere, settings_of
+    from hpc_gpt.launch.prepare import earlier_runs
+    from hpc_gpt.launch.resumption import changed_length, forecast_same, prepare_resumption, resume_elsewhere
 
-    if not given and not settings_of(run.resolved(), request.until, request.given):
-        return _resume_same(run, outlook_of_same(run, request.until, earlier_runs()), dry_run)
+    assert request.until is not None
+    if not given and not changed_length(run.resolved(), request.until, request.given):
+        return _resume_same(run, forecast_same(run, request.until, earlier_runs()), dry_run)
     from hpc_gpt.settings.cluster import load_profile
 
     # What HPC_GPT_* variables say was the run's to heed when it was submitted.
@@ -186,10 +193,10 @@ def _resume(name: str, request: Request, dry_run: bool) -> Any:
     return submitted
 
 
-def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
+def _resume_same(run: RunFolder, outlook: Outlook | None, dry_run: bool) -> Submitted | None:
     """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.submission import check_resumption, resume_run
+    from hpc_gpt.launch.resumption import check_resumption, resume_run
 
     for line in outlook.lines if outlook else ():
         click.echo(line, err=True)
@@ -211,13 +218,13 @@ def _is_given(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _foretell(prepared: Any) -> None:
+def _foretell(prepared: Prepared) -> None:
     """What is predicted of a run that nothing has refused."""
     for line in prepared.foretold:
         click.echo(line, err=True)
 
 
-def _dry_run(prepared: Any) -> None:
+def _dry_run(prepared: Prepared) -> None:
     from hpc_gpt.launch.submission import check_submission, dry_run
 
     check_submission([prepared], logs_folder(), dry=True)
@@ -234,7 +241,7 @@ def _dry_run(prepared: Any) -> None:
     click.echo("dry run: nothing was written or submitted", err=True)
 
 
-def _say(submitted: Any, wait: bool) -> None:
+def _say(submitted: Submitted, wait: bool) -> None:
     run = submitted.run
     leaked = _ignored_variables() if submitted.scheduler == "slurm" else []
     if leaked:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from hpc_gpt.cli.experiment_options import Request, logs_folder
+from hpc_gpt.cli.experiment_options import logs_folder
 
 if TYPE_CHECKING:
-    from hpc_gpt.cli.preparation import PreparedSweep
-    from hpc_gpt.launch.submission import Prepared
+    from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request
+    from hpc_gpt.launch.sweep_submission import SubmittedSweep
 
 T = TypeVar("T")
 
@@ -22,8 +22,8 @@ def submit_sweep(
     request: Request, dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool = False
 ) -> None:
     """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
-    from hpc_gpt.cli.preparation import prepare_sweep
     from hpc_gpt.errors import ConfigError, JobRefused, UserError
+    from hpc_gpt.launch.prepare import prepare_sweep
 
     if not request.sweep:
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
@@ -74,7 +74,7 @@ def submit_sweep(
 def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
     """The sweep, and what `check` gives of its rows; without the rows that it refuses where those are to be left out
     and there are others. Raises RowFaults, and what else `check` raises."""
-    from hpc_gpt.launch.submission import RowFaults
+    from hpc_gpt.launch.prepare import RowFaults
 
     try:
         return prepared, check(prepared.rows)
@@ -88,11 +88,9 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
     return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)
 
 
-def _tell(prepared: Any) -> None:
+def _tell(prepared: PreparedSweep) -> None:
     """What a smoke run made small, what is predicted, and which rows cannot run."""
-    from hpc_gpt.launch.submission import told_of_rows
-
-    for note in told_of_rows(prepared.rows):
+    for note in prepared.told:
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)
@@ -100,7 +98,7 @@ def _tell(prepared: Any) -> None:
         click.echo(f"not {name}: {'; '.join(str(fault).splitlines())}", err=True)
 
 
-def _dry_run(rows: Sequence[Any], here: bool) -> None:
+def _dry_run(rows: Sequence[Prepared], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
     from hpc_gpt.launch.submission import dry_run
     from hpc_gpt.launch.sweep_submission import plan_jobs
@@ -116,7 +114,7 @@ def _dry_run(rows: Sequence[Any], here: bool) -> None:
     click.echo("dry run: nothing was written or submitted", err=True)
 
 
-def _say(sweep: Any, wait: bool) -> None:
+def _say(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}")
@@ -126,7 +124,7 @@ def _say(sweep: Any, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
+def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
     """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
     from hpc_gpt.errors import JobFailed
     from hpc_gpt.launch.sweep_submission import hold_here, start_held
@@ -148,7 +146,7 @@ def _run_here(sweep: Any, rows: Sequence[Any]) -> None:
             wait_for(run, interrupts)
         except JobFailed as fault:
             click.echo(f"{row.resolved.row} failed: {fault}", err=True)
-            failures.append(row.resolved.row)
+            failures.append(str(row.resolved.row))
     if failures:
         words = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
         raise JobFailed(words, f"hpc-gpt status {sweep.id}")

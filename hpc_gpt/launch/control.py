@@ -1,30 +1,36 @@
-"""Asking runs to stop, to save, or to go back to the queue, through files in their folders: no ssh, no scheduler.
+"""Asking runs to stop, to save, or to go back to the queue; and cancelling them.
 
-The scheduler is only asked how a run stands, and where it gives no answer the request is left all the same.
+A request is a file in the run's folder: no ssh, no scheduler. The scheduler is only asked for the run's state, and if
+it gives no answer the request is left all the same. Of a cancel the mark in the run folder comes first, so that nothing
+brings the job back; then the scheduler is asked to end it.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_status
+from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.launch.status import LIVE, NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 
 _POLL_S = 0.5
-# Between two looks at how a run stands that says nothing itself.
+# Between two questions to the scheduler about a run that says nothing itself.
 _STATUS_S = 15.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was left in a run's folder, in words for the user. `attempt` and `request` are None where it is for the
+    """What was left in a run's folder, in words for the user. `attempt` and `request` are None if it is for the
     next start of the run's job; `refused` says why nothing was left.
     """
 
@@ -37,7 +43,7 @@ class Asked:
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
-    """Asks each run; the scheduler is asked once for all. RunFolderError where a folder cannot be written."""
+    """Asks each run; the scheduler is asked once for all. RunFolderError if a folder cannot be written."""
     return [_ask(run, verb, status) for run, status in zip(runs, read_status(runs), strict=True)]
 
 
@@ -84,7 +90,7 @@ _DOES_UNSAVED = {
 
 
 def _impossible(run: RunFolder, verb: str) -> str:
-    """Why a run cannot do that; empty where it can."""
+    """Why a run cannot do that; empty if it can."""
     resolved = run.resolved()
     if verb == "save" and resolved.engine.name == MEGATRON_LM:
         return "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
@@ -151,3 +157,64 @@ def _end_words(attempt: Attempt) -> str:
     end = attempt.ended()
     cause = f": {end['cause']}" if end.get("cause") else ""
     return f"attempt {attempt.number} ended as {end.get('ended')} after step {end.get('step')}{cause}"
+
+
+# --- cancelling
+
+
+def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
+    """Cancels whatever of the run is queued or runs; the job id, or None if nothing did.
+
+    Of a run that waits for its turn on this machine it is IN_QUEUE.
+
+    A status that is known already spares asking the scheduler first. Raises SlurmUnreachable, JobRefused;
+    RunFolderError for a local run of another machine.
+    """
+    line = _live_submission(run, status or read_own_status(run))
+    return _end(run, line) if line is not None else None
+
+
+def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
+    """Asks a running run to save and stop, as one Ctrl-C does; a job that waits, or of which nothing is known, is
+    cancelled. Raises as cancel_run.
+    """
+    status = status or read_own_status(run)
+    line = _live_submission(run, status)
+    if line is not None:
+        _end(run, line, save=status.state == "running")
+
+
+def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
+    """The line of submissions.jsonl of a job that may yet run; None if there is none such."""
+    unknown = status.state == "unknown" and status.scheduler == "slurm" and status.job_id
+    if status.state not in LIVE and not unknown:
+        return None
+    lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
+    return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
+
+
+def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
+    """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
+    job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
+    # The jobs after it first, so that none begins when it ends.
+    chain = [] if line.get("scheduler") == "local" else newest_chain(run)
+    links = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*links, job_id):
+        _mark_cancelled(run, each)
+    if line.get("queue"):  # what runs the sweep passes it over
+        return job_id
+    if line.get("scheduler") == "local":
+        send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
+    else:
+        cancel_job(*links)
+        (interrupt_job if save else cancel_job)(job_id)
+    return job_id
+
+
+def _mark_cancelled(run: RunFolder, job_id: str) -> None:
+    try:
+        run.cancelled_mark(job_id).touch()
+    except OSError as fault:
+        raise RunFolderError(
+            f"cannot write the cancel mark in {run.path}: {fault.strerror}", f"scancel {job_id} ends a Slurm job"
+        ) from None

@@ -17,7 +17,7 @@ STATUS_POLL_S = 5.0
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
     """The log of an attempt, by default the last that has one; else what Slurm kept of the script's own output.
 
-    Raises NoSuchRun where there is no such attempt, or nothing yet.
+    Raises NoSuchRun if there is no such attempt, or nothing yet.
     """
     attempts = run.attempts()
     if attempt is not None:
@@ -47,7 +47,7 @@ def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
 def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
     """Writes the log as it grows, going on to the next attempt when there is one, until the run has ended.
 
-    Waits for the first. Raises NoSuchRun where there is no such attempt, or the run ended without a log.
+    Waits for the first. Raises NoSuchRun if there is no such attempt, or the run ended without a log.
     """
     current: Path | None = None
     place = 0

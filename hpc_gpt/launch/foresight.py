@@ -1,4 +1,4 @@
-"""What the planner says of a run before it is submitted: what it leaves to it, what is predicted, what is refused."""
+"""The planner's part in preparing a run: what it decides of what is open, what it predicts, what is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import has_zero, splits
-from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.resolve import Resolved, experiment_of, resolve
 
 if TYPE_CHECKING:
     from hpc_gpt.plan.constants import Constants
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpc_gpt.plan.training import Training
 
 SCHEMA = 1
-# Switches that are the planner's to choose where nobody gives them, and what each is called.
+# Switches that are the planner's to choose if nobody gives them, and what each is called.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage"}
 # Of the layout, what nobody need give: with one stage that does not fit, more of them.
 _PP = "layout.pp"
@@ -29,7 +29,7 @@ _PP = "layout.pp"
 
 @dataclass(frozen=True)
 class Foresight:
-    """One line for the user; and the prediction as predicted.json holds it, None where nothing is predicted."""
+    """One line for the user; and the prediction as predicted.json holds it, None if nothing is predicted."""
 
     line: str
     tables: dict[str, Any] | None = None
@@ -47,11 +47,11 @@ class _Predicted:
 
 def settle_open(
     experiment: Experiment, profile: ClusterProfile, given: Collection[str]
-) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with what `given` (dotted keys) and the rules leave open as the planner picks it, and a line that
-    says so; as it is where the profile does not tell enough, or nothing fits.
+) -> tuple[Resolved, tuple[str, ...]]:
+    """The experiment resolved, with what `given` (dotted keys) and the rules leave open as the planner picks it, and a
+    line that says so; as the rules have it if the profile does not tell enough, or nothing fits.
 
-    Open are the ZeRO stage and recomputation, and pp where one stage holds too little. Raises what `resolve` does.
+    Open are the ZeRO stage and recomputation, and pp if one stage holds too little. Raises what `resolve` does.
     """
     from hpc_gpt.plan.machines import machine_of
 
@@ -59,9 +59,9 @@ def settle_open(
     try:
         picked = _pick(experiment, profile, resolved, machine_of(profile), given)
     except UserError:
-        return experiment, ()
+        return resolved, ()
     if picked is None:
-        return experiment, ()
+        return resolved, ()
     run = picked.training
     settled = {"engine.recompute": run.recompute, "engine.zero_stage": run.zero_stage, _PP: run.pp}
     rules = {
@@ -73,7 +73,7 @@ def settle_open(
     if "engine.zero_stage" in changed and not has_zero(resolved.engine.name):
         del changed["engine.zero_stage"]
     if not changed:
-        return experiment, ()
+        return resolved, ()
     engine: dict[str, Any] = {
         key.partition(".")[2]: value for key, value in changed.items() if key.startswith("engine.")
     }
@@ -81,24 +81,23 @@ def settle_open(
     batch: dict[str, Any] = (
         {"micro_batch": run.micro_batch, "micro_batches": run.micro_batches} if _PP in changed else {}
     )
-    settled_experiment = replace(
+    planned = replace(
         experiment,
         engine=replace(experiment.engine, **engine),
         layout=replace(experiment.layout, **layout, **batch),
     )
-    try:
-        resolve(settled_experiment, profile)
-    except UserError:
-        return experiment, ()  # a switch that goes with the rules' choice alone
     names = {**_OPEN, _PP: "pp"}
     words = ", ".join(f"{names[key]} {value}" for key, value in changed.items())
-    return settled_experiment, (f"from plan: {words}, which neither flags nor experiment settle",)
+    try:
+        return resolve(planned, profile), (f"from plan: {words}, which neither flags nor experiment settle",)
+    except UserError:
+        return resolved, ()  # a switch goes with the rules' choice alone
 
 
 def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresight:
     """What is predicted of a run on its profile.
 
-    `refuse`: raises LayoutError, with the nearest layout that fits, where this one is predicted not to.
+    `refuse`: raises LayoutError, with the nearest layout that fits, if this one is predicted not to.
     """
     try:
         found = _predict(resolved, profile)
@@ -202,8 +201,8 @@ _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 
 def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
-    """The fastest of those that fit after the smallest change of settings; None where none does."""
-    experiment = _experiment_of(resolved)
+    """The fastest of those that fit after the smallest change of settings; None if none does."""
+    experiment = experiment_of(resolved)
     for open_keys in _NEARER:
         try:
             picked = _search(experiment, profile, found.machine, _ALL - set(open_keys))
@@ -212,14 +211,6 @@ def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
         if picked is not None:
             return picked
     return None
-
-
-def _experiment_of(resolved: Resolved) -> Experiment:
-    from hpc_gpt.settings.experiment_text import experiment_tables
-
-    tables = experiment_tables(resolved)
-    model, layout = Model(**tables["model"]), LayoutRequest(**tables["layout"])
-    return Experiment(resolved.name, model, resolved.data, resolved.engine, layout, resolved.train, resolved.job)
 
 
 def _pick(

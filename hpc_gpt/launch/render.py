@@ -1,20 +1,54 @@
-"""From a resolved experiment to the text of its job script. Pure: no run, time, host or path of this machine in it."""
+"""From a resolved experiment to the text of its job script, and the `#SBATCH` lines in it.
+
+The text is a pure function: no run, time, host or path of this machine is in it.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.errors import RenderError
-from hpc_gpt.launch.directives import allocated_nodes, check_job, sbatch_directives
+from hpc_gpt import __version__
+from hpc_gpt.errors import ConfigError, RenderError
+from hpc_gpt.job_time import limit_s
 from hpc_gpt.paths import templates_dir
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, folder_name
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+_FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Flags the script sets itself, and the key that decides each; None: the script's own business.
+_OWNED_SBATCH = {
+    "job-name": "job.name", "J": "job.name", "time": "job.time", "t": "job.time", "partition": "job.partition",
+    "p": "job.partition", "account": "job.account", "A": "job.account", "qos": "job.qos", "q": "job.qos",
+    "constraint": "job.constraint", "C": "job.constraint", "reservation": "job.reservation",
+    "nodelist": "job.nodelist", "w": "job.nodelist", "exclude": "job.exclude", "x": "job.exclude",
+    "comment": "job.comment", "mem": "job.mem", "cpus-per-task": "job.cpus_per_task", "c": "job.cpus_per_task",
+    "dependency": "job.dependency", "d": "job.dependency", "nodes": "layout.nodes", "N": "layout.nodes",
+    "gpus": "layout.gpus", "G": "layout.gpus", "gres": "the profile's gpu_flag and gpu_type",
+    "gpus-per-node": "the profile's gpu_flag and gpu_type", "signal": "job.signal_lead_s",
+    "requeue": "the profile's chain", "no-requeue": "the profile's chain",
+    "ntasks": None, "n": None, "ntasks-per-node": None, "gpus-per-task": None, "output": None, "o": None,
+    "error": None, "e": None, "open-mode": None, "export": None, "wrap": None, "array": None, "a": None,
+    "wait": None, "W": None, "parsable": None, "quiet": None, "Q": None, "test-only": None,
+}  # fmt: skip
+_OWNED_SRUN = dict.fromkeys(
+    ("ntasks", "n", "nodes", "N", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit", "K")
+)
+_WHY = {
+    "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
+    "output": "all output goes to attempts/<n>/log", "o": "all output goes to attempts/<n>/log",
+    "error": "all output goes to attempts/<n>/log", "e": "all output goes to attempts/<n>/log",
+    "export": "the ranks need the whole environment of the job",
+}  # fmt: skip
+_MARK = "#SBATCH "
+_JOB_NAME = "--job-name="
 
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
@@ -44,12 +78,36 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def render_array(title: str, directives: Sequence[str]) -> str:
-    """The script of an array, whose elements are runs with a job.sh each. The directives stand as they will in it."""
-    from hpc_gpt import __version__
-
+def array_script(name: str, scripts: Sequence[str]) -> str:
+    """The script of an array of runs whose own scripts are alike; it has their name if they share one, else `name`."""
+    own = {line for script in scripts for line in script_directives(script) if line.startswith(_JOB_NAME)}
+    shared = own.pop() if len(own) == 1 else _JOB_NAME + quote_directive(name)
     template = _environment(None).get_template("slurm/array.sh.j2")
-    return template.render(title=title, version=__version__, directives=directives)
+    return template.render(
+        title=f"{folder_name(name)}: {len(scripts)} runs",
+        version=__version__,
+        directives=[shared, *directives_but_name(scripts[0])],
+    )
+
+
+def script_directives(script: str) -> list[str]:
+    """What follows `#SBATCH` in the lines of a script, up to its first command, where sbatch stops reading.
+
+    >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n\\n# more\\ntrue\\n#SBATCH --nodes=3\\n")
+    ['--nodes=2']
+    """
+    found = []
+    for line in script.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith(_MARK):
+            found.append(line.removeprefix(_MARK))
+    return found
+
+
+def directives_but_name(script: str) -> list[str]:
+    """The same without the job's name: what decides whether scripts can be one array."""
+    return [line for line in script_directives(script) if not line.startswith(_JOB_NAME)]
 
 
 def variables(resolved: Resolved) -> dict[str, Any]:
@@ -127,3 +185,165 @@ def _innermost_line(fault: BaseException, template: Path | None) -> str:
             where = f"{file}:{step.tb_lineno}"
         step = step.tb_next
     return where
+
+
+# --- directives
+
+
+def check_job(resolved: Resolved) -> None:
+    """Refuses what a directive, a file pattern or the script cannot carry; ConfigError lists all faults by key."""
+    faults = [*_text_faults(resolved), *_flag_faults(resolved), *_environment_faults(resolved)]
+    try:
+        limit = limit_s(resolved.job.time)
+    except ConfigError as fault:
+        faults.append(str(fault))
+    else:
+        lead = resolved.job.signal_lead_s
+        if lead is not None and lead < 1:
+            faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
+        elif limit is not None and lead is not None and lead >= limit:
+            faults.append(
+                f"job.signal_lead_s {lead} s leaves nothing of job.time {resolved.job.time} ({limit} s): "
+                "the job would save and go back to the queue at once"
+            )
+    spares = resolved.job.spare_nodes or 0
+    if spares < 0:
+        faults.append(f"job.spare_nodes is {spares}, but must not be negative")
+    elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds a node to replace")
+    cpus = resolved.job.cpus_per_task
+    if cpus is not None and cpus < 1:
+        faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
+    if faults:
+        raise ConfigError("\n".join(faults), "change the key in the experiment, the cluster profile or with --set")
+
+
+def sbatch_directives(resolved: Resolved) -> list[str]:
+    """What follows `#SBATCH` in each line, quoted. `check_job` has passed."""
+    job, profile = resolved.job, resolved.cluster
+    lines: list[str] = []
+    for flag in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude"):
+        value = getattr(job, flag)
+        if value is not None:
+            lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
+    if job.comment is not None:
+        lines.append(f"--comment={quote_directive(job.comment)}")
+    if job.dependency is not None:
+        lines.append(f"--dependency={quote_directive(job.dependency)}")
+    lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
+    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+    if profile.gpu_flag == "gres":
+        lines.append("--gres=" + quote_directive(f"gpu:{kind}{resolved.ranks_per_node}"))
+    elif profile.gpu_flag == "gpus-per-node":
+        lines.append("--gpus-per-node=" + quote_directive(f"{kind}{resolved.ranks_per_node}"))
+    cpus = cpus_per_task(resolved)
+    if cpus is not None:
+        lines.append(f"--cpus-per-task={cpus}")
+    if job.mem is not None:
+        lines.append(f"--mem={quote_directive(job.mem)}")
+    if job.time is not None:
+        lines.append(f"--time={quote_directive(job.time)}")
+    if job.exclusive:
+        lines.append("--exclusive")
+    lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
+    # Without a time of its own the job has the partition's limit, which Slurm signals ahead of just the same.
+    if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
+        lines.append(f"--signal=USR2@{job.signal_lead_s}")
+    # Never into the run folder: it may not exist yet, and a job whose output cannot be opened dies unheard.
+    lines.append("--output=%x-%j.out")
+    lines += [quote_directive(flag) for flag in job.sbatch]
+    return lines
+
+
+def allocated_nodes(resolved: Resolved) -> int:
+    """Nodes that Slurm is asked for: the layout's, and the spare ones, which take the place of one that fails."""
+    return resolved.nodes + (resolved.job.spare_nodes or 0)
+
+
+def quote_directive(text: str) -> str:
+    """One word of a directive. sbatch reads quotes as a shell does, but eats a backslash even between them."""
+    return shlex.quote(text.replace("\\", "\\\\"))
+
+
+def cpus_per_task(resolved: Resolved) -> int | None:
+    """CPUs of a rank: as asked, else a GPU's share of the node, else None."""
+    if resolved.job.cpus_per_task is not None:
+        return resolved.job.cpus_per_task
+    if resolved.cluster.cpus_per_node is None:
+        return None
+    return max(1, resolved.cluster.cpus_per_node // resolved.cluster.gpus_per_node)
+
+
+def _text_faults(resolved: Resolved) -> Iterator[str]:
+    job, profile = resolved.job, resolved.cluster
+    texts: dict[str, str | None] = {
+        f"job.{name}": getattr(job, name)
+        for name in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
+                     "comment", "dependency", "mem", "time")
+    }  # fmt: skip
+    texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
+    texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
+    where = f"cluster profile {profile.name}"
+    texts |= {f"{where}: {name}": getattr(profile, name) for name in ("gpu_type", "venv", "python", "node_suffix")}
+    texts |= {f"{where}: modules[{i}]": module for i, module in enumerate(profile.modules)}
+    if profile.container is not None:
+        texts[f"{where}: container.image"] = profile.container.image
+        texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
+    for key, text in texts.items():
+        if text is None:
+            continue
+        if bad := _control_character(text):
+            yield f"{key} holds {bad}, which a line of the script cannot carry: {text!r}"
+        elif text == "" and key not in (f"{where}: node_suffix", "job.comment"):
+            yield f"{key} is empty; leave it out instead"
+    if job.name and (bad_chars := sorted(set(job.name) & set("%\\/"))):
+        yield (
+            f"job.name {job.name!r} holds {' and '.join(bad_chars)}, which the output's name %x-%j.out cannot carry "
+            "(job.name is the experiment's name unless set)"
+        )
+    if profile.container is not None and profile.scheduler == "local":
+        yield f"{where} is this machine, where ranks run without a container"
+    if profile.container is not None and profile.container.kind == "pyxis":
+        for i, mount in enumerate(profile.container.mounts):
+            if "," in mount:
+                yield f"{where}: container.mounts[{i}] {mount!r} holds a comma, which parts mounts in pyxis"
+
+
+def _control_character(text: str) -> str:
+    """The name of the first character no directive can carry, or nothing."""
+    for char in text:
+        if char == "\n":
+            return "a newline"
+        if char == "\0":
+            return "a NUL"
+        if ord(char) < 32 or ord(char) == 127:
+            return f"the control character {char!r}"
+        if 0xD800 <= ord(char) <= 0xDFFF:
+            return "bytes that are no UTF-8"
+    return ""
+
+
+def _flag_faults(resolved: Resolved) -> Iterator[str]:
+    for table, flags, owned in (
+        ("sbatch", resolved.job.sbatch, _OWNED_SBATCH),
+        ("srun", resolved.job.srun, _OWNED_SRUN),
+    ):
+        for i, flag in enumerate(flags):
+            key = f"job.{table}[{i}]"
+            if not _FLAG.fullmatch(flag):
+                yield f"{key} {flag!r} is no flag of {table}: one --name or --name=value each"
+                continue
+            name = flag[2:].partition("=")[0] if flag.startswith("--") else flag[1]
+            if name in owned:
+                instead = owned[name]
+                why = f"set {instead}" if instead else _WHY.get(name, "the script settles it itself")
+                yield f"{key} {flag!r} is not for you to add: {why}"
+
+
+def _environment_faults(resolved: Resolved) -> Iterator[str]:
+    for name, value in resolved.cluster.environment.items():
+        where = f"cluster profile {resolved.cluster.name}: environment.{name}"
+        if not _NAME.fullmatch(name):
+            yield f"{where!r} is no name of a variable"
+        elif "\0" in value:
+            yield f"{where} holds a NUL, which no variable can carry"

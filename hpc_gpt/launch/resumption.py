@@ -1,24 +1,27 @@
-"""Resuming a run in another layout, on another cluster or under other switches: as a new run of its own."""
+"""Resuming a run: once more in its own folder, or with other settings, or on another cluster, as a new run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.launch.chain_ahead import short_of_time, wants_outlook, with_outlook
-from hpc_gpt.launch.foresight import Foresight, foresee
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
+from hpc_gpt.chain.decide import gpus_of
+from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.launch.foresight import Foresight
+from hpc_gpt.launch.prepare import Prepared, finish
+from hpc_gpt.launch.slurm.scheduler import check_reachable
+from hpc_gpt.launch.status import LIVE, read_own_status
+from hpc_gpt.launch.submission import Submitted, check_inputs, check_submission, start_run, write_run
+from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.runs.lineage import Parent, check_resumable, check_unfinished, descend, newest_step, parent_of
+from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.experiment_text import experiment_text
-from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.settings.until import Until, check_against
+from hpc_gpt.settings.resolve import Resolved, experiment_text
 from hpc_gpt.small_files import read_json
 
 if TYPE_CHECKING:
@@ -26,72 +29,65 @@ if TYPE_CHECKING:
     from hpc_gpt.chain.outlook import Outlook
 
 
+def check_not_live(run: RunFolder) -> None:
+    """RunFolderError while a job of the run is still there, or may be on another machine."""
+    state = read_own_status(run).state
+    if state in LIVE:
+        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+
+
 def prepare_resumption(
     run: RunFolder,
     changes: Mapping[str, Any],
     profile: ClusterProfile | None,
     template: Path | None,
-    force: bool = False,
-    until: Until | None = None,
-    earlier: Earlier | None = None,
+    force: bool,
+    until: Until,
+    earlier: Earlier,
 ) -> tuple[Prepared, Parent]:
-    """The new run that goes on where `run` is, with `changes` laid over its settings; its own profile for None.
+    """The new run that resumes where `run` is, with `changes` laid over its settings; `profile` None: with its own.
 
     `until` says how far it is to train, `earlier` how long things took. What is predicted not to fit is refused, unless
-    `force`.
-    Raises RunFolderError while a job of the run is still there, LayoutError or ConfigError for what cannot go on.
+    `force`. Raises RunFolderError as `check_not_live`, LayoutError or ConfigError for what cannot be resumed so.
     """
-    from hpc_gpt.launch.status import LIVE, read_own_status
-
-    state = read_own_status(run).state
-    if state in LIVE:
-        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+    check_not_live(run)
     settings = run.resolved()
     parent = parent_of(run)
-    length = settings_of(settings, until, changes)
+    length = changed_length(settings, until, changes)
     resolved = descend(settings, changes, profile or settings.cluster, parent.step, length)
     check_resumable(resolved)
     check_unfinished(run, resolved)
     text = experiment_text(resolved, f"Goes on from run {run.run_id} after step {parent.step}.")
-    seen = foresee(resolved, profile or _as_it_is_now(settings.cluster), refuse=not force)
-    outlook = None
-    if earlier is not None and wants_outlook(resolved, until):
-        given = "job.signal_lead_s" in changes
-        resolved, outlook = with_outlook(resolved, seen, earlier, given, run, parent.step)
-    notes = _notes(settings, resolved, until, parent.step)
-    script = render_script(resolved, template)
-    if earlier is not None:
-        notes = (*notes, *short_of_time(resolved, lambda: earlier))
-    return Prepared(resolved, script, text, notes, seen, outlook, data_beside=run.data_beside), parent
+    notes = _resumption_notes(settings, resolved, until, parent.step)
+    ahead = Ahead(until, lambda: earlier, "job.signal_lead_s" in changes, run, parent.step)
+    here = profile or _as_it_is_now(settings.cluster)
+    prepared = finish(resolved, here, text, notes, not force, template, ahead)
+    return replace(prepared, data_beside=run.data_beside), parent
 
 
-def settings_of(settings: Resolved, until: Until | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of [train] by which a run that goes on ends, where they are not as they were. Raises ConfigError."""
-    if until is None:
-        return {}
-    length = until.settings(settings.batch, settings.model.seq)
-    check_against(until, length, changes)
+def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of [train] by which a resumed run ends, if they are not as they were. Raises ConfigError."""
+    length = length_settings(until, settings, changes)
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
 
 
-def outlook_of_same(run: RunFolder, until: Until | None, earlier: Earlier) -> Outlook | None:
-    """The outlook of a run that goes on as it is, with its own job.sh; None where nobody asks. Raises ConfigError, also
-    where the run is done."""
+def forecast_same(run: RunFolder, until: Until, earlier: Earlier) -> Outlook | None:
+    """The forecast of a run that resumes as it is, with its own job.sh; None if nobody asks. Raises ConfigError, also
+    if the run is done."""
     check_unfinished(run)
     resolved = run.resolved()
-    if not wants_outlook(resolved, until):
+    if not wants_forecast(resolved, until):
         return None
-    from hpc_gpt.chain.decide import gpus_of
-    from hpc_gpt.chain.history import gpu_hours, read_history
 
-    seen = Foresight("", tables=read_json(run.path / PREDICTED) or None)
+    foresight = Foresight("", tables=read_json(run.path / PREDICTED) or None)
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
-    return with_outlook(resolved, seen, earlier, True, run, newest_step(run) or 0, spent)[1]
+    ahead = Ahead(until, lambda: earlier, True, run, newest_step(run) or 0, spent)
+    return forecast_chain(resolved, foresight, ahead)[1]
 
 
-def _notes(before: Resolved, resolved: Resolved, until: Until | None, step: int) -> tuple[str, ...]:
+def _resumption_notes(before: Resolved, resolved: Resolved, until: Until, step: int) -> tuple[str, ...]:
     notes = []
-    if until is not None and (words := until.words(resolved.batch, resolved.model.seq)):
+    if words := until.words(resolved.batch, resolved.model.seq):
         notes.append(f"until: {words}")
     steps, old = resolved.train.steps, before.train.steps
     if steps != old and resolved.train.decay == "cosine":
@@ -108,6 +104,31 @@ def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
         return load_profile(stored.name, of_a_run=True)
     except UserError:
         return stored
+
+
+def resume_run(run: RunFolder, links: int = 1) -> Submitted:
+    """A new attempt of a run, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
+
+    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
+    if the run is done, or no engine could go on; DataError.
+    """
+    return start_run(run, check_resumption(run), links)
+
+
+def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
+    """The settings of a run that may start once more. Raises as resume_run; `dry` is as for check_submission."""
+    check_not_live(run)
+    resolved = run.resolved()
+    if not run.job_script.is_file():
+        raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
+    check_unfinished(run)
+    if newest_step(run) is not None:
+        check_resumable(resolved)
+    if resolved.cluster.scheduler == "slurm" and not dry:
+        check_reachable()
+    # A path without a leading / may be another file from another folder.
+    check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry)
+    return resolved
 
 
 def resume_elsewhere(prepared: Prepared, parent: Parent, logs: Path) -> Submitted:

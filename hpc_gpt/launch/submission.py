@@ -1,4 +1,4 @@
-"""Submitting a run: its data, its folder, then the scheduler; and the same run once more."""
+"""Submitting a run: its data, its folder, then the scheduler."""
 
 from __future__ import annotations
 
@@ -6,59 +6,31 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
-from hpc_gpt.launch.foresight import Foresight
-from hpc_gpt.runs.lineage import check_resumable, check_unfinished, newest_step
+from hpc_gpt.errors import SlurmUnreachable, UserError
+from hpc_gpt.launch.prepare import Prepared, faults_of_rows
+from hpc_gpt.launch.slurm.scheduler import (
+    check_dependency,
+    check_output_path,
+    check_reachable,
+    has_sbatch,
+    submission_environment,
+    test_only,
+)
+from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
-from hpc_gpt.settings.experiment import ExperimentFile, folder_of_data
-from hpc_gpt.settings.megatron_checkout import check_checkout
+from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
+from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.settings.requirements import check_requirements
+from hpc_gpt.settings.requirements import check_checkout, check_requirements
 from hpc_gpt.settings.resolve import Resolved
-
-if TYPE_CHECKING:
-    from hpc_gpt.chain.outlook import Outlook
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment ready to be submitted: its settings, its script, its file as given and where that is, what is
-    predicted of it and of its chain of jobs; and what to tell the user. A relative data.path is looked for in the
-    folder `data_beside` first.
-    """
-
-    resolved: Resolved
-    script: str
-    text: str
-    notes: tuple[str, ...] = ()
-    foresight: Foresight | None = None
-    outlook: Outlook | None = None
-    file: Path | None = None
-    data_beside: Path | None = None
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What to tell the user, what is predicted last."""
-        return (*self.notes, *self.foretold)
-
-    @property
-    def foretold(self) -> tuple[str, ...]:
-        """What is predicted of the run, and of its chain of jobs."""
-        lines = self.outlook.lines if self.outlook else ()
-        return (*([self.foresight.line] if self.foresight else []), *lines)
-
-    @property
-    def links(self) -> int:
-        """Jobs to submit at once."""
-        singleton = self.resolved.cluster.chain == "singleton"
-        return max(1, self.outlook.links) if self.outlook is not None and singleton else 1
+from hpc_gpt.tokens.run_data import ensure_data, located
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run and the job it has just become; `links` are all jobs of its chain, where several were sent at once."""
+    """A run and the job it has just become; `links` are all jobs of its chain, if several were sent at once."""
 
     run: RunFolder
     scheduler: str
@@ -76,35 +48,15 @@ def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.links)
 
 
-class RowFaults(ConfigError):
-    """What is wrong with rows of a sweep, of which others may be sound: `faults` by row."""
-
-    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
-        super().__init__(message, hint)
-        self.faults = faults
-
-    def offering(self, others: int) -> RowFaults:
-        """The same, with the hint that --skip-unfit submits the other rows, if there are any."""
-        if others:
-            self.hint += f"; --skip-unfit submits the other {others}"
-        return self
-
-
 def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) -> dict[str, Any]:
     """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
 
-    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, where they are a sweep's. `dry`: nothing
+    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, if they are a sweep's. `dry`: nothing
     is made, and a Slurm that is away is no fault.
     """
-    from hpc_gpt.runs.provenance import collect
-    from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
-
     check_path(logs)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm.executor import check_dependency, check_output_path
-        from hpc_gpt.launch.slurm.scheduler import check_reachable
-
         check_output_path(logs)
         for row in rows:
             check_dependency(row.resolved)
@@ -129,40 +81,11 @@ def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) ->
 def check_inputs(resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False) -> Path | None:
     """What a run needs to be here: packages, if it runs here; Megatron-LM's checkout; its data, whose path it gives,
     None for random tokens. To `make` is to build the standard library's. Raises ConfigError, DataError."""
-    from hpc_gpt.tokens.run_data import ensure_data, located
-
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
     if resolved.engine.name == MEGATRON_LM:
         check_checkout(resolved, os.environ)
     return ensure_data(located(resolved, beside), make)
-
-
-def folder_beside(
-    file: ExperimentFile, resolved: Resolved, overrides: Mapping[str, Any] | None, row: str | None
-) -> Path | None:
-    """The `data_beside` of a run whose settings come from an experiment's file. DataError where the path names two
-    files, beside that one and here."""
-    folder = folder_of_data(file, overrides, row)
-    if folder is None:
-        return None
-    from hpc_gpt.tokens.run_data import check_beside
-
-    return check_beside(resolved.data, folder)
-
-
-def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
-    """The faults of several rows of a sweep as one: by row, and what is wrong with many of them once."""
-    rows: dict[str, list[str]] = {}
-    for row, fault in faults.items():
-        for line in str(fault).splitlines():
-            rows.setdefault(line, []).append(repr(row))
-    lines = []
-    for line, named in rows.items():
-        others = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
-    hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
-    return RowFaults("\n".join(lines), "; ".join(hints), faults)
 
 
 def write_run(
@@ -173,9 +96,6 @@ def write_run(
     resumed_from: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """The run folder, with all that is known before the job starts. Raises RunFolderError."""
-    from hpc_gpt.runs.snapshot import take_snapshot
-    from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
-
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
@@ -192,38 +112,6 @@ def write_run(
         predicted=prepared.foresight.tables if prepared.foresight else None,
         code=take_snapshot(),
     )
-
-
-def resume_run(run: RunFolder, links: int = 1) -> Submitted:
-    """A new attempt of a run, in its folder and with its own job.sh; the trainer goes on from the newest checkpoint.
-
-    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
-    where the run is done, or no engine could go on; DataError.
-    """
-    return start_run(run, check_resumption(run), links)
-
-
-def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
-    """The settings of a run that may start once more. Raises as resume_run; `dry` is as for check_submission."""
-    from hpc_gpt.launch.status import LIVE, read_own_status
-    from hpc_gpt.runs.provenance import list_gpus
-
-    state = read_own_status(run).state
-    if state in LIVE:
-        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
-    resolved = run.resolved()
-    if not run.job_script.is_file():
-        raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
-    check_unfinished(run)
-    if newest_step(run) is not None:
-        check_resumable(resolved)
-    if resolved.cluster.scheduler == "slurm" and not dry:
-        from hpc_gpt.launch.slurm.scheduler import check_reachable
-
-        check_reachable()
-    # A path without a leading / may be another file from another folder.
-    check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry)
-    return resolved
 
 
 def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
@@ -246,9 +134,6 @@ def dry_run(resolved: Resolved, script: str) -> str:
     JobRefused."""
     if resolved.cluster.scheduler != "slurm":
         return f"would start {resolved.gpus} ranks on this machine"
-    from hpc_gpt.launch.slurm.environment import submission_environment
-    from hpc_gpt.launch.slurm.scheduler import check_reachable, has_sbatch, test_only
-
     if not has_sbatch():
         return "no sbatch here to ask; the script is as it would be submitted"
     try:
@@ -256,21 +141,3 @@ def dry_run(resolved: Resolved, script: str) -> str:
         return test_only(script, submission_environment(os.environ, {}))
     except SlurmUnreachable as fault:
         return f"{fault}: it was not asked; the script is as it would be submitted"
-
-
-def told_of_rows(rows: Sequence[Prepared]) -> list[str]:
-    """What to tell the user of the rows of a sweep: what is predicted by row, what is true of many of them once."""
-    lines: list[str] = []
-    for row in rows:
-        lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
-        if row.foresight and row.foresight.tables is not None:
-            lines.append(f"{row.resolved.row}: {row.foresight.line}")
-        elif row.foresight and row.foresight.line not in lines:
-            lines.append(row.foresight.line)
-        if row.outlook:
-            lines.append(f"{row.resolved.row}: {row.outlook.lines[0]}")
-    hours = [row.outlook.total.gpu_hours for row in rows if row.outlook and row.outlook.total]
-    if len(hours) > 1:
-        unknown = f", {len(rows) - len(hours)} of them not known" if len(hours) < len(rows) else ""
-        lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {len(rows)} rows{unknown}")
-    return lines

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.render import array_script, directives_but_name
+from hpc_gpt.launch.slurm.scheduler import largest_array
+from hpc_gpt.launch.submission import Submitted, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, claim_folder
 from hpc_gpt.settings.resolve import folder_name
@@ -56,8 +59,6 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSwe
     provenance = check_submission(rows, logs)
     largest = 1
     if rows[0].resolved.cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm.scheduler import largest_array
-
         largest = largest_array()
     sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
     for row in rows:
@@ -74,10 +75,8 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
     """Hands a sweep to Slurm, one array for each set of rows with equal directives, a job of its own for the others.
 
     `at_once`: how many runs of an array may run at a time. What sbatch refuses is kept among the refusals, and the
-    rest goes on. Raises SlurmUnreachable and RunFolderError; the rows behind it are then marked refused.
+    rest goes on. Raises SlurmUnreachable and RunFolderError; the rows after it are then marked refused.
     """
-    from hpc_gpt.launch.slurm.arrays import group_alike
-
     groups = group_alike([row.script for row in rows], sweep.largest)
     for number, group in enumerate(groups, 1):
         runs = [sweep.runs[index] for index in group]
@@ -95,7 +94,6 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | 
 def _queue(
     sweep: SubmittedSweep, folder: Path, rows: Sequence[Prepared], runs: Sequence[RunFolder], at_once: int | None
 ) -> str:
-    from hpc_gpt.launch.slurm.arrays import array_script
     from hpc_gpt.launch.slurm.executor import ARRAY_SCRIPT, submit_array
 
     if len(rows) == 1:
@@ -126,7 +124,7 @@ def hold_here(sweep: SubmittedSweep) -> None:
 
 
 def start_held(run: RunFolder, row: Prepared) -> Submitted | None:
-    """Starts a run whose turn has come; None where it was cancelled while it waited."""
+    """Starts a run whose turn has come; None if it was cancelled while it waited."""
     return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
 
 
@@ -137,6 +135,15 @@ def _refuse(runs: Sequence[RunFolder], why: str) -> None:
 
 def plan_jobs(rows: Sequence[Prepared]) -> list[list[Prepared]]:
     """The rows of each job that queue_sweep would hand to Slurm, as far as that can be said without asking Slurm."""
-    from hpc_gpt.launch.slurm.arrays import group_alike
-
     return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], len(rows))]
+
+
+def group_alike(scripts: Sequence[str], largest: int) -> list[list[int]]:
+    """The numbers of the scripts, those with equal directives together, `largest` at most; the job's name aside.
+
+    Groups come in the order of their first script.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, script in enumerate(scripts):
+        groups.setdefault(tuple(directives_but_name(script)), []).append(number)
+    return [group[at : at + largest] for group in groups.values() for at in range(0, len(group), largest)]

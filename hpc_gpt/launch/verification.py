@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.runs.snapshot import ARCHIVE, FOLDER, SUMS, code_files, read_archive, submitted_sha256, unpacked_files
+from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
+from hpc_gpt.settings.experiment_file import find_experiment
+from hpc_gpt.settings.resolve import NO_EXPERIMENT, Resolved
 from hpc_gpt.small_files import read_json
+from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
 # Of each check, what a difference in it means for the run.
 MEANS = {
@@ -63,7 +69,7 @@ class Verification:
 
 
 def verify(run: RunFolder) -> Verification:
-    """Compares a run with what is here now. Raises RunFolderError or ConfigError where it has no settings to read."""
+    """Compares a run with what is here now. Raises RunFolderError or ConfigError if it has no settings to read."""
     resolved = run.resolved()
     checks: dict[str, Callable[[], Iterable[Difference]]] = {
         "code": lambda: _code(run.path),
@@ -87,8 +93,6 @@ def verify(run: RunFolder) -> Verification:
 
 def _code(run: Path) -> Iterator[Difference]:
     """The archive against its SHA-256, the code here and the unpacked code against the archive."""
-    from hpc_gpt.runs.snapshot import ARCHIVE, FOLDER, SUMS, code_files, read_archive, submitted_sha256, unpacked_files
-
     submitted = submitted_sha256(run)
     if submitted is None and not (run / ARCHIVE).exists():
         raise LookupError("the run has no snapshot of its code: it is older, or has not started yet")
@@ -114,8 +118,6 @@ def _files(check: str, submitted: Mapping[str, bytes], now: Mapping[str, bytes])
 
 
 def _versions(run: Path) -> Iterator[Difference]:
-    from hpc_gpt.runs.provenance import collect
-
     then = read_json(run / "provenance.json").get("versions")
     if not isinstance(then, dict):
         raise LookupError("provenance.json has no versions")
@@ -123,8 +125,6 @@ def _versions(run: Path) -> Iterator[Difference]:
 
 
 def _profile(resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
-
     then, now = asdict(resolved.cluster), asdict(load_profile(resolved.cluster.name, of_a_run=True))
     yield from _keys(
         "profile", *({k: v for k, v in tables.items() if k not in OF_THE_PLANNER} for tables in (then, now))
@@ -141,9 +141,6 @@ def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterat
 
 
 def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.settings.experiment import find_experiment
-    from hpc_gpt.settings.experiment_text import NO_EXPERIMENT
-
     if (run / "resumed_from.json").exists() or not (run / "submissions.jsonl").exists():
         raise LookupError("the run's experiment.toml was written from its settings")
     if (run / "experiment.toml").read_text(encoding="utf-8").startswith(f"# {NO_EXPERIMENT}\n"):
@@ -155,8 +152,6 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
 
 
 def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
-
     newest = _newest_checkpoint(run)
     then = read_json(newest / "complete.json").get("data") if newest else None
     if not isinstance(then, str):
@@ -174,8 +169,6 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
 
 
 def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
-    from hpc_gpt.launch.render import render_script
-
     if run.job_script.read_text(encoding="utf-8") != render_script(resolved):
         yield Difference("script", "job.sh", "differs from what is rendered now; one of --template's own does, too")
 

@@ -108,7 +108,7 @@ def _stop_words(runs: Sequence[RunFolder]) -> str:
 def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
     """First Ctrl-C: save, where the run does that at its end, and stop. Second: quit, without asking for the state
     first, as there may be a third."""
-    from hpc_gpt.launch.cancel import cancel_run, interrupt_run
+    from hpc_gpt.launch.control import cancel_run, interrupt_run
 
     begin = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"

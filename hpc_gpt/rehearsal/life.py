@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.submission import Prepared, resume_run, submit_run
+from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import HOLD_AFTER_STEPS, SAVE_EVERY, STEPS, SmallRun

@@ -6,15 +6,11 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.experiment_text import experiment_tables
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import Resolved, experiment_of, resolve
 from hpc_gpt.settings.smoke import shrink
-from hpc_gpt.tables import check_tables
 
 # Enough steps for two interruptions and a few undisturbed ones after each.
 STEPS = 24
@@ -58,11 +54,6 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
     Raises LayoutError or ConfigError where it cannot be made so small.
     """
     profile, missing = _profile_here(real.cluster)
-    tables: dict[str, Any] = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in experiment_tables(real).items()
-    }
-    experiment = check_tables({"name": real.name, **tables}, Experiment, real.name)
     ranks = 1
     for size in (real.layout.tp, real.layout.pp, real.layout.dp):
         ranks *= min(2, size)
@@ -72,7 +63,7 @@ def make_small(real: Resolved, gpus_here: int) -> SmallRun:
         # On a cluster a rank without its GPU is a fault.
         profile = replace(profile, device=None)
         notes = (f"{_gpus_for(ranks, gpus_here)} here: the ranks run on the CPU",)
-    smoke = shrink(experiment, real, has_gpu=bool(gpus))
+    smoke = shrink(experiment_of(real), real, has_gpu=bool(gpus))
     train = replace(
         smoke.experiment.train,
         steps=STEPS,

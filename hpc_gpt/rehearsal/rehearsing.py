@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import DataError, UserError
-from hpc_gpt.launch.submission import Prepared
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.rehearsal.life import Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import Missing, SmallRun

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpc_gpt.job_time import limit_s
-from hpc_gpt.launch.slurm.arrays import script_directives
+from hpc_gpt.launch.render import script_directives
 from hpc_gpt.rehearsal.options import parse_options
 
 _AHEAD_S = 60

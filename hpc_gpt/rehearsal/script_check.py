@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.launch.slurm.environment import submission_environment
-from hpc_gpt.launch.slurm.scheduler import check_reachable, has_sbatch, test_only
+from hpc_gpt.launch.slurm.scheduler import check_reachable, has_sbatch, submission_environment, test_only
 
 _PATIENCE_S = 120
 

@@ -1,14 +1,14 @@
-"""A run that goes on from another one's checkpoint in another layout: what may differ, and where it comes from.
+"""A run that resumes from another one's checkpoint in another layout: what may differ, and which run that is.
 
 It is a run of its own, with its own folder and script; `resumed_from.json` in it names the parent. While it has no
-checkpoint its trainer takes the parent's newest, and goes on with its step, its data and its schedule.
+checkpoint its trainer takes the parent's newest, and continues its steps, its data and its schedule.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import done_by
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.experiment_text import experiment_tables
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.experiment import Experiment, Job, natures
+from hpc_gpt.settings.model_shape import preset
+from hpc_gpt.settings.resolve import Resolved, experiment_tables, resolve
 from hpc_gpt.small_files import read_json
 from hpc_gpt.tables import check_tables
 
@@ -41,20 +40,10 @@ CONVERTIBLE: dict[str, frozenset[str]] = {
 # These train the same model and keep its parameters alike, so that each takes up the other's checkpoints.
 RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 
-# Keys of [train] that change neither the weights nor the order of the data; and `steps`, which whoever goes on with a
-# run that is done must change, though a decaying learning rate then differs from an unbroken run's.
-_FREE = {"steps", "minutes", "deterministic", "tf32", "optimizer_mode", "log_every", "eval_every", "eval_batches",
-         "save_every", "max_bad_steps", "save_in_background", "keep_last", "keep_every", "max_failed_saves",
-         "hang_multiple", "hang_floor_s", "until_loss", "save_last", "matmul_rate"}  # fmt: skip
-# Keys of [data] that let a stream repeat and skip no sample, whatever they are.
-_FREE_DATA = {"workers", "on_bad_shard"}
-# Keys of [job] that belong to one site, or to one moment.
-_OF_SITE = {"partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"}
-
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another one goes on from, and the step of its newest checkpoint when that was submitted."""
+    """The run that another one resumes from, and the step of its newest checkpoint when that was submitted."""
 
     run: str
     path: str
@@ -74,7 +63,7 @@ def newest_step(run: RunFolder) -> int | None:
 
 
 def check_resumable(resolved: Resolved) -> None:
-    """ConfigError where the engine of a run could not go on from a checkpoint: the trainer would end at once."""
+    """ConfigError if the engine of a run could not resume from a checkpoint: the trainer would end at once."""
     if resolved.engine.offload_path is not None:
         raise ConfigError(
             f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: no "
@@ -84,7 +73,7 @@ def check_resumable(resolved: Resolved) -> None:
 
 
 def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
-    """ConfigError where the run is done, or where `resolved`, the settings of a run that is to go on from it, has no
+    """ConfigError if the run is done, or if `resolved`, the settings of a run that is to resume from it, has no
     step to train beyond its checkpoint: the job would end at once."""
     before, reached = run.resolved().train, _reached(run) or 0
     if resolved is not None and resolved.train.steps > reached:
@@ -113,7 +102,7 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
 
 
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
-    """The runs that this one goes on from, the nearest first."""
+    """The runs that this one resumes from, the nearest first."""
     ancestors: list[RunFolder] = []
     while path := read_json(run.path / RESUMED_FROM).get("path"):
         run = RunFolder(Path(str(path)))
@@ -124,7 +113,7 @@ def find_ancestors(run: RunFolder) -> list[RunFolder]:
 
 
 def parent_of(run: RunFolder) -> Parent:
-    """`run` as a parent. ConfigError where neither it nor a run before it has a checkpoint."""
+    """`run` as a parent. ConfigError if neither it nor a run before it has a checkpoint."""
     step = _reached(run)
     if step is None:
         raise ConfigError(
@@ -134,7 +123,7 @@ def parent_of(run: RunFolder) -> Parent:
 
 
 def _reached(run: RunFolder) -> int | None:
-    """The step that a run goes on after: of its own newest checkpoint, else of the nearest run's before it."""
+    """The step that a run resumes after: of its own newest checkpoint, else of the nearest run's before it."""
     return next((step for each in (run, *find_ancestors(run)) if (step := newest_step(each)) is not None), None)
 
 
@@ -145,7 +134,7 @@ def descend(
     step: int,
     length: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that goes on after `step`.
+    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that resumes after `step`.
 
     GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
     batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end.
@@ -166,7 +155,7 @@ def descend(
     tables["layout"] = _layout(parent, asked, profile)
     _leave_site(tables["job"], parent, profile)
     if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
-        tables["train"]["optimizer_mode"] = None  # it follows from where the states are
+        tables["train"]["optimizer_mode"] = None  # it follows from the place of the states
     for key, value in changes.items():
         table, _, name = key.rpartition(".")
         if table != "layout":
@@ -176,12 +165,12 @@ def descend(
     everything = {"name": parent.name, **tables, **given}
     experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
-    _check_same_training(parent, resolved)
+    check_same_training(parent, resolved)
     return resolved
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError where a preset is asked for whose sizes are not the checkpoint's, which stay."""
+    """ConfigError if a preset is asked for whose sizes are not the checkpoint's, which stay."""
     name = changes.get("model.preset")
     if not name:
         return
@@ -206,7 +195,7 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The [layout] of the new run: its sizes are the parent's where nothing that is asked for settles them."""
+    """The [layout] of the new run: its sizes are the parent's if nothing that is asked for decides them."""
     old = parent.layout
     tp, pp = asked.get("tp") or old.tp, asked.get("pp") or old.pp
     gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
@@ -238,7 +227,7 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
-    """LayoutError with the nearest size that works where the global batch, which stays, cannot be dealt out so."""
+    """LayoutError with the nearest size that works if the global batch, which stays, cannot be divided so."""
     if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
         return
     fits = math.gcd(micro_batch, global_batch // dp)
@@ -250,10 +239,11 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
-    """Takes out of the parent's [job] what its profile laid there, and on another site what is of the old one."""
+    """Takes out of the parent's [job] what came from its profile, and on another site what belongs to the old one."""
     job["dependency"] = None
-    for key, value in job.items():
-        if value == getattr(parent.cluster, key, None) or (key in _OF_SITE and profile.name != parent.cluster.name):
+    moves = profile.name != parent.cluster.name
+    for key, nature in natures(Job).items():
+        if job[key] == getattr(parent.cluster, key, None) or (moves and nature.of_site):
             job[key] = None
 
 
@@ -268,24 +258,20 @@ def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     )
 
 
-def _check_same_training(parent: Resolved, resolved: Resolved) -> None:
+def check_same_training(parent: Resolved, resolved: Resolved) -> None:
     """Refuses what the checkpoint cannot be turned into, and what would train something else."""
     faults = []
-    for name in ("model", "data", "train"):
-        before, after = asdict(getattr(parent, name)), asdict(getattr(resolved, name))
-        faults += [
-            f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run"
-            for key in before
-            if before[key] != after[key] and key not in {"train": _FREE, "data": _FREE_DATA}.get(name, set())
-        ]
     may = convertible(parent.engine.name, resolved.engine.name)
-    pairs = {f"layout.{key}": (value, getattr(resolved.layout, key)) for key, value in asdict(parent.layout).items()}
-    for key in ("name", "zero_stage", "partition", "tiles"):
-        pairs[f"engine.{key}"] = getattr(parent.engine, key), getattr(resolved.engine, key)
-    faults += [
-        f"{key} would be {after}, but a checkpoint of engine {parent.engine.name} with {before} cannot become that"
-        for key, (before, after) in pairs.items()
-        if before != after and key not in may
-    ]
+    for name in ("model", "data", "train", "layout", "engine"):
+        before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
+        of_keys = parent.natures(name)
+        for key in [key for key in before if before[key] != after[key]]:
+            if of_keys[key].resume == "never":
+                faults.append(f"{name}.{key} would be {after[key]}, but is {before[key]} in the checkpoint's run")
+            elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
+                faults.append(
+                    f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
+                    f"{before[key]} cannot become that"
+                )
     if faults:
         raise ConfigError("\n".join(faults), "leave these out, or submit a new run")

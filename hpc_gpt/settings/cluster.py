@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,6 @@ from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 
 _CLOSED = {"extra": "forbid"}
 FALLBACK = "generic-slurm"
-# Keys of a profile that predict a run and do not change it.
-OF_THE_PLANNER = ("fabric", "machine", "calibration")
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,21 @@ class Calibration:
     residuals: dict[str, float] = field(default_factory=dict)
 
 
+def _planner_key() -> Any:
+    """A key that predicts a run and does not change it."""
+    return field(default=None, metadata={"planner": True})
+
+
 @dataclass(frozen=True)
 class ClusterProfile:
     """One site. `None` means the site has no such thing, or needs none.
 
     `gpu_flag` says how GPUs are asked for: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all.
-    `node_suffix` is put behind a node's short name to reach it. `environment` is exported in the job by value,
+    `node_suffix` is put after a node's short name to reach it. `environment` is exported in the job by value,
     so it is no place for a secret: a job inherits those from the shell that submits it. `megatron_lm` is the folder
     of a Megatron-LM checkout, for the engine of that name. `fabric` is what joins the nodes, as KIND NxRATEG: a node's
-    ports x Gbit/s of each, or "nvlink" where there is one node; the planner needs it and the device. `chain` is how a
-    run goes on after a job's end: the same job once more, further jobs of the same name that wait for each other
+    ports x Gbit/s of each, or "nvlink" if there is one node; the planner needs it and the device. `chain` is how a
+    run continues after a job's end: the same job once more, further jobs of the same name that wait for each other
     (`--dependency=singleton`), or not at all. A node that failed is left out for `bad_node_hours`.
     """
 
@@ -88,7 +91,7 @@ class ClusterProfile:
     description: str = ""
     scheduler: Literal["slurm", "local"] = "slurm"
     device: str | None = None
-    fabric: str | None = None
+    fabric: str | None = _planner_key()
     gpus_per_node: int = 4
     cpus_per_node: int | None = None
     gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
@@ -116,12 +119,15 @@ class ClusterProfile:
     node_suffix: str = ""
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
-    machine: MachineFigures | None = None
-    calibration: Calibration | None = None
+    machine: MachineFigures | None = _planner_key()
+    calibration: Calibration | None = _planner_key()
+
+
+OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
 
 
 def list_profiles() -> dict[str, Path]:
-    """Every profile's file by name, sorted. A user's own stands before a shipped one of the same name."""
+    """Every profile's file by name, sorted. A user's own takes the place of a shipped one of the same name."""
     files: dict[str, Path] = {}
     for folder in (clusters_dir(), config_dir() / "clusters"):
         files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
@@ -131,7 +137,7 @@ def list_profiles() -> dict[str, Path]:
 def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile `name`, or the one in a TOML file of that path.
 
-    Raises ConfigError with close matches where there is none, and with all faults of a file at once. `of_a_run`: it is
+    Raises ConfigError with close matches if there is none, and with all faults of a file at once. `of_a_run`: it is
     read for a run that was made with it; too few CPUs and secrets were no faults of it then.
     """
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
@@ -155,7 +161,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
 
 
 def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) where a node has fewer CPUs than GPUs; what is no number is another fault."""
+    """(fault, hint) if a node has fewer CPUs than GPUs; what is no number is another fault."""
     cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
     if type(cpus) is int and type(gpus) is int and cpus < gpus:
         yield (

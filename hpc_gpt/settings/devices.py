@@ -21,9 +21,9 @@ class Device:
     """One accelerator. `peaks` maps fp32, tf32, fp16, bf16, fp8 to dense TFLOP/s; `source` says who says so.
 
     Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is a generation, None without one: then `node_gb_s`
-    joins ranks, or the host's link. `nvlink_gpus` is how many GPUs NVLink joins where a node has fewer. `nominal`
-    figures are for tests. `full_power_w` is what the die takes for its peak where the card's limit is below that;
-    `sustained` the part of the peak's clock that large products hold, where measured.
+    joins ranks, or the host's link. `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer. `nominal`
+    figures are for tests. `full_power_w` is what the die takes for its peak if the card's limit is below that;
+    `sustained` the part of the peak's clock that large products hold, if measured.
     """
 
     name: str
@@ -80,7 +80,7 @@ _PRODUCT_NAMES = (
 
 
 def device_named(product: str) -> str | None:
-    """Our name for what the driver calls a GPU, None where it is not in the table.
+    """Our name for what the driver calls a GPU, None if it is not in the table.
 
     >>> device_named("Tesla V100-SXM2-32GB")
     'v100-32g'
@@ -93,6 +93,6 @@ def device_named(product: str) -> str | None:
 
 
 def peak_tflops(device: str | None, dtype: str) -> float | None:
-    """Dense peak of one GPU in TFLOP/s for a dtype (fp32, tf32, fp16, bf16, fp8); None where it is not known."""
+    """Dense peak of one GPU in TFLOP/s for a dtype (fp32, tf32, fp16, bf16, fp8); None if it is not known."""
     known = DEVICES.get(device or "")
     return known.peaks.get(dtype) if known and not known.nominal else None

@@ -1,24 +1,13 @@
-"""An experiment: what to train and how, as one TOML file that may extend another.
+"""The tables of an experiment: what to train, and how. Each key has a default and a nature.
 
-The tables are the dataclasses below. A key that is None is not settled by the experiment: the cluster
-profile, a rule of `resolve`, or the default named beside it settles it.
+A key that is None is left open: the cluster profile, a rule of `resolve`, or the default named beside it decides it.
+`experiment_file` reads these tables from TOML.
 """
 
 from __future__ import annotations
 
-import copy
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
-
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import experiments_dir
-from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
-
-if TYPE_CHECKING:
-    from hpc_gpt.settings.sweep import Row
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
@@ -28,19 +17,53 @@ _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
+class Nature:
+    """What may be done with a key, and what depends on it.
+
+    `resume`: whether a run that resumes from another run's checkpoint may change the key. "converted" means as far as
+    the engine converts its checkpoints (`runs.lineage.CONVERTIBLE`).
+    `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
+    "nothing" is left out of `config_hash`.
+    `least`: the least value of a number, if it is checked by that alone.
+    `of_site`: the key belongs to one cluster, so a run that resumes on another one does not keep it.
+    """
+
+    resume: Literal["never", "converted", "free"]
+    decides: Literal["speed", "schedule", "nothing"]
+    least: int | None = None
+    of_site: bool = False
+
+
+def key(
+    default: Any,
+    resume: Literal["never", "converted", "free"],
+    decides: Literal["speed", "schedule", "nothing"],
+    least: int | None = None,
+    of_site: bool = False,
+) -> Any:
+    """A key of a table: its default and its nature."""
+    return field(default=default, metadata={"nature": Nature(resume, decides, least, of_site)})
+
+
+def natures(table: Any) -> dict[str, Nature]:
+    """The nature of each key of a table, in the order of its fields."""
+    return {entry.name: entry.metadata["nature"] for entry in fields(table)}
+
+
+@dataclass(frozen=True)
 class Model:
     """`[model]`: a preset by name, an explicit shape, or a preset with some sizes of one's own."""
 
     __pydantic_config__ = _STRICT
 
-    preset: str | None = None
-    hidden: int | None = None
-    layers: int | None = None
-    heads: int | None = None
-    vocab: int | None = None
-    seq: int | None = None
-    tied: bool | None = None
-    vocab_multiple: int | None = None
+    preset: str | None = key(None, "never", "nothing")
+    hidden: int | None = key(None, "never", "speed")
+    layers: int | None = key(None, "never", "speed")
+    heads: int | None = key(None, "never", "speed")
+    vocab: int | None = key(None, "never", "speed")
+    seq: int | None = key(None, "never", "speed")
+    tied: bool | None = key(None, "never", "speed")
+    vocab_multiple: int | None = key(None, "never", "speed")
 
 
 @dataclass(frozen=True)
@@ -50,53 +73,53 @@ class Data:
 
     `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx, `stream` text, jsonl, gzip and zstd files
     that are tokenised as they are read, by `workers` processes a rank. `path = "stdlib"` means for both the standard
-    library's own sources, prepared where they are missing. A relative `path` that a file states is looked for beside
+    library's own sources, prepared if they are missing. A relative `path` that a file states is looked for beside
     that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a table
-    FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. A damaged file of
-    a stream stops the run, or is skipped from there and counted.
+    FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. At a damaged file
+    a stream stops the run, or skips the rest of the file and counts it.
     """
 
     __pydantic_config__ = _STRICT
 
-    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = "stdlib"
-    path: str | None = None
-    eval_fraction: float = 0.05
-    tokenizer: str = "byte"
-    workers: int = 0
-    on_bad_shard: Literal["stop", "skip"] = "stop"
+    source: Literal["stdlib", "tokens", "random", "megatron", "stream"] = key("stdlib", "never", "speed")
+    path: str | None = key(None, "never", "speed")
+    eval_fraction: float = key(0.05, "never", "speed")
+    tokenizer: str = key("byte", "never", "speed")
+    workers: int = key(0, "free", "speed")
+    on_bad_shard: Literal["stop", "skip"] = key("stop", "free", "speed")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: which trainer runs the steps, and its switches; `hpc_gpt.settings.engines` says who takes which.
+    """`[engine]`: which trainer runs the steps, and its switches; `settings.engines` says which engine takes which.
 
-    `partition` deals blocks out to pipeline stages: evenly, by parameters, or as a list of blocks a stage.
+    `partition` divides the blocks among pipeline stages: evenly, by parameters, or as a list of blocks a stage.
     `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` the share of the
     optimizer that is offloaded (ZeRO-3). `tiles` splits every linear layer's outputs (ZeRO-3 gathers one at a time).
-    `sharded_optimizer` deals out the moments over dp. `prefetch` gathers the next block's weights during the backward
-    pass, `reshard` frees a block's after its forward pass. `megatron_args` are further words for pretrain_gpt.py.
+    `sharded_optimizer` shards the moments over dp. `prefetch` gathers the next block's weights during the backward
+    pass, `reshard` frees a block's after its forward pass. `megatron_args` are further arguments of pretrain_gpt.py.
     """
 
     __pydantic_config__ = _STRICT
 
-    name: EngineName = "deepspeed-3d"
-    zero_stage: int | None = None
-    recompute: Recompute = "none"
-    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
-    compile: Literal["none", "block", "whole"] = "none"
-    compile_backend: Literal["inductor", "aot_eager"] = "inductor"
-    sequence_parallel: bool = False
-    partition: Partition = "layers"
-    offload: Literal["none", "optimizer", "full"] = "none"
-    offload_path: str | None = None
-    offload_ratio: float = 1.0
-    tiles: int = 1
-    activation_offload: bool = False
-    loss_chunks: int = 1
-    sharded_optimizer: bool = False
-    prefetch: bool = True
-    reshard: bool = True
-    megatron_args: tuple[str, ...] = ()
+    name: EngineName = key("deepspeed-3d", "converted", "speed")
+    zero_stage: int | None = key(None, "converted", "speed")
+    recompute: Recompute = key("none", "free", "speed")
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", "free", "speed")
+    compile: Literal["none", "block", "whole"] = key("none", "free", "speed")
+    compile_backend: Literal["inductor", "aot_eager"] = key("inductor", "free", "speed")
+    sequence_parallel: bool = key(False, "free", "speed")
+    partition: Partition = key("layers", "converted", "speed")
+    offload: Literal["none", "optimizer", "full"] = key("none", "free", "speed")
+    offload_path: str | None = key(None, "free", "speed")
+    offload_ratio: float = key(1.0, "free", "speed")
+    tiles: int = key(1, "converted", "speed")
+    activation_offload: bool = key(False, "free", "speed")
+    loss_chunks: int = key(1, "free", "speed")
+    sharded_optimizer: bool = key(False, "free", "speed")
+    prefetch: bool = key(True, "free", "speed")
+    reshard: bool = key(True, "free", "speed")
+    megatron_args: tuple[str, ...] = key((), "free", "speed")
 
 
 @dataclass(frozen=True)
@@ -105,15 +128,15 @@ class LayoutRequest:
 
     __pydantic_config__ = _STRICT
 
-    gpus: int | None = None
-    nodes: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    micro_batch: int | None = None
-    micro_batches: int | None = None
-    global_batch: int | None = None
-    allow_tp_across_nodes: bool = False
+    gpus: int | None = key(None, "free", "speed")
+    nodes: int | None = key(None, "free", "speed")
+    tp: int | None = key(None, "converted", "speed")
+    pp: int | None = key(None, "converted", "speed")
+    dp: int | None = key(None, "converted", "speed")
+    micro_batch: int | None = key(None, "free", "speed")
+    micro_batches: int | None = key(None, "free", "speed")
+    global_batch: int | None = key(None, "never", "speed")
+    allow_tp_across_nodes: bool = key(False, "free", "nothing")
 
 
 @dataclass(frozen=True)
@@ -121,49 +144,52 @@ class Train:
     """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
 
     `optimizer_mode` is how the update is computed; `host` is the processor's own kernel, for offloaded states.
-    `compiled` updates masters, moments and half weights in one pass that a compiler makes (engine ddp, bf16 or fp16);
-    `fused` stays the default until a GPU has measured the two side by side.
+    `compiled` updates master weights, moments and half weights in one pass that a compiler makes (engine ddp, bf16 or
+    fp16); `fused` stays the default until a GPU has measured the two side by side.
     `until_loss` ends the run as done once an evaluation, or without any the mean over the last 20 steps, is no higher.
     Without `save_last` an attempt leaves no checkpoint at its end. Of checkpoints the last `keep_last` stay (0: all),
     and those whose step `keep_every` divides (0: none). A save that the disk refuses is left out, `max_failed_saves` in
-    a row end the attempt. With `matmul_rate` an attempt measures the device's own rate as it begins and as it ends, the
-    record's `matmul_tflops_before` and `_after`. Where no rank makes a step for `hang_multiple` times the
+    a row end the attempt. With `matmul_rate` an attempt measures the device's own rate at its start and at its end, the
+    record's `matmul_tflops_before` and `_after`. If no rank makes a step for `hang_multiple` times the
     median step, and for `hang_floor_s` at least, the attempt ends as a hang (0: never).
+
+    Keys that are free on resume change neither the weights nor the order of the data, `steps` and `until_loss` apart:
+    a run that is done must change them to go on, though a decaying learning rate then differs from an unbroken run's.
     """
 
     __pydantic_config__ = _STRICT
 
-    steps: int = 1000
-    minutes: float | None = None
-    dtype: Dtype = "bf16"
-    seed: int = 1
-    deterministic: bool = False
-    tf32: bool = False
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = None
-    lr: float = 3e-4
-    min_lr: float = 0.0
-    warmup_steps: int = 0
-    decay: Literal["cosine", "constant"] = "cosine"
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    clip: float = 1.0
-    log_every: int = 10
-    eval_every: int = 0
-    eval_batches: int = 4
-    save_every: int = 0
-    save_last: bool = True
-    save_in_background: bool = True
-    keep_last: int = 0
-    keep_every: int = 0
-    max_failed_saves: int = 3
-    max_bad_steps: int = 20
-    until_loss: float | None = None
-    matmul_rate: bool = False
-    hang_multiple: float = 20.0
-    hang_floor_s: float = 300.0
+    steps: int = key(1000, "free", "schedule", least=1)
+    minutes: float | None = key(None, "free", "nothing")
+    dtype: Dtype = key("bf16", "never", "speed")
+    seed: int = key(1, "never", "schedule")
+    deterministic: bool = key(False, "free", "speed")
+    tf32: bool = key(False, "free", "speed")
+    optimizer: Literal["adamw", "sgd"] = key("adamw", "never", "speed")
+    optimizer_mode: Literal["fused", "foreach", "for-loop", "host", "compiled"] | None = key(None, "free", "speed")
+    lr: float = key(3e-4, "never", "schedule", least=0)
+    min_lr: float = key(0.0, "never", "schedule", least=0)
+    warmup_steps: int = key(0, "never", "schedule", least=0)
+    decay: Literal["cosine", "constant"] = key("cosine", "never", "schedule")
+    weight_decay: float = key(0.1, "never", "schedule", least=0)
+    beta1: float = key(0.9, "never", "schedule")
+    beta2: float = key(0.95, "never", "schedule")
+    eps: float = key(1e-8, "never", "schedule", least=0)
+    clip: float = key(1.0, "never", "speed", least=0)
+    log_every: int = key(10, "free", "nothing", least=1)
+    eval_every: int = key(0, "free", "schedule", least=0)
+    eval_batches: int = key(4, "free", "speed", least=0)
+    save_every: int = key(0, "free", "nothing", least=0)
+    save_last: bool = key(True, "free", "nothing")
+    save_in_background: bool = key(True, "free", "nothing")
+    keep_last: int = key(0, "free", "nothing", least=0)
+    keep_every: int = key(0, "free", "nothing", least=0)
+    max_failed_saves: int = key(3, "free", "nothing", least=1)
+    max_bad_steps: int = key(20, "free", "nothing", least=0)
+    until_loss: float | None = key(None, "free", "nothing")
+    matmul_rate: bool = key(False, "free", "nothing")
+    hang_multiple: float = key(20.0, "free", "nothing", least=0)
+    hang_floor_s: float = key(300.0, "free", "nothing", least=0)
 
 
 @dataclass(frozen=True)
@@ -177,27 +203,27 @@ class Job:
 
     __pydantic_config__ = _STRICT
 
-    name: str | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    comment: str | None = None
-    mem: str | None = None
-    cpus_per_task: int | None = None
-    dependency: str | None = None
-    exclusive: bool | None = None
-    signal_lead_s: int | None = None
-    max_gpu_hours: float | None = None
-    retry_pause_s: int | None = None
-    preflight: bool | None = None
-    spare_nodes: int | None = None
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
+    name: str | None = key(None, "free", "nothing")
+    time: str | None = key(None, "free", "nothing")
+    partition: str | None = key(None, "free", "nothing", of_site=True)
+    account: str | None = key(None, "free", "nothing", of_site=True)
+    qos: str | None = key(None, "free", "nothing", of_site=True)
+    constraint: str | None = key(None, "free", "nothing", of_site=True)
+    reservation: str | None = key(None, "free", "nothing", of_site=True)
+    nodelist: str | None = key(None, "free", "nothing", of_site=True)
+    exclude: str | None = key(None, "free", "nothing", of_site=True)
+    comment: str | None = key(None, "free", "nothing")
+    mem: str | None = key(None, "free", "nothing")
+    cpus_per_task: int | None = key(None, "free", "nothing")
+    dependency: str | None = key(None, "free", "nothing")
+    exclusive: bool | None = key(None, "free", "nothing")
+    signal_lead_s: int | None = key(None, "free", "nothing")
+    max_gpu_hours: float | None = key(None, "free", "nothing")
+    retry_pause_s: int | None = key(None, "free", "nothing")
+    preflight: bool | None = key(None, "free", "nothing")
+    spare_nodes: int | None = key(None, "free", "nothing")
+    sbatch: tuple[str, ...] = key((), "free", "nothing")
+    srun: tuple[str, ...] = key((), "free", "nothing")
 
 
 @dataclass(frozen=True)
@@ -213,186 +239,3 @@ class Experiment:
     layout: LayoutRequest = field(default_factory=LayoutRequest)
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
-
-
-DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
-SWEEP_FILE = "sweep.toml"
-
-
-def find_experiment(name: str) -> Path:
-    """The TOML file that EXPERIMENT means: a file, a folder's sweep or first file, or either under `experiments/`."""
-    for base in (Path(), experiments_dir()):
-        for path in (base / name, base / f"{name}.toml"):
-            if path.is_file():
-                return path
-            if path.is_dir() and (files := sorted(path.glob("*.toml"))):
-                return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
-    known = list_experiments()
-    raise ConfigError(
-        f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
-        close_matches(name, known) or f"known: {', '.join(known)}",
-    )
-
-
-def list_experiments() -> list[str]:
-    """Names under `experiments/`, without the suffix, sorted; a folder's sweep goes by the folder's name."""
-    top = experiments_dir()
-    files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
-    return sorted(str(path.relative_to(top)) for path in files)
-
-
-@dataclass(frozen=True)
-class ExperimentFile:
-    """An experiment's file as it was read: its tables but `rows`, over those of the file it extends, and its rows.
-
-    What loads many rows of one file reads it once. `stated`: each file with its own tables, the one it extends first.
-    """
-
-    path: Path
-    text: str
-    tables: Mapping[str, Any]
-    rows: tuple[Row, ...] | None
-    stated: tuple[tuple[Path, Mapping[str, Any]], ...] = ()
-
-
-def read_experiment(name: str) -> ExperimentFile:
-    """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
-    path = find_experiment(name)
-    stated: list[tuple[Path, Mapping[str, Any]]] = []
-    tables = _read_with_parents(path, (), stated)
-    tables.setdefault("name", default_name(path))
-    rows = tables.pop("rows", None)
-    if rows is not None:
-        from hpc_gpt.settings.sweep import rows_of  # which checks its rows against the tables above
-
-        rows = tuple(rows_of(rows, path))
-    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, rows, tuple(stated))
-
-
-def load_experiment(
-    name: str | ExperimentFile,
-    overrides: Mapping[str, Any] | None = None,
-    row: str | None = None,
-    steps_elsewhere: bool = False,
-) -> Experiment:
-    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
-
-    Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
-    Raises ConfigError with every fault of the file at once. A warm-up longer than the run is none where the steps are
-    an override, a file's over the one with the warm-up, or come from `steps_elsewhere`: `cut_warmup` cuts it then.
-    """
-    from hpc_gpt.settings.schedule import schedule_faults, steps_laid_over  # which know the dataclasses above
-
-    file = read_experiment(name) if isinstance(name, str) else name
-    path, tables = _overridden(file, overrides, row)
-    given = overrides or ()
-    elsewhere = steps_elsewhere or steps_laid_over(file, row, given)
-    faults = schedule_faults(tables.get("train", {}), str(path), given, elsewhere)
-    return check_tables(tables, Experiment, str(path), given, faults)
-
-
-def keys_given(
-    name: str | ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
-) -> frozenset[str]:
-    """The dotted keys that the experiment, its row or the overrides give a value: those that no default settles."""
-    tables = _overridden(name, overrides, row)[1]
-    return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
-
-
-def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
-    """The folder, absolute, of the file that states the data.path of an experiment; None where no file does."""
-    if "data.path" in (overrides or {}):
-        return None
-    stated = list(file.stated)
-    if file.rows is not None:
-        from hpc_gpt.settings.sweep import choose_row
-
-        stated.append((file.path, choose_row(file.rows, row, file.path).overrides))
-    return next((path.parent.resolve() for path, tables in reversed(stated) if _states_path(tables)), None)
-
-
-def _states_path(tables: Mapping[str, Any]) -> bool:
-    data = tables.get("data")
-    return isinstance(data, dict) and "path" in data
-
-
-def _overridden(
-    name: str | ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None
-) -> tuple[Path, dict[str, Any]]:
-    """(the file, its tables with the row's and the overrides laid over)."""
-    file = read_experiment(name) if isinstance(name, str) else name
-    path, tables = file.path, copy.deepcopy(dict(file.tables))
-    if row is not None and file.rows is None:
-        raise ConfigError(f"{path}: no row {row!r}, as it is no sweep: it has no [rows]", "leave --row out")
-    if file.rows is not None:
-        from hpc_gpt.settings.sweep import choose_row
-
-        chosen = choose_row(file.rows, row, path)
-        tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
-        tables["name"] = f"{tables['name']}-{chosen.name}"
-    for key, value in (overrides or {}).items():
-        set_dotted(tables, key, value)
-    return path, tables
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=20` as (key, value). The value is TOML where the key wants no text, and TOML can read it; nothing
-    behind the `=` takes the key back to its default (None)."""
-    key, equals, raw = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set train.steps=20")
-    if not raw:
-        return key, None
-    if _wants_text(key) and raw[0] not in "\"'":
-        return key, raw
-    try:
-        return key, tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return key, raw
-
-
-def _wants_text(key: str) -> bool:
-    """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
-    kind: Any = Experiment
-    for part in key.split("."):
-        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
-    return kind in (str, str | None)
-
-
-def read_tables(path: Path) -> dict[str, Any]:
-    """The file's tables, `rows` among them, over those of the file it extends."""
-    return _read_with_parents(path, (), [])
-
-
-def _read_with_parents(
-    path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
-) -> dict[str, Any]:
-    """The file's tables over those of the file it extends, found beside it or under `experiments/`; `stated` gets each
-    file with its own."""
-    if path.resolve() in seen:
-        chain = " -> ".join(step.name for step in (*seen, path))
-        raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
-    tables = read_toml(path)
-    parent = tables.pop("extends", None)
-    stated.insert(0, (path, tables))
-    if parent is None:
-        return tables
-    if not isinstance(parent, str):
-        raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
-    beside = [path.parent / parent, path.parent / f"{parent}.toml"]
-    found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
-    inherited = _read_with_parents(found, (*seen, path.resolve()), stated)
-    for own in ("name", "rows"):
-        inherited.pop(own, None)
-    return merge_tables(inherited, tables)
-
-
-def default_name(path: Path) -> str:
-    """The path below `experiments/` without its suffix, or the file's own name elsewhere; a sweep's is its folder's."""
-    file = path.resolve()
-    named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
-    try:
-        return "-".join(named.relative_to(experiments_dir().resolve()).parts) or named.name
-    except ValueError:
-        return named.name

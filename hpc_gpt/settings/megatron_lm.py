@@ -1,4 +1,4 @@
-"""A run in Megatron-LM's words: the arguments of its pretrain_gpt.py, and the data it can read.
+"""A run in Megatron-LM's terms: the arguments of its pretrain_gpt.py, and the data it can read.
 
 Source of the names: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of August
 2026), megatron/arguments.py before March 2024. Those taken here have gone by these names since 2023.
@@ -61,8 +61,8 @@ def check_run(layout: Layout, shape: ModelShape, train: Train) -> None:
 
 
 def megatron_arguments(resolved: Resolved, checkpoints: str, data_prefix: str | None) -> list[str]:
-    """The command line behind pretrain_gpt.py. `checkpoints` is the folder it saves in and resumes from, `data_prefix`
-    what stands before .bin and .idx; None for mock data.
+    """The arguments of pretrain_gpt.py. `checkpoints` is the folder it saves in and resumes from, `data_prefix`
+    the path before .bin and .idx; None for mock data.
 
     The vocabulary is padded to the rows our engines have. NullTokenizer's `--vocab-size` leaves out the end of
     document in versions before 2026 and counts it since; one less than ours is right for both, as the rows show.
@@ -142,7 +142,7 @@ def names_of(arguments: Sequence[str]) -> list[str]:
 
 
 def check_own_words(resolved: Resolved) -> None:
-    """ConfigError where engine.megatron_args holds an option that the experiment's other keys settle."""
+    """ConfigError if engine.megatron_args holds an option that the experiment's other keys decide."""
     own = resolved.engine.megatron_args
     words = megatron_arguments(resolved, "checkpoints", "prefix")
     twice = sorted(set(names_of(words[: len(words) - len(own)])).intersection(names_of(own)))

@@ -1,13 +1,46 @@
-"""The shape of a GPT and what follows from it: parameters, the layers of each pipeline stage."""
+"""The shape of a GPT, by sizes or by a preset's name, and what follows: parameters, the layers of each stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpc_gpt.errors import LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.layout import Layout
+from hpc_gpt.tables import close_matches
+
+# OpenAI's four GPT-2 sizes, and seed 001's by the size its tables print. Those shapes are in its Slurm scripts
+# (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" holds 52.0e9 parameters. Above them
+# GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion of Narayanan et al. 2021, table 1,
+# at their sequence of 2048.
+# hidden, layers, heads
+PRESETS = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 24, 16),
+    "gpt2-large": (1280, 36, 20),
+    "gpt2-xl": (1600, 48, 25),
+    "7.5b": (4096, 36, 32),
+    "18b": (6144, 40, 32),
+    "22b": (8192, 32, 32),
+    "23b": (7168, 40, 32),
+    # The seed has no script for its 24B rows; 25.1e9 parameters is the nearest shape of its family.
+    "24b": (7168, 40, 32),
+    "28b": (7168, 48, 32),
+    "30b": (7168, 48, 32),
+    "36b": (8192, 48, 32),
+    "48b": (8192, 64, 32),
+    "50b": (8192, 64, 32),
+    "61b": (9216, 64, 32),
+    "78b": (10240, 64, 32),
+    "91b": (11264, 64, 32),
+    "109b": (12288, 64, 32),
+    "175b": (12288, 96, 96),
+    "193b": (16384, 64, 32),
+    "530b": (20480, 105, 128),
+    "1t": (25600, 128, 160),
+}
+_SEQ_2048 = ("175b", "530b", "1t")
 
 
 @dataclass(frozen=True)
@@ -47,6 +80,16 @@ class ModelShape:
         12 h^2 + 13 h: QKV 3h^2 + 3h, projection h^2 + h, MLP 8h^2 + 5h, two norms 4h.
         """
         return 12 * self.hidden**2 + 13 * self.hidden
+
+
+def preset(name: str) -> ModelShape:
+    """The shape stored under `name`, in any case; ConfigError with close matches if there is none."""
+    try:
+        hidden, layers, heads = PRESETS[name.lower()]
+    except KeyError:
+        hint = close_matches(name.lower(), PRESETS) or "give hidden, layers and heads under [model] instead"
+        raise ConfigError(f"no model preset {name!r}; known: {', '.join(PRESETS)}", hint) from None
+    return ModelShape(hidden, layers, heads, seq=2048 if name.lower() in _SEQ_2048 else 1024)
 
 
 def check_shape(shape: ModelShape) -> None:

@@ -1,4 +1,4 @@
-"""From what the user said to what runs: every value settled, every contradiction refused.
+"""From what the user asks for to what runs: every value decided, every contradiction refused; and back again.
 
 `Resolved` is the one object that rendering, submission, training and reporting share; `resolved.json` in a run
 folder is its text. It holds no run id, time, host or path of the machine that made it.
@@ -7,9 +7,11 @@ folder is its text. It holds no run id, time, host or path of the machine that m
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -19,17 +21,16 @@ from hpc_gpt.settings import megatron_lm
 from hpc_gpt.settings.batch import Batch, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import settle_engine, settle_optimizer, splits
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Nature, Train, natures
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
-from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.stored_settings import LARGEST, from_tables
+from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, preset
+from hpc_gpt.tables import LARGEST, from_tables
 
 SCHEMA = 1
+NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
-# Keys of [train] that may be 0 and not less.
-_COUNTS = ("warmup_steps", "eval_every", "eval_batches", "save_every", "max_bad_steps", "keep_last", "keep_every")
-_RATES = ("lr", "min_lr", "eps", "clip", "weight_decay", "hang_multiple", "hang_floor_s")
+# Tables of a Resolved whose keys have their natures in the table of the experiment that they come from.
+_ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 # Kinds of data that have a path: what it is not, and what to do.
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
@@ -69,6 +70,10 @@ class Resolved:
         """The experiment's name as a folder name."""
         return folder_name(self.name)
 
+    def natures(self, name: str) -> dict[str, Nature]:
+        """The nature of each key of one of its tables, as the experiment's own table has it."""
+        return natures(_ASKED_AS.get(name, type(getattr(self, name))))
+
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
         return self._json
@@ -82,7 +87,7 @@ class Resolved:
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object whose `to_json` this is; ConfigError where it is none, or of another schema."""
+        """The object whose `to_json` this is; ConfigError if it is none, or of another schema."""
         try:
             tables = json.loads(text)
             if tables["schema"] != SCHEMA:
@@ -111,6 +116,25 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
 
 
+def config_hash(resolved: Resolved) -> str:
+    """16 hex digits of the settings that decide weights and speed: equal for runs that may be compared as repeats."""
+    return _hash_of(resolved, ("speed", "schedule"))
+
+
+def speed_hash(resolved: Resolved) -> str:
+    """Equal for runs that may be expected to be as fast: the cluster, and the settings that decide speed."""
+    return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
+
+
+def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
+    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
+    for name in ("model", "data", "engine", "layout", "batch", "train"):
+        of_keys = resolved.natures(name)
+        table = vars(getattr(resolved, name))
+        kept[name] = {key: value for key, value in table.items() if of_keys[key].decides in decides}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _check_stored(resolved: Resolved) -> None:
     """ValueError or LayoutError for settings that `resolve` never gives."""
     check_shape(resolved.model)
@@ -123,7 +147,7 @@ def _check_stored(resolved: Resolved) -> None:
 
 
 def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
-    """Settles everything the experiment and the profile leave open, and refuses what cannot run.
+    """Decides everything that the experiment and the profile leave open, and refuses what cannot run.
 
     Raises LayoutError or ConfigError, before anything is written or queued.
     """
@@ -140,6 +164,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     if engine.name == megatron_lm.NAME:
         data = megatron_lm.megatron_data(data)
         megatron_lm.check_run(layout, shape, experiment.train)
+    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
     resolved = Resolved(
         name=experiment.name,
         preset=experiment.model.preset,
@@ -153,15 +178,23 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         ranks_per_node=-(-layout.gpus // nodes),
         train=settle_optimizer(experiment.train, engine),
         job=_job_over_profile(experiment, profile),
-        cluster=replace(profile, fabric=None, machine=None, calibration=None),  # OF_THE_PLANNER
+        cluster=replace(profile, **of_the_planner),
     )
     if engine.name == megatron_lm.NAME:
         megatron_lm.check_own_words(resolved)
     return resolved
 
 
+def with_train(resolved: Resolved, train: Train) -> Resolved:
+    """The same run with another [train], as `resolve` would decide and refuse it."""
+    _check_train(train)
+    if resolved.engine.name == megatron_lm.NAME:
+        megatron_lm.check_run(resolved.layout, resolved.model, train)
+    return replace(resolved, train=settle_optimizer(train, resolved.engine))
+
+
 def resolve_shape(model: Model) -> ModelShape:
-    """The preset's sizes with the given ones laid over; ConfigError where neither settles one."""
+    """The preset's sizes with the given ones laid over; ConfigError if a size is in neither."""
     given = {key: size for key, size in vars(model).items() if size is not None and key != "preset"}
     if model.preset is not None:
         shape = replace(preset(model.preset), **given)
@@ -181,7 +214,7 @@ def _resolve_layout(
 ) -> tuple[Layout, int]:
     """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest.
 
-    An engine that has no pipeline splits over tp only where that is asked for.
+    An engine that has no pipeline splits over tp only if that is asked for.
     """
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
@@ -237,7 +270,7 @@ def _resolve_layout(
 def _nearest(
     asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one where that may be."""
+    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one if that is allowed."""
 
     def settled(**changes: Any) -> Layout | None:
         try:
@@ -264,10 +297,10 @@ def _check_train(train: Train) -> None:
     faults = [f"train.{key} is {values[key]}, but must be a finite number" for key in endless]
     huge = [key for key, value in values.items() if isinstance(value, int) and abs(value) > LARGEST]
     faults += [f"train.{key} must be at most {LARGEST:.3g}, and is larger" for key in huge]
-    least = {**dict.fromkeys(_COUNTS + _RATES, 0), "steps": 1, "log_every": 1, "max_failed_saves": 1}
-    for key, limit in least.items():
-        if key not in endless and values[key] < limit:
-            faults.append(f"train.{key} is {values[key]}, but must {'be at least 1' if limit else 'not be negative'}")
+    for key, nature in natures(type(train)).items():
+        if nature.least is not None and key not in endless and values[key] < nature.least:
+            must = f"be at least {nature.least}" if nature.least else "not be negative"
+            faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
         faults.append("train.eval_batches is 0, but must be at least 1 where train.eval_every is not 0")
     if train.minutes is not None and train.minutes <= 0:
@@ -297,7 +330,7 @@ def _check_data(data: Data) -> None:
 
 
 def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
-    """The experiment's request where it makes one, else the profile's. Extra flags add up, the profile's first."""
+    """The experiment's request if it makes one, else the profile's. Extra flags add up, the profile's first."""
     job = experiment.job
     settled: dict[str, Any] = {}
     for entry in fields(Job):
@@ -308,3 +341,60 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
             value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
         settled[entry.name] = value
     return Job(**settled)
+
+
+# --- back to an experiment
+
+
+def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """The tables of an experiment that resolves to `resolved` under the same profile; None for what is not set."""
+    profile = resolved.cluster
+    job = asdict(resolved.job)
+    # `resolve` puts the profile's flags before the experiment's own.
+    job["sbatch"] = resolved.job.sbatch[len(profile.sbatch) :]
+    job["srun"] = resolved.job.srun[len(profile.srun) :]
+    layout = {
+        "gpus": resolved.gpus,
+        "nodes": resolved.nodes,
+        **asdict(resolved.layout),
+        **asdict(resolved.batch),
+        "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
+    }
+    return {
+        "model": {"preset": resolved.preset, **asdict(resolved.model)},
+        "data": asdict(resolved.data),
+        "engine": asdict(resolved.engine),
+        "layout": layout,
+        "train": asdict(resolved.train),
+        "job": job,
+    }
+
+
+def experiment_of(resolved: Resolved) -> Experiment:
+    """The experiment that resolves to `resolved` under the same profile."""
+    tables = experiment_tables(resolved)
+    return Experiment(
+        resolved.name,
+        Model(**tables["model"]),
+        resolved.data,
+        resolved.engine,
+        LayoutRequest(**tables["layout"]),
+        resolved.train,
+        Job(**tables["job"]),
+    )
+
+
+def experiment_text(resolved: Resolved, comment: str) -> str:
+    """The same as TOML, below a line that says where it comes from."""
+    lines = [f"# {comment}", f"name = {_toml(resolved.name)}"]
+    for name, table in experiment_tables(resolved).items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. JSON's strings, numbers and lists are TOML's too, but for the escape of a lone surrogate."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpc_gpt.settings.experiment import Data, Dtype, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment_file import warmup_words
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.settings.schedule import cut_words
 
 STEPS = 5
 HIDDEN = 64
@@ -55,7 +55,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         engine = replace(engine, attention="auto")
     train = _train(experiment.train, dtype)
     if train.warmup_steps != experiment.train.warmup_steps:
-        notes.append(cut_words(experiment.train.warmup_steps, train.warmup_steps))
+        notes.append(warmup_words(experiment.train.warmup_steps, train.warmup_steps))
     small = Experiment(
         name=f"{experiment.name}-smoke",
         model=model,
@@ -88,7 +88,7 @@ def _sizes(resolved: Resolved) -> dict[str, str]:
 
 
 def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int) -> list[int]:
-    """Layers of each small stage, at most 2; uneven where the real ones are by the user's list.
+    """Layers of each small stage, at most 2; uneven if the real ones are by the user's list.
 
     >>> _stages("layers", 64, 16, 2), _stages("layers", 1, 1, 1), _stages((3, 5, 5, 3), 16, 4, 2)
     ([2, 2], [1], [1, 2])
@@ -129,7 +129,7 @@ def _dtype(real: Resolved, has_gpu: bool) -> tuple[Dtype, list[str]]:
 
 
 def _train(train: Train, dtype: Dtype) -> Train:
-    """Five steps, each logged; evaluation and saving once, at the end, where there are any."""
+    """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
     return replace(
         train,
         steps=STEPS,

@@ -7,8 +7,7 @@ import json
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
-from hpc_gpt.settings.experiment_text import experiment_text
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, experiment_text
 from hpc_gpt.small_files import write_once
 
 

@@ -8,7 +8,7 @@ from hpc_gpt.bench.here import profile_here
 from hpc_gpt.bench.ladder import LADDERS, prepare_ladder
 from hpc_gpt.bench.preparation import Asked
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.sweep import find_sweep
+from hpc_gpt.settings.experiment_file import find_sweep
 
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_gpt.chain.measured import Earlier
 from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.launch.cancel import cancel_run, interrupt_run
-from hpc_gpt.launch.resumption import prepare_resumption
-from hpc_gpt.launch.submission import resume_run
+from hpc_gpt.launch.control import cancel_run, interrupt_run
+from hpc_gpt.launch.resumption import prepare_resumption, resume_run
+from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from tests.made_runs import unsubmitted_run
+
+
+def resume_elsewhere(run):
+    """With another setting, as a new run."""
+    return prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), Earlier(list))
 
 
 def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
@@ -31,7 +37,7 @@ def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts(
     step = run.checkpoints / "step-00000004"
     step.mkdir(parents=True)
     (step / "complete.json").write_text('{"step": 4}')
-    for verb in (resume_run, lambda run: prepare_resumption(run, {"train.log_every": 1}, None, None)):
+    for verb in (resume_run, resume_elsewhere):
         with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
             verb(run)
         assert "host's memory" in refusal.value.hint
@@ -54,7 +60,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-@pytest.mark.parametrize("again", [resume_run, lambda run: prepare_resumption(run, {"train.log_every": 1}, None, None)])
+@pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
 def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
     run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})

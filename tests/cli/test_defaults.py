@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.launch import submission
-from hpc_gpt.settings.experiment import Engine, Train, load_experiment
+from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
 from tests.cli.test_render_and_submit import resolved_of
 

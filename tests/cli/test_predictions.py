@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.launch.foresight import foresee, settle_open
+from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import Prepared, write_run
+from hpc_gpt.launch.submission import write_run
 from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, metrics_line
@@ -194,7 +195,7 @@ def test_recomputation_is_the_planners_where_nobody_settles_it():
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "jean-zay-v100-32g", "generic-slurm", "local"])
 def test_the_rules_stand_where_they_are_as_good(cluster):
     experiment, profile = load_experiment("demo"), load_profile(cluster)
-    assert settle_open(experiment, profile, {"layout.tp", "layout.pp"}) == (experiment, ())
+    assert settle_open(experiment, profile, {"layout.tp", "layout.pp"}) == (resolve(experiment, profile), ())
 
 
 def test_more_stages_are_the_planners_where_one_is_too_little():
@@ -202,7 +203,7 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     experiment = load_experiment("gpt2-meg-ds-3d", {**sizes, "layout.pp": None, "layout.micro_batch": 1})
     settled, notes = settle_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute"})
     assert settled.layout.pp > 1
-    assert resolve(settled, load_profile("jean-zay-v100-32g")).layout.gpus == 16
+    assert settled.gpus == 16
     assert notes == (f"from plan: pp {settled.layout.pp}, which neither flags nor experiment settle",)
     assert settle_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute", "layout.pp"})[1] == ()
 

@@ -11,7 +11,7 @@ from hpc_gpt import cli
 from hpc_gpt.cli.document import VERBS
 from hpc_gpt.cli.variables import variables_of
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.test_variables import options_of
 from tests.conftest import REPOSITORY

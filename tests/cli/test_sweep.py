@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.slurm.arrays import array_script
+from hpc_gpt.launch.render import array_script
 from hpc_gpt.runs.find import list_runs
-from hpc_gpt.settings.sweep import read_rows
+from hpc_gpt.settings.experiment_file import find_sweep
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_completion import offered
 
@@ -192,7 +192,7 @@ def test_rows_complete(table):
 def test_the_sweep_that_help_shows_is_one(tmp_path):
     path = tmp_path / "shown.toml"
     path.write_text(in_process("help", "sweeps").stdout)
-    assert [(row.name, row.impossible is None) for row in read_rows(path)] == [
+    assert [(row.name, row.impossible is None) for row in find_sweep(str(path)).rows] == [
         ("b1", True),
         ("b8", True),
         ("pp8", False),

@@ -4,7 +4,7 @@ import pytest
 
 from hpc_gpt.doctor.checkpoint_room import GIB, checkpoints_to_come, free_gib, room_needed_gib
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import ExperimentFile, Row, find_sweep, load_experiment
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.settings.sweep import Row, Sweep, find_sweep
 
 # Rows of each folder: as many as its seed's tables have, and those that the seed names without a figure.
 COUNTS = {
@@ -22,7 +21,7 @@ COUNTS = {
 PROFILES = ("generic-slurm", "jean-zay-v100-32g")
 
 
-def sweep(name: str) -> Sweep:
+def sweep(name: str) -> ExperimentFile:
     """The sweep of that folder."""
     found = find_sweep(name)
     assert found is not None

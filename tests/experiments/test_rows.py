@@ -12,7 +12,8 @@ import pytest
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, Experiment, list_experiments, load_experiment, read_tables
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import check_tables, merge_tables
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
@@ -36,9 +37,7 @@ def test_the_six_rows_that_cannot_exist_are_refused_by_our_own_rules():
     impossible = [(name, row) for name in COUNTS for row in sweep(name).rows if row.impossible]
     assert len(impossible) == 6
     for name, row in impossible:
-        tables = {**read_tables(sweep(name).path), "rows": None}
-        del tables["rows"]
-        experiment = check_tables(merge_tables(tables, row.overrides), Experiment, row.name)
+        experiment = check_tables(merge_tables(sweep(name).tables, row.overrides), Experiment, row.name)
         with pytest.raises(LayoutError, match=r"layout tp4-pp\d+-dp1 needs \d+ GPUs .*, but there are \d+") as refusal:
             resolve(experiment, load_profile("generic-slurm"))
         # The reason that the file gives is that of the refusal.

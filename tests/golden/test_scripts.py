@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.slurm.arrays import array_script
+from hpc_gpt.launch.render import array_script, render_script
 from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
-from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT, load_experiment
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.settings.resolve import resolve
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch import submission
-from hpc_gpt.launch.submission import Submitted, check_resumption
+from hpc_gpt.launch import resumption, submission
+from hpc_gpt.launch.resumption import check_resumption
+from hpc_gpt.launch.submission import Submitted
 from hpc_gpt.runs.find import find_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.build import build_tokens
@@ -31,7 +32,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path / "here")
     # Nothing is started.
-    monkeypatch.setattr(submission, "start_run", lambda run, *_: Submitted(run, "local", "1"))
+    for module in (submission, resumption):
+        monkeypatch.setattr(module, "start_run", lambda run, *_: Submitted(run, "local", "1"))
     return tmp_path
 
 

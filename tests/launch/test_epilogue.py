@@ -13,7 +13,7 @@ import pytest
 
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 
 SCONTROL = """#!/bin/bash

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, RenderError
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.settings.cluster import Container, load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import Resolved, resolve
 
 

@@ -6,14 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import Prepared, faults_of_rows
-from hpc_gpt.launch.sweep_submission import SubmittedSweep, plan_jobs, queue_sweep, write_sweep
+from hpc_gpt.launch.prepare import Prepared, faults_of_rows
+from hpc_gpt.launch.render import array_script, render_script, script_directives
+from hpc_gpt.launch.sweep_submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 
 
@@ -110,3 +112,33 @@ def test_a_fault_of_many_rows_is_told_once():
         "row 'last': pp 2 cannot run",
     ]
     assert told.hint == "use a number; use --pp 1"
+
+
+# --- arrays
+
+
+def script(name: str, *directives: str) -> str:
+    lines = [f"#SBATCH --job-name={name}", *(f"#SBATCH {directive}" for directive in directives)]
+    return "\n".join(["#!/bin/bash", *lines, "", "# more", f"echo {name}", "#SBATCH --nodes=77", ""])
+
+
+def test_directives_end_at_the_first_command():
+    assert script_directives(script("a", "--nodes=2")) == ["--job-name=a", "--nodes=2"]
+
+
+def test_scripts_alike_but_for_the_name_are_one_array():
+    scripts = [script("a", "--nodes=2"), script("b", "--nodes=3"), script("c", "--nodes=2")]
+    assert group_alike(scripts, 10) == [[0, 2], [1]]
+    text = array_script("the 'table'", [scripts[0], scripts[2]])
+    assert script_directives(text) == ["--job-name='the '\"'\"'table'\"'\"''", "--nodes=2"]
+    assert script_directives(array_script("table", [scripts[0]] * 2))[0] == "--job-name=a"
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 7))
+def test_every_script_is_in_one_group_of_its_like(kinds, largest):
+    scripts = [script(str(number), f"--nodes={kind}") for number, kind in enumerate(kinds)]
+    groups = group_alike(scripts, largest)
+    assert sorted(number for group in groups for number in group) == list(range(len(kinds)))
+    assert all(len(group) <= largest for group in groups)
+    assert all(len({kinds[number] for number in group}) == 1 for group in groups)
+    assert len(groups) == sum(-(-kinds.count(kind) // largest) for kind in set(kinds))

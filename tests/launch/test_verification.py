@@ -17,7 +17,7 @@ from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import ARCHIVE, KEY, take_snapshot, unpack
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.command import hpc_gpt, in_process
 

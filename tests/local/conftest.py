@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.cancel import cancel_run
+from hpc_gpt.launch.control import cancel_run
 from hpc_gpt.launch.status import LIVE, RunStatus, read_status
 from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.run_folder import RunFolder

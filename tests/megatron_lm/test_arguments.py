@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.cluster import ClusterProfile, Container
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.megatron_checkout import check_checkout, known_options
 from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
+from hpc_gpt.settings.requirements import check_checkout, known_options
 from hpc_gpt.settings.resolve import Resolved, resolve
 from tests.megatron_lm.checkout import make_checkout
 

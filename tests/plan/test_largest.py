@@ -15,7 +15,7 @@ from hpc_gpt.plan.machines import machine_named
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import TIGHT, search
 from hpc_gpt.plan.translation import shape_of
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.model_shape import preset
 
 SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.directives import sbatch_directives
+from hpc_gpt.launch.render import sbatch_directives
 from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, Missing, SmallRun, make_small
 from hpc_gpt.rehearsal.rehearsing import look_at_data
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import Resolved, resolve
 
 

@@ -14,7 +14,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.model_shape import preset
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.small_files import write_once
 

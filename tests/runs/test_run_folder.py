@@ -15,7 +15,7 @@ from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.runs.find import find_run, find_runs, list_runs
 from hpc_gpt.runs.run_folder import RunFolder, create_run, job_ids, newest_chain
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.small_files import append_line, read_json, read_json_lines, replace_whole, write_once
 from tests.made_runs import make_run

@@ -29,7 +29,7 @@ from hpc_gpt.runs.snapshot import (
     unpack,
 )
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.small_files import read_json
 from tests.conftest import REPOSITORY

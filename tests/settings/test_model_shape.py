@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import (
+    PRESETS,
     ModelShape,
     check_shape,
     check_split,
     partition_layers,
+    preset,
     stage_layers,
     stage_params,
 )
-from hpc_gpt.settings.presets import preset, preset_names
 
 shapes = st.builds(
     ModelShape,
@@ -69,10 +70,10 @@ def test_every_size_of_seed_001_is_a_preset(shared):
     seed = next((shared / "seeds").glob("001_*")).read_text(errors="replace")
     sizes = {found.lower() for found in re.findall(r"^\|\s*\d+ \|\s*([\d.]+B)\s*\|", seed, re.MULTILINE)}
     assert len(sizes) >= 12
-    assert sizes <= set(preset_names())
+    assert sizes <= set(PRESETS)
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name[0].isdigit()])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name[0].isdigit()])
 def test_presets_of_the_seed_are_near_their_name(name):
     # The seed's names mix 10^9, 2^30 and guesses. Its 22B is the furthest off: that run's script has 26.2e9.
     billions = float(name[:-1]) * (1000 if name.endswith("t") else 1)

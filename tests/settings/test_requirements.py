@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import load_experiment
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.requirements import check_package, check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
 

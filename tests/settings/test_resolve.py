@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
-from hpc_gpt.settings.experiment import (
-    DEFAULT_EXPERIMENT,
-    Experiment,
-    LayoutRequest,
-    Model,
-    list_experiments,
-    load_experiment,
-    parse_override,
-)
+from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment, parse_override
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import Resolved, resolve, resolve_shape
 

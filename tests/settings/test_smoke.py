@@ -9,24 +9,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.launch.directives import check_job
+from hpc_gpt.launch.render import check_job
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.engines import OFFERS
-from hpc_gpt.settings.experiment import (
-    Data,
-    Engine,
-    Experiment,
-    Job,
-    LayoutRequest,
-    Model,
-    Train,
-    list_experiments,
-    load_experiment,
-)
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment_file import find_sweep, list_experiments, load_experiment
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.settings.smoke import compare, shrink
-from hpc_gpt.settings.sweep import find_sweep
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.settings.experiment import DEFAULT_EXPERIMENT
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import Launcher
 from tests.slurm.site import slurm_profiles

@@ -69,7 +69,7 @@ def test_a_file_too_short_is_named(tmp_path: Path) -> None:
 
 def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpc_gpt.settings.cluster import load_profile
-    from hpc_gpt.settings.experiment import load_experiment
+    from hpc_gpt.settings.experiment_file import load_experiment
 
     monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
     path = ensure_data(resolve(load_experiment("demo"), load_profile("local")))

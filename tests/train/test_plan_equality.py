@@ -17,8 +17,7 @@ from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.parameters import stage_params
 from hpc_gpt.plan.translation import training_of
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.model_shape import ModelShape, preset
 from tests.distributed.ranks import launch_ranks
 from tests.train.plan_states import CASES, WORLD
 

@@ -10,9 +10,8 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import list_experiments, load_experiment
-from hpc_gpt.settings.experiment_text import experiment_text
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.experiment_file import list_experiments, load_experiment
+from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.train.run_completion import complete_run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError
-from hpc_gpt.launch.slurm.environment import job_python, submission_environment
+from hpc_gpt.launch.slurm.scheduler import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code

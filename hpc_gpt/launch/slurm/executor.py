@@ -9,9 +9,8 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_gpt.errors import ConfigError, JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.slurm.environment import job_python, submission_environment
-from hpc_gpt.launch.slurm.scheduler import ask, sbatch_failed
+from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.launch.slurm.scheduler import ask, check_dependency, job_python, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, folder_name
 
@@ -19,9 +18,11 @@ ARRAY_SCRIPT = "array.sh"
 
 
 class ScriptExecutor(SlurmExecutor):
-    """Submits one script: the `job.sh` of a run, or that of an array whose elements are the runs, in their order.
+    """Submits one script: the `job.sh` of a run, or of an array whose elements are the runs in their order, each a job
+    of its own (`4711_0`, `4711_1` and so on).
 
-    What belongs to the runs alone goes beside the script, in the environment and in `flags` on sbatch's line.
+    What belongs to the runs alone goes beside the script, in the environment and in `flags` on sbatch's line. `note` is
+    added to what each run's submissions.jsonl says of the job.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class ScriptExecutor(SlurmExecutor):
         runs: Sequence[RunFolder],
         own: Mapping[str, str],
         flags: Sequence[str],
+        is_array: bool = False,
     ) -> None:
         try:
             super().__init__(script.parent)
@@ -40,18 +42,16 @@ class ScriptExecutor(SlurmExecutor):
         self.cluster_name = resolved.cluster.name
         self.runs = runs
         self.flags = flags
+        self.is_array = is_array
+        self.note: Mapping[str, Any] = {}
         self.update_parameters(nodes=resolved.nodes, ntasks_per_node=resolved.ranks_per_node)
         self.environment = submission_environment(os.environ, dict(own) | job_python(resolved))
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """The rendered script; nothing of submitit's own is in it."""
-        return self.script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
-        """sbatch on the script where it lies, so that there is no second copy to differ from it.
+        """sbatch on the script in its own place, so that there is no second copy to differ from it.
 
         Raises JobRefused or SlurmUnreachable with sbatch's words, and leaves them in every run's submissions.jsonl.
         """
@@ -76,49 +76,30 @@ class ScriptExecutor(SlurmExecutor):
         return SlurmJob(folder=self.script.parent, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _note(self, entry: Mapping[str, Any]) -> None:
-        for run in self.runs:
-            run.add_submission(entry)
-
-
-class ArrayExecutor(ScriptExecutor):
-    """Submits an array, whose elements are jobs of their own: `4711_0`, `4711_1` and so on."""
-
-    def _note(self, entry: Mapping[str, Any]) -> None:
         for number, run in enumerate(self.runs):
-            run.add_submission({**entry, "job_id": entry["job_id"] and element_id(entry["job_id"], number)})
-
-
-def element_id(job_id: str, number: int) -> str:
-    """The name that squeue, sacct and scancel know an array's element by."""
-    return f"{job_id}_{number}"
-
-
-class LinkExecutor(ScriptExecutor):
-    """Submits one link of a chain whose jobs wait for each other."""
-
-    number, count = 1, 1
-
-    def _note(self, entry: Mapping[str, Any]) -> None:
-        super()._note({**entry, "link": self.number, "links": self.count})
+            job_id = entry["job_id"]
+            if self.is_array and job_id:
+                job_id = f"{job_id}_{number}"
+            run.add_submission({**entry, "job_id": job_id, **self.note})
 
 
 def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
     """Submits the run's job.sh, as so many jobs that wait for each other, and gives the ids of those that were taken.
 
-    Raises JobRefused or SlurmUnreachable where not even the first was; each is noted in the run's submissions.jsonl.
+    Raises JobRefused or SlurmUnreachable if not even the first was; each is noted in the run's submissions.jsonl.
     """
     flags = [f"--output={_no_pattern(run.path)}/slurm-%j.out"]  # the script soon writes into attempts/ itself
     own = {"HPC_GPT_RUN": str(run.path)}
     if resolved.cluster.chain != "singleton":
         return [str(ScriptExecutor(run.job_script, resolved, [run], own, flags)._submit_command("").job_id)]
-    executor = LinkExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])
-    executor.count = links
+    executor = ScriptExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])
     taken: list[str] = []
-    for executor.number in range(1, links + 1):
+    for number in range(1, links + 1):
+        executor.note = {"link": number, "links": links}
         try:
             taken.append(str(executor._submit_command("").job_id))
         except (JobRefused, SlurmUnreachable):
-            # A limit on jobs in the queue, say: those that are there go on, and the last one sends another.
+            # A limit on jobs in the queue, say: those that were taken run, and the last one submits another.
             if not taken:
                 raise
             break
@@ -135,16 +116,6 @@ def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
     ]
 
 
-def check_dependency(resolved: Resolved) -> None:
-    """ConfigError for conditions that cannot be joined with those of a chain's own jobs."""
-    asked = resolved.job.dependency
-    if asked and "?" in asked and resolved.cluster.chain == "singleton":
-        raise ConfigError(
-            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
-            "part the conditions with commas, or leave it out",
-        )
-
-
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
     """Submits `array.sh` of a folder that holds a link for each run, by its number, and gives the array's job id.
 
@@ -152,21 +123,11 @@ def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at
     """
     most = f"%{at_once}" if at_once else ""
     flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
-    executor = ArrayExecutor(folder / ARRAY_SCRIPT, resolved, runs, {"HPC_GPT_ARRAY": str(folder)}, flags)
+    own = {"HPC_GPT_ARRAY": str(folder)}
+    executor = ScriptExecutor(folder / ARRAY_SCRIPT, resolved, runs, own, flags, is_array=True)
     return str(executor._submit_command("").job_id)
 
 
 def _no_pattern(path: Path) -> str:
     """sbatch reads a pattern in --output, so a % of the path is doubled."""
     return str(path).replace("%", "%%")
-
-
-def check_output_path(logs: Path) -> None:
-    """Refuses a logs folder that sbatch's --output would read as a pattern."""
-    path = str(logs.absolute())
-    bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
-    if bad:
-        raise ConfigError(
-            f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
-            "set HPC_GPT_LOGS to a path without it",
-        )

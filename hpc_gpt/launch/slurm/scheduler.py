@@ -1,4 +1,7 @@
-"""Asks Slurm: one squeue for all jobs, scontrol for one, sacct where accounting is on."""
+"""Asks Slurm: one squeue for all jobs, scontrol for one, sacct if accounting is on; and what a submission passes on.
+
+Nothing of an enclosing job leaks into a new one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpc_gpt.errors import JobRefused, SlurmUnreachable
+from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.settings.resolve import Resolved
 
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
@@ -20,6 +26,22 @@ _UNREACHABLE = re.compile(
 _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
 _TIMEOUT_S = 60.0
 _PING_S = 20.0
+# Where the cluster is and who we are there; without them a client finds no controller.
+_KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
+_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
+_OF_ONE_JOB = {
+    "HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_ARRAY", "HPC_GPT_ELEMENT", "HPC_GPT_JOB", "HPC_GPT_STOP_AT",
+    "HPC_GPT_HOLD_AFTER",
+}  # fmt: skip
+_NAMES = _OF_ONE_JOB | {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
+    "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+# Every variable of ours but those of options: what our own scripts, jobs and tests set, and a user may.
+OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
+    "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
+    "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +88,7 @@ def ask(
     text: str | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Answer:
-    """Runs a Slurm client; SlurmUnreachable where it is not installed or gives no answer in time."""
+    """Runs a Slurm client; SlurmUnreachable if it is not installed or gives no answer in time."""
     try:
         done = subprocess.run(
             command,
@@ -102,6 +124,27 @@ def check_reachable() -> None:
         )
 
 
+def check_output_path(logs: Path) -> None:
+    """Refuses a logs folder that sbatch's --output would read as a pattern."""
+    path = str(logs.absolute())
+    bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
+    if bad:
+        raise ConfigError(
+            f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
+            "set HPC_GPT_LOGS to a path without it",
+        )
+
+
+def check_dependency(resolved: Resolved) -> None:
+    """ConfigError for conditions that cannot be joined with those of a chain's own jobs."""
+    asked = resolved.job.dependency
+    if asked and "?" in asked and resolved.cluster.chain == "singleton":
+        raise ConfigError(
+            f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
+            "part the conditions with commas, or leave it out",
+        )
+
+
 def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     """The exception for an sbatch that said no, with its own words."""
     if answer.unreachable:
@@ -118,7 +161,7 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
 
 
 def queued_jobs() -> dict[str, QueuedJob] | None:
-    """Every job of ours that squeue knows, the lately ended ones too, by job id; None where Slurm is not reachable.
+    """Every job of ours that squeue knows, the lately ended ones too, by job id; None if Slurm is not reachable.
 
     An array's elements are jobs of their own, `4711_0` and so on.
 
@@ -157,9 +200,9 @@ def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def largest_array() -> int:
-    """Elements that an array can have: MaxArraySize of `scontrol show config`, 1 where arrays are off.
+    """Elements that an array can have: MaxArraySize of `scontrol show config`, 1 if arrays are off.
 
-    Raises SlurmUnreachable where it cannot be asked.
+    Raises SlurmUnreachable if it cannot be asked.
     """
     answer = ask(["scontrol", "show", "config"])
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
@@ -185,3 +228,25 @@ def _scancel(arguments: list[str]) -> None:
         raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     if answer.code != 0 and not _GONE.search(answer.stderr):
         raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
+
+
+# --- the environment of a submission
+
+
+def leaks(environment: Mapping[str, str]) -> list[str]:
+    """Names in `environment` that belong to an enclosing job or would silently change the submission."""
+    return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
+
+
+def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without its leaks, with `own` laid over."""
+    drop = set(leaks(environment))
+    return {name: value for name, value in environment.items() if name not in drop} | dict(own)
+
+
+def job_python(resolved: Resolved) -> dict[str, str]:
+    """HPC_GPT_PYTHON for the job: this very interpreter, unless the profile brings its own."""
+    profile = resolved.cluster
+    if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
+        return {}
+    return {"HPC_GPT_PYTHON": sys.executable}

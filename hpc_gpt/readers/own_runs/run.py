@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -35,15 +33,10 @@ from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.ds_config import zero_stage
 from hpc_gpt.settings.engines import has_zero
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, config_hash
 from hpc_gpt.small_files import read_json
 
 DIALECT = "hpc-gpt"
-
-# Settings that change neither the weights nor the speed: two runs that differ only here have one config_hash.
-_NOT_IN_HASH = {"log_every", "save_every", "save_last", "minutes", "max_bad_steps", "save_in_background", "keep_last",
-                "keep_every", "max_failed_saves", "until_loss", "matmul_rate", "hang_multiple",
-                "hang_floor_s"}  # fmt: skip
 
 
 def read_run(run: RunFolder) -> Record:
@@ -85,15 +78,6 @@ def read_own(run: RunFolder) -> RunRead:
         steady[timed[times.steady]] = True
     files = tuple(path for read in attempts for path in (read.attempt.metrics, read.attempt.log) if path.is_file())
     return RunRead(add_figures(record), own_curve(steps, counts, steady), files=files, folder=run.path)
-
-
-def config_hash(resolved: Resolved) -> str:
-    """16 hex digits of the settings that decide weights and speed: equal for runs that may be compared as repeats."""
-    tables = asdict(resolved)
-    kept: dict[str, Any] = {key: tables[key] for key in ("model", "data", "engine", "layout", "batch", "nodes")}
-    kept["train"] = {key: value for key, value in tables["train"].items() if key not in _NOT_IN_HASH}
-    kept["device"] = resolved.cluster.device
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def figures_asked(resolved: Resolved) -> dict[str, Any]:

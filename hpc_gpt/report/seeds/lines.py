@@ -12,8 +12,8 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.paths import experiments_dir
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.experiment import SWEEP_FILE, Experiment, read_tables
-from hpc_gpt.settings.sweep import Row, Sweep, find_sweep
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, Row, find_sweep
 from hpc_gpt.tables import check_tables, merge_tables
 
 # The note of a run that was shrunken: the seed's figures stand in a line of their own, not beside it.
@@ -60,7 +60,7 @@ def only_sweep(records: Sequence[Record]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def named_sweep(path: str) -> Sweep | None:
+def named_sweep(path: str) -> ExperimentFile | None:
     """The sweep that a PATH of `report` names: its folder, its file, or its name under experiments/; None for a run."""
     given = Path(path)
     is_file = given.suffix == ".toml" and given.is_file()
@@ -77,7 +77,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     sweep = None
     with contextlib.suppress(UserError):  # the file is gone, or no longer to be read: the runs are still there
         sweep = find_sweep(path or name)
-    rows = list(sweep.rows) if sweep else []
+    rows = list(sweep.rows or ()) if sweep else []
     known = {row.name for row in rows}
     own = [(found[1], record) for record in records if (found := sweep_of(record)) and found[0] == name]
     of_rows: dict[str, list[Record]] = {}
@@ -114,14 +114,12 @@ def _with_size(row: Row, preset: str | None) -> Row:
     return Row(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
 
 
-def _asked(sweep: Sweep, row: Row) -> tuple[Record, str | None]:
+def _asked(sweep: ExperimentFile, row: Row) -> tuple[Record, str | None]:
     """What the file asks for in a row, by a record's keys, and the preset. A node has 4 GPUs, as the seeds' have."""
     from hpc_gpt.settings.cluster import ClusterProfile
     from hpc_gpt.settings.resolve import resolve, resolve_shape
 
-    tables = read_tables(sweep.path)
-    tables.pop("rows")
-    experiment = check_tables(merge_tables(tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
+    experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     shape, sizes = resolve_shape(experiment.model), experiment.layout
     asked = Record(
         params=shape.params,

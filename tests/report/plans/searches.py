@@ -8,8 +8,7 @@ from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.translation import shape_of
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.settings.model_shape import ModelShape, preset
 
 
 def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", **settled):

@@ -14,7 +14,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.report.seeds.columns import SEED_TABLES
 from hpc_gpt.report.seeds.lines import sweep_lines
 from hpc_gpt.report.seeds.tables import as_csv, as_table
-from hpc_gpt.settings.sweep import find_sweep
+from hpc_gpt.settings.experiment_file import find_sweep
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -1,20 +1,23 @@
-"""Sweep files: rows over their base, the first that can run, every fault at once."""
+"""Files of experiments: a sweep's rows over their base, every fault at once; schedules that contradict themselves."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.slurm.arrays import array_script, group_alike, script_directives
 from hpc_gpt.paths import experiments_dir
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import find_experiment, list_experiments, load_experiment
+from hpc_gpt.settings.experiment_file import (
+    Row,
+    cut_warmup,
+    find_experiment,
+    find_sweep,
+    list_experiments,
+    load_experiment,
+)
 from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
-from hpc_gpt.settings.sweep import Row, find_sweep, read_rows
 
 BASE = """
 [model]
@@ -42,12 +45,12 @@ def sweep_file(tmp_path):
 def faults_of(path, text: str) -> list[str]:
     path.write_text(text)
     with pytest.raises(ConfigError) as refusal:
-        read_rows(path)
+        find_sweep(str(path))
     return str(refusal.value).splitlines()
 
 
 def test_rows_keep_the_files_order_and_their_figures(sweep_file):
-    rows = read_rows(sweep_file)
+    rows = find_sweep(str(sweep_file)).rows
     assert [row.name for row in rows] == ["too-much", "pp2-1.5", "pp4"]
     assert rows[1] == Row("pp2-1.5", {"layout": {"tp": 1}}, {"step_s": 0.661, "notes": "05-26"}, None)
     assert rows[0].impossible == "pp16 needs 16 GPUs, the row has 8"
@@ -81,7 +84,6 @@ def test_what_extends_a_sweep_takes_its_base_alone(sweep_file):
     child.write_text('extends = "sweep"\n[train]\nsteps = 3\n')
     experiment = load_experiment(str(child))
     assert (experiment.name, experiment.layout.gpus, experiment.train.steps) == ("child", 8, 3)
-    assert read_rows(child) == []
     assert find_sweep(str(child)) is None
 
 
@@ -186,31 +188,89 @@ def test_a_sweeps_folder_is_never_hidden_nor_outside():
     assert folder_name("...") == "experiment"
 
 
-# --- arrays
+# --- the learning rate's schedule: one that contradicts itself is a fault, one that a shorter run cannot hold is cut
+
+SMALL = "[model]\nhidden = 64\nlayers = 2\nheads = 4\n"
 
 
-def script(name: str, *directives: str) -> str:
-    lines = [f"#SBATCH --job-name={name}", *(f"#SBATCH {directive}" for directive in directives)]
-    return "\n".join(["#!/bin/bash", *lines, "", "# more", f"echo {name}", "#SBATCH --nodes=77", ""])
+@pytest.fixture
+def write(tmp_path):
+    def written(text: str) -> str:
+        path = tmp_path / "own.toml"
+        path.write_text(SMALL + text)
+        return str(path)
+
+    return written
 
 
-def test_directives_end_at_the_first_command():
-    assert script_directives(script("a", "--nodes=2")) == ["--job-name=a", "--nodes=2"]
+@pytest.mark.parametrize(
+    ("train", "overrides", "fault", "hint"),
+    [
+        ("min_lr = 1", {}, "own.toml: train.min_lr is 1, above train.lr, which is 0.0003", "0.0003 or less"),
+        ("min_lr = 1e-5", {"train.lr": 1e-6}, "your options: train.min_lr is 1e-05, above train.lr", "1e-06 or less"),
+        (
+            "steps = 10\nwarmup_steps = 20",
+            {},
+            "own.toml: train.warmup_steps is 20, longer than the run of",
+            "10 or less",
+        ),
+        ("warmup_steps = 1001", {}, "own.toml: train.warmup_steps is 1001, longer than the run of", "1000 or less"),
+        ("steps = 10", {"train.warmup_steps": 20}, "your options: train.warmup_steps is 20, longer", "10 or less"),
+    ],
+)
+def test_a_schedule_that_contradicts_itself(write, train, overrides, fault, hint):
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(write(f"[train]\n{train}\n"), overrides)
+    assert fault in str(refused.value)
+    assert hint in refused.value.hint
 
 
-def test_scripts_alike_but_for_the_name_are_one_array():
-    scripts = [script("a", "--nodes=2"), script("b", "--nodes=3"), script("c", "--nodes=2")]
-    assert group_alike(scripts, 10) == [[0, 2], [1]]
-    text = array_script("the 'table'", [scripts[0], scripts[2]])
-    assert script_directives(text) == ["--job-name='the '\"'\"'table'\"'\"''", "--nodes=2"]
-    assert script_directives(array_script("table", [scripts[0]] * 2))[0] == "--job-name=a"
+def test_every_fault_of_a_file_at_once(write):
+    path = write('[train]\nsteps = 10\nwarmup_steps = 20\nmin_lr = 1\nlog_every = "5"\n')
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(path)
+    faults = [line.removeprefix(f"{path}: ") for line in str(refused.value).splitlines()]
+    assert [fault.partition(" ")[0].rstrip(":") for fault in faults] == [
+        "train.log_every", "train.min_lr", "train.warmup_steps"
+    ]  # fmt: skip
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 7))
-def test_every_script_is_in_one_group_of_its_like(kinds, largest):
-    scripts = [script(str(number), f"--nodes={kind}") for number, kind in enumerate(kinds)]
-    groups = group_alike(scripts, largest)
-    assert sorted(number for group in groups for number in group) == list(range(len(kinds)))
-    assert all(len(group) <= largest for group in groups)
-    assert all(len({kinds[number] for number in group}) == 1 for group in groups)
-    assert len(groups) == sum(-(-kinds.count(kind) // largest) for kind in set(kinds))
+def test_a_row_may_be_at_fault_where_its_base_is_not(write):
+    path = write(
+        "[train]\nsteps = 100\nwarmup_steps = 20\n[rows]\na = { train.steps = 50 }\nb = { train.steps = 10 }\n"
+    )
+    load_experiment(path, row="a")
+    with pytest.raises(ConfigError, match=r"train\.warmup_steps is 20, longer than the run of train\.steps = 10"):
+        load_experiment(path, row="b")
+
+
+@pytest.mark.parametrize(
+    ("train", "steps", "kept", "line"),
+    [
+        ("steps = 100\nwarmup_steps = 20", 5, 5, ("train.warmup_steps is cut from 20 to 5",)),
+        ("steps = 100\nwarmup_steps = 20", 20, 20, ()),
+        ("steps = 10\nwarmup_steps = 20", 30, 20, ()),
+    ],
+)
+def test_a_warm_up_is_cut_to_steps_that_come_from_elsewhere(write, train, steps, kept, line):
+    experiment, lines = cut_warmup(load_experiment(write(f"[train]\n{train}\n"), {"train.steps": steps}))
+    assert (experiment.train.steps, experiment.train.warmup_steps, lines) == (steps, kept, line)
+
+
+def test_steps_of_a_file_that_extends_the_one_with_the_warm_up_cut_it(write, tmp_path):
+    write("[train]\nsteps = 100\nwarmup_steps = 20\n")
+    shorter, same = tmp_path / "shorter.toml", tmp_path / "same.toml"
+    shorter.write_text('extends = "own"\n[train]\nsteps = 5\n')
+    same.write_text('extends = "shorter"\n')
+    for path in (shorter, same):
+        assert cut_warmup(load_experiment(str(path)))[0].train.warmup_steps == 5
+    same.write_text('extends = "shorter"\n[train]\nwarmup_steps = 20\n')
+    with pytest.raises(ConfigError, match=r"same\.toml: train\.warmup_steps is 20, longer"):
+        load_experiment(str(same))
+    same.write_text('extends = "own"\n[rows]\na = { train.steps = 5 }\n')
+    assert cut_warmup(load_experiment(str(same)))[0].train.warmup_steps == 5
+
+
+def test_megatron_lm_keeps_a_step_behind_its_warm_up(write):
+    path = write('[train]\nsteps = 100\nwarmup_steps = 20\n[engine]\nname = "megatron-lm"\n')
+    assert cut_warmup(load_experiment(path, {"train.steps": 5}))[0].train.warmup_steps == 4

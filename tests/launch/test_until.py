@@ -1,18 +1,35 @@
-"""How far a run is to train, as the command line says it."""
+"""How far a run is to train, as the command line says it; and what is said before of the time that its jobs have."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.chain.measured import Measured
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.until import Until, length_settings, parse_until, short_of_time
 from hpc_gpt.settings.batch import Batch
-from hpc_gpt.settings.until import Until, check_against, parse_until
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.resolve import Resolved, resolve
+from tests.cli.command import in_process
+from tests.made_runs import unsubmitted_run
 
 BATCH = Batch(micro_batch=2, micro_batches=4, global_batch=16)
+STEP = Measured("a-run", 4, "tp2-pp2-dp1", 20, step_s=10.0, save_s=1.0, eval_s=None, start_s=300.0)
+
+
+def run() -> Resolved:
+    """A run of that batch and 32 tokens a sample."""
+    sizes = {"layout.micro_batch": 2, "layout.micro_batches": 4, "layout.global_batch": 16, "layout.dp": 2}
+    return resolve(
+        load_experiment("demo", {**sizes, "layout.pp": 1, "layout.tp": 2, "model.seq": 32}), load_profile("local")
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,9 +99,36 @@ def test_settings_and_words():
 )  # fmt: skip
 def test_two_ends_on_one_command_line_are_refused_with_both(until, given):
     with pytest.raises(ConfigError, match=f"{next(iter(given.values()))}"):
-        check_against(until, until.settings(BATCH, 32), given)
+        length_settings(until, run(), given)
 
 
 def test_the_same_end_twice_is_no_contradiction():
     until = Until(tokens=512 * 8)
-    check_against(until, until.settings(BATCH, 32), {"train.steps": 8, "layout.tp": 2})
+    assert length_settings(until, run(), {"train.steps": 8, "layout.tp": 2}) == {"steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("time", "lead", "measured", "words"),
+    [
+        ("10:00", 240, None, ""),
+        ("10:00", 360, None, "job.signal_lead_s = 360 leaves a job 240 s of its 600 s"),
+        ("10:00", 240, STEP, ""),
+        ("10:00", 280, STEP, "leaves a job 320 s of its 600 s until it is to save, and a start and 3 steps took 330 s"),
+        (None, 360, STEP, ""),
+    ],
+)
+def test_a_lead_that_leaves_too_little_is_said(time, lead, measured, words) -> None:
+    settings = {"job.time": time, "job.signal_lead_s": lead}
+    resolved = resolve(load_experiment("demo", settings), load_profile("local"))
+    earlier: Any = SimpleNamespace(newest_alike=lambda _: measured)
+    said = "".join(short_of_time(resolved, lambda: earlier))
+    assert words in said
+    assert bool(words) == bool(said)
+
+
+def test_submit_says_it_and_render_does_not(own_folders) -> None:
+    unsubmitted_run()
+    line = "warning: job.signal_lead_s = 30 leaves a job 20 s of its 50 s"
+    arguments = ("demo", "--cluster", "local", "-t", "0:50")
+    assert line in in_process("submit", *arguments, "--dry-run").stderr
+    assert line not in in_process("render", *arguments).stderr

@@ -1,0 +1,373 @@
+"""An experiment's TOML file: find it, read it with the files it extends, choose a row, lay the options over it.
+
+A file with a `[rows]` table is a sweep: a line for each row of a table that was or will be measured. A row is an inline
+table laid over the file's other tables. Beside an experiment's keys it may hold `seed`, the figures that the seed
+prints in this row, by column, and `impossible`, why no such layout can exist: such a row is listed and never runs.
+Rows keep the file's order.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.paths import experiments_dir
+from hpc_gpt.settings.experiment import Experiment, Train
+from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted
+
+DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
+SWEEP_FILE = "sweep.toml"
+# A row's name becomes part of a folder's and a job's.
+_ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
+_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, seed.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its tables over the base, the seed's own figures by column, and why it cannot run, if it cannot."""
+
+    name: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+    seed: dict[str, float | str] = field(default_factory=dict)
+    impossible: str | None = None
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """An experiment's file as it was read; the rows of one file are all loaded from one of these.
+
+    `tables` are those of the file, without `rows`, over those of the file it extends. `stated` has each file with its
+    own tables alone, the one that extends nothing first. `rows` is None if the file is no sweep.
+    """
+
+    path: Path
+    text: str
+    tables: Mapping[str, Any]
+    rows: tuple[Row, ...] | None
+    stated: tuple[tuple[Path, Mapping[str, Any]], ...]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name; of a sweep the folder's, or the file's own if that is not called sweep.toml."""
+        return str(self.tables["name"])
+
+    @property
+    def possible(self) -> list[Row]:
+        """The rows that can run."""
+        return [row for row in self.rows or () if row.impossible is None]
+
+    def row(self, name: str | None) -> Row | None:
+        """The row of that name, by default the first that can run; None if the file is no sweep.
+
+        Raises ConfigError if there is no such row, or it is impossible.
+        """
+        if self.rows is not None:
+            return choose_row(self.rows, name, self.path)
+        if name is not None:
+            raise ConfigError(f"{self.path}: no row {name!r}, as it is no sweep: it has no [rows]", "leave --row out")
+        return None
+
+    def overridden(self, overrides: Mapping[str, Any] | None, row: str | None) -> dict[str, Any]:
+        """The tables with the row's and the dotted-key overrides laid over them."""
+        tables = copy.deepcopy(dict(self.tables))
+        if (chosen := self.row(row)) is not None:
+            tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
+            tables["name"] = f"{tables['name']}-{chosen.name}"
+        for key, value in (overrides or {}).items():
+            set_dotted(tables, key, value)
+        return tables
+
+    def stated_with(self, row: str | None) -> list[tuple[Path, Mapping[str, Any]]]:
+        """`stated`, with the row's tables laid over those of the file itself."""
+        *extended, (path, own) = self.stated
+        chosen = self.row(row)
+        return [*extended, (path, merge_tables(own, chosen.overrides) if chosen is not None else own)]
+
+
+def find_experiment(name: str) -> Path:
+    """The TOML file that EXPERIMENT means: a file, a folder's sweep or first file, or either under `experiments/`."""
+    for base in (Path(), experiments_dir()):
+        for path in (base / name, base / f"{name}.toml"):
+            if path.is_file():
+                return path
+            if path.is_dir() and (files := sorted(path.glob("*.toml"))):
+                return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
+    known = list_experiments()
+    raise ConfigError(
+        f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
+        close_matches(name, known) or f"known: {', '.join(known)}",
+    )
+
+
+def list_experiments() -> list[str]:
+    """Names under `experiments/`, without the suffix, sorted; a folder's sweep goes by the folder's name."""
+    top = experiments_dir()
+    files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
+    return sorted(str(path.relative_to(top)) for path in files)
+
+
+def read_experiment(name: str) -> ExperimentFile:
+    """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
+    path = find_experiment(name)
+    stated: list[tuple[Path, Mapping[str, Any]]] = []
+    tables = _read_with_parents(path, (), stated)
+    tables.setdefault("name", _default_name(path))
+    rows = tables.pop("rows", None)
+    checked = _check_rows(rows, path) if rows is not None else None
+    return ExperimentFile(path, path.read_text(encoding="utf-8"), tables, checked, tuple(stated))
+
+
+def find_sweep(experiment: str) -> ExperimentFile | None:
+    """The sweep that EXPERIMENT means; None if its file has no rows. Raises ConfigError as `read_experiment`."""
+    file = read_experiment(experiment)
+    return file if file.rows is not None else None
+
+
+def load_experiment(
+    name: str | ExperimentFile,
+    overrides: Mapping[str, Any] | None = None,
+    row: str | None = None,
+    steps_elsewhere: bool = False,
+) -> Experiment:
+    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
+
+    Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
+    Raises ConfigError with every fault of the file at once. A warm-up longer than the run is no fault if the steps are
+    an override, are stated by a file that extends the one with the warm-up, or come from `steps_elsewhere`:
+    `cut_warmup` cuts it then.
+    """
+    file = read_experiment(name) if isinstance(name, str) else name
+    tables, given = file.overridden(overrides, row), overrides or ()
+    elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
+    faults = _schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
+    return check_tables(tables, Experiment, str(file.path), given, faults)
+
+
+def keys_given(
+    file: ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
+) -> frozenset[str]:
+    """The dotted keys that the experiment, its row or the overrides give a value, so that no default decides them."""
+    tables = file.overridden(overrides, row)
+    return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
+
+
+def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
+    """The folder, absolute, of the file that states the data.path of an experiment; None if no file does."""
+    if "data.path" in (overrides or {}):
+        return None
+    newest_first = reversed(file.stated_with(row))
+    return next((path.parent.resolve() for path, tables in newest_first if "path" in _keys(tables, "data")), None)
+
+
+def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
+    """The keys of one of the tables."""
+    table = tables.get(name)
+    return set(table) if isinstance(table, Mapping) else set()
+
+
+# --- overrides of the command line
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`train.steps=20` as (key, value). The value is TOML if the key wants no text, and TOML can read it; nothing
+    after the `=` takes the key back to its default (None)."""
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set train.steps=20")
+    if not raw:
+        return key, None
+    if _wants_text(key) and raw[0] not in "\"'":
+        return key, raw
+    try:
+        return key, tomllib.loads(f"value = {raw}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return key, raw
+
+
+def _wants_text(key: str) -> bool:
+    """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
+    kind: Any = Experiment
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+    return kind in (str, str | None)
+
+
+# --- files that extend others
+
+
+def _read_with_parents(
+    path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """The file's tables, `rows` among them, over those of the file it extends, which is found beside it or under
+    `experiments/`; `stated` gets each file with its own tables."""
+    if path.resolve() in seen:
+        chain = " -> ".join(step.name for step in (*seen, path))
+        raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
+    tables = read_toml(path)
+    parent = tables.pop("extends", None)
+    stated.insert(0, (path, tables))
+    if parent is None:
+        return dict(tables)
+    if not isinstance(parent, str):
+        raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
+    beside = [path.parent / parent, path.parent / f"{parent}.toml"]
+    found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
+    inherited = _read_with_parents(found, (*seen, path.resolve()), stated)
+    for own in ("name", "rows"):
+        inherited.pop(own, None)
+    return merge_tables(inherited, tables)
+
+
+def _default_name(path: Path) -> str:
+    """The path below `experiments/` without its suffix, or the file's own name elsewhere; a sweep's is its folder's."""
+    file = path.resolve()
+    named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
+    try:
+        return "-".join(named.relative_to(experiments_dir().resolve()).parts) or named.name
+    except ValueError:
+        return named.name
+
+
+# --- rows
+
+
+def choose_row(rows: Sequence[Row], name: str | None, path: Path) -> Row:
+    """The row of that name, by default the first that can run. ConfigError if there is none, or it is impossible."""
+    if name is None:
+        possible = next((row for row in rows if row.impossible is None), None)
+        if possible is None:
+            raise ConfigError(f"{path}: no row can run; the first: {rows[0].impossible}", "add a row that can")
+        return possible
+    row = next((row for row in rows if row.name == name), None)
+    if row is None:
+        known = [row.name for row in rows]
+        raise ConfigError(f"{path}: no row {name!r}", close_matches(name, known) or f"rows: {', '.join(known)}")
+    if row.impossible is not None:
+        raise ConfigError(f"{path}: row {name!r} cannot run: {row.impossible}", "choose another row")
+    return row
+
+
+def _check_rows(table: Any, path: Path) -> tuple[Row, ...]:
+    """The rows of a `[rows]` table as TOML gives it; ConfigError with every fault of every row."""
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError(f"{path}: rows must be a table with a line for each row", _EXAMPLE)
+    rows: list[Row] = []
+    names: dict[str, str] = {}
+    faults: list[str] = []
+    for name, values in table.items():
+        where = f"{path}: row {name!r}"
+        if not _ROW_NAME.fullmatch(name):
+            faults.append(f"{where}: a row's name is of letters, digits, and . _ + - behind the first")
+        twin = names.setdefault(name.lower(), name)
+        if twin != name:  # the same name twice is no TOML already
+            faults.append(f"{where}: {twin!r} differs from it by upper and lower case alone")
+        if not isinstance(values, Mapping):
+            faults.append(f"{where} must be an inline table, not {values!r}")
+            continue
+        faults += [f"{where}: {fault}" for fault in _row_faults(values)]
+        own = {key: value for key, value in values.items() if key in _TABLES}
+        try:
+            check_tables(own, Experiment, where)
+        except ConfigError as fault:
+            faults += str(fault).splitlines()
+        seed = values.get("seed", {})
+        rows.append(Row(name, own, dict(seed) if isinstance(seed, Mapping) else {}, values.get("impossible")))
+    if faults:
+        raise ConfigError("\n".join(faults), _EXAMPLE)
+    return tuple(rows)
+
+
+def _row_faults(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the keys that a row has beside an experiment's."""
+    faults = []
+    impossible = values.get("impossible")
+    if impossible is not None and not (isinstance(impossible, str) and impossible.strip()):
+        faults.append(f"impossible must be the reason in words, not {impossible!r}")
+    known = [*_TABLES, "seed", "impossible"]
+    for key in values:
+        if key not in known:
+            faults.append(f"unknown key {key}; " + (close_matches(key, known) or f"known here: {', '.join(known)}"))
+    seed = values.get("seed", {})
+    if not isinstance(seed, Mapping):
+        return [*faults, f"seed must be a table of columns, as seed.step_s = 0.661, not {seed!r}"]
+    for column, figure in seed.items():
+        if isinstance(figure, bool) or not isinstance(figure, int | float | str):
+            faults.append(f"seed.{column} must be a number or a text, not {figure!r}")
+        elif isinstance(figure, float) and not math.isfinite(figure):
+            faults.append(f"seed.{column} must be a finite number, not {figure!r}; leave out what the seed has not")
+    texts = {f"seed.{column}": figure for column, figure in seed.items()} | {"impossible": impossible}
+    faults += [
+        f"{key} must be one line of printable text, not {text!r}"
+        for key, text in texts.items()
+        if isinstance(text, str) and not text.isprintable()
+    ]
+    faults += [f"seed's column {column!r} must be printable" for column in seed if not column.isprintable()]
+    return faults
+
+
+# --- the learning rate's schedule
+
+
+def _schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
+    """What contradicts itself in a table [train] as TOML has it, each fault with its hint.
+
+    `where` is the file, named unless the dotted key was `given` beside it. `steps_elsewhere`: the run's length comes
+    from something else, to which `cut_warmup` cuts its warm-up.
+    """
+    found = {}
+    lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
+    if min_lr > lr >= 0:
+        of = "your options" if {"train.lr", "train.min_lr"} & set(given) else where
+        found[f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}"] = (
+            f"use train.min_lr = {lr:g} or less, or a larger train.lr"
+        )
+    if warmup > steps >= 1 and not steps_elsewhere:
+        of = "your options" if "train.warmup_steps" in given else where
+        found[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
+            f"use train.warmup_steps = {steps:g} or less, or more train.steps"
+        )
+    return found
+
+
+def _number(train: Any, key: str) -> float:
+    """The value of a key, or its default; NaN, which compares with nothing, for what is no number."""
+    value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[str]) -> bool:
+    """Whether the steps are the command line's, or of a file that extends the one with the warm-up."""
+    if "train.steps" in given:
+        return True
+    layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
+    layers.append({key.removeprefix("train.") for key in given})
+    newest_first = [keys & {"steps", "warmup_steps"} for keys in reversed(layers)]
+    return next((keys for keys in newest_first if keys), set()) == {"steps"}
+
+
+def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment with a warm-up no longer than its steps, and a line that says so if it was cut.
+
+    `load_experiment` lets a longer one pass if the steps come from elsewhere. Megatron-LM wants a step more than its
+    warm-up has.
+    """
+    train = experiment.train
+    if not train.warmup_steps > train.steps >= 1:
+        return experiment, ()
+    most = train.steps - 1 if experiment.engine.name == MEGATRON_LM else train.steps
+    return replace(experiment, train=replace(train, warmup_steps=most)), (warmup_words(train.warmup_steps, most),)
+
+
+def warmup_words(before: int, after: int) -> str:
+    """The line that says that a warm-up was cut."""
+    return f"train.warmup_steps is cut from {before} to {after}"
