@@ -8,9 +8,8 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
-from hpc_gpt.plan.calibrate import Calibrated
-from hpc_gpt.plan.calibration_file import calibration_path, store_calibration, stored_calibration, without_table
-from hpc_gpt.plan.constants import Constants
+from hpc_gpt.plan.calibration import Calibrated, calibration_path, store_calibration, stored_calibration, without_table
+from hpc_gpt.plan.rates import Constants
 from hpc_gpt.settings.cluster import list_profiles, load_profile
 
 NAME = "jean-zay-v100-32g"

@@ -5,12 +5,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hpc_gpt.plan.constants import DEFAULT, Constants
-from hpc_gpt.plan.fit import fit
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.calibration import fit
+from hpc_gpt.plan.machine import Machine, machine_named
+from hpc_gpt.plan.rates import DEFAULT, Constants
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.training import Training
+from hpc_gpt.settings.model_shape import ModelShape
 
 MACHINE = machine_named("a100-80g", 8, "infiniband 4x200G")
 TRUE = replace(DEFAULT, gemm=0.68, host_s=2e-3, network=0.5)
@@ -18,7 +18,11 @@ Sample = tuple[Training, Machine, float]
 
 
 def _trainings() -> list[Training]:
-    large, middle, small = Shape(12288, 48, 96, seq=2048), Shape(6144, 40, 48, seq=2048), Shape(1024, 24, 16)
+    large, middle, small = (
+        ModelShape(12288, 48, 96, seq=2048),
+        ModelShape(6144, 40, 48, seq=2048),
+        ModelShape(1024, 24, 16),
+    )
     out = [
         Training(large, tp=8, pp=pp, micro_batch=micro, micro_batches=32, recompute="full", dtype="fp16")
         for pp in (4, 8)

@@ -9,12 +9,9 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.errors import LayoutError
-from hpc_gpt.plan.largest import family, largest
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.machine import Machine, machine_named
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import TIGHT, search
-from hpc_gpt.plan.translation import shape_of
+from hpc_gpt.plan.search import TIGHT, family, largest, search
 from hpc_gpt.settings.presets import preset
 
 SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}
@@ -22,7 +19,7 @@ SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}
 
 def question(gpus, engines=("deepspeed-3d",), **settled):
     model = preset("gpt2")
-    return Question(shape_of(model), gpus, 4, "fp16", None, engines, {**SMALLEST, **settled}), model
+    return Question(model, gpus, 4, "fp16", None, engines, {**SMALLEST, **settled}), model
 
 
 def v100(gib):
@@ -52,7 +49,7 @@ def test_nothing_larger_of_the_family_has_room():
         for shape in shapes
         if shape.params > found.model.params / 2
         and shape.params < 2 * found.model.params
-        and search(replace(asked, shape=shape_of(shape)), with_room, first=True).candidates
+        and search(replace(asked, shape=shape), with_room, first=True).candidates
     ]
     assert max(fitting, key=lambda shape: shape.params) == found.model
     assert found.searched.candidates

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan import search as module
-from hpc_gpt.plan.asking import question_of
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import fits, predict_memory
-from hpc_gpt.plan.question import Question
+from hpc_gpt.plan.question import Question, question_of
 from hpc_gpt.plan.search import KEPT, NEAR, TIGHT, Candidate, search
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Shape
-from hpc_gpt.plan.translation import PLANNED, engine_for, training_of
+from hpc_gpt.plan.training import PLANNED, engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve
 
 ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "megatron-lm")
@@ -53,8 +52,8 @@ def with_layout(asked, run):
 
 
 BIG = Machine("a100-80g", 79.1, {"bf16": 312.0}, 2039, 8, 300, 100, 25)
-GPT3 = Question(Shape(12288, 96, 96, 51200, 2048), 1024, 8, "bf16", 1536)
-TRILLION = Question(Shape(25600, 128, 160, 51200, 2048), 16384, 8, "bf16", 16384)
+GPT3 = Question(ModelShape(12288, 96, 96, 51200, 2048), 1024, 8, "bf16", 1536)
+TRILLION = Question(ModelShape(25600, 128, 160, 51200, 2048), 16384, 8, "bf16", 16384)
 
 CASES = [
     (experiment(), ENGINES, 40.0),
@@ -83,7 +82,7 @@ def test_what_does_not_fit_is_never_ranked_and_the_rest_always(asked, engines, g
     assert len(found.candidates) == found.fitting
     assert all(fits(predict_memory(each.training, card), card) for each in found.candidates)
     assert all(not fits(each.memory, card) for each in found.too_large)
-    assert not {each.split for each in found.candidates} & {each.split for each in found.too_large}
+    assert not {each.layout for each in found.candidates} & {each.layout for each in found.too_large}
 
 
 def every_run(asked, engines):
@@ -135,7 +134,8 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     assert [each.training for each in usual.candidates] == [
         each.training
         for each in found.candidates
-        if each in sorted((one for one in found.candidates if one.split == each.split), key=lambda one: one.rank)[:KEPT]
+        if each
+        in sorted((one for one in found.candidates if one.layout == each.layout), key=lambda one: one.rank)[:KEPT]
     ]
 
 
@@ -182,9 +182,9 @@ def test_a_partition_by_hand_is_for_its_own_number_of_stages():
 
 def test_tp_spans_nodes_only_where_that_is_asked():
     asked = experiment(gpus=8)
-    assert max(each.split.tp for each in search(question_of(asked, PROFILE), machine(), keep=10**6).candidates) == 4
+    assert max(each.layout.tp for each in search(question_of(asked, PROFILE), machine(), keep=10**6).candidates) == 4
     across = replace(asked, layout=replace(asked.layout, allow_tp_across_nodes=True))
-    found = [each for each in search(question_of(across, PROFILE), machine()).candidates if each.split.tp == 8]
+    found = [each for each in search(question_of(across, PROFILE), machine()).candidates if each.layout.tp == 8]
     assert found
     for each in found:
         assert training_of(resolve(with_layout(across, each.training), PROFILE)) == each.training
@@ -207,9 +207,9 @@ def test_memory_is_asked_first_and_little_is_kept(question, most, monkeypatch):
     assert found.candidates
     assert found.asked <= most
     assert len(timed) == found.fitting <= found.asked
-    splits = {each.split for each in found.candidates}
-    assert len(found.candidates) <= KEPT * len(splits)
-    assert len(found.too_large) + len(splits) <= len(list(question.splits()))
+    layouts = {each.layout for each in found.candidates}
+    assert len(found.candidates) <= KEPT * len(layouts)
+    assert len(found.too_large) + len(layouts) <= len(list(question.layouts()))
 
 
 def test_the_best_is_the_fastest_but_for_near_ones_and_tight_ones():
@@ -243,7 +243,7 @@ def test_what_holds_is_not_searched(key, value):
     asked = replace(asked, **{table: replace(getattr(asked, table), **{name: value})})
     open_ = search(question_of(experiment(), PROFILE, engines=ENGINES), machine(), keep=10**6)
     found = search(question_of(asked, PROFILE, {key}, ENGINES), machine(), keep=10**6)
-    field = {"sharded_optimizer": "distributed_optimizer", "name": "engine"}.get(name, name)
+    field = "engine" if name == "name" else name
     assert {getattr(each.training, field) for each in found.candidates} == {value}
     assert len({getattr(each.training, field) for each in open_.candidates}) > 1
     assert found.asked < open_.asked or key == "layout.micro_batches"  # the global batch is open then

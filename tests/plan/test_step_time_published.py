@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.calibrate import fastest, samples_of
-from hpc_gpt.plan.constants import DEFAULT, Constants
-from hpc_gpt.plan.fit import fit
-from hpc_gpt.plan.rows import Row, read_rows
+from hpc_gpt.plan.calibration import fastest, fit, samples_of
+from hpc_gpt.plan.rates import DEFAULT, Constants
+from hpc_gpt.plan.row_files import read_rows
+from hpc_gpt.plan.rows import Row
 from hpc_gpt.plan.step_time import StepModel
 
 pytestmark = pytest.mark.shared

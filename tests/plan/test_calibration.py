@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan import crossing
-from hpc_gpt.plan.calibrate import calibrate, calibrate_clusters, chosen_for, fastest, named
-from hpc_gpt.plan.constants import DEFAULT, Constants, constants_from
-from hpc_gpt.plan.crossing import without_row, without_source
-from hpc_gpt.plan.rows import rows_of
+from hpc_gpt.plan import validation
+from hpc_gpt.plan.calibration import calibrate, calibrate_clusters, chosen_for, fastest, named
+from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
+from hpc_gpt.plan.row_files import rows_of
 from hpc_gpt.plan.step_time import predict_step
+from hpc_gpt.plan.validation import without_row, without_source
 from tests.plan.row_examples import row
 
 TRUE = dataclasses.replace(DEFAULT, gemm=0.66, network=0.5)
@@ -115,10 +115,10 @@ def test_cross_validation_predicts_each_row_with_constants_that_never_saw_it():
 
 
 def test_many_rows_of_a_cluster_are_dealt_into_parts(monkeypatch):
-    monkeypatch.setattr(crossing, "FOLDS", 3)
+    monkeypatch.setattr(validation, "FOLDS", 3)
     fits = []
-    fitted = crossing.calibrate
-    monkeypatch.setattr(crossing, "calibrate", lambda name, rows: fits.append(len(rows)) or fitted(name, rows))
+    fitted = validation.calibrate
+    monkeypatch.setattr(validation, "calibrate", lambda name, rows: fits.append(len(rows)) or fitted(name, rows))
     found = without_row(rows("a"))
     assert sorted(entry.row.id for entry in found) == sorted(entry.id for entry in rows("a"))
     assert fits == [5, 5, 6]
