@@ -78,8 +78,8 @@ def _read_text(name: str, value: object) -> str:
 # How a field is read, by its type: whole numbers from 1, measured numbers above 0, true or false, words in small
 # letters (of a table, what it holds), and what is checked by its user.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "int | None": _read_count,
-    "float | None": _read_figure,
+    "int": _read_count,
+    "float": _read_figure,
     "bool | None": _read_flag,
     "Stage | None": _read_stage,
     "str": _read_text,
@@ -89,7 +89,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields that are read, None for what a row does not state. `given` is the row as its file has it."""
+    """The fields that are read; 0, empty or None if a row does not state one. `given` is the row as its file has it."""
 
     given: Mapping[str, Any]
     source: str = ""
@@ -97,38 +97,38 @@ class Fields:
     program: str = ""
     # The machine.
     device: str = ""
-    gpus_per_node: int | None = None
+    gpus_per_node: int = 0
     fabric: str = ""
     # The model.
     model: str = ""
-    hidden: int | None = None
-    layers: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    ffn: int | None = None
-    vocab: int | None = None
-    seq: int | None = None
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    seq: int = 0
     swiglu: bool | None = None
     untied: bool | None = None
     moe: object = None
     # The layout and the batch.
-    gpus: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    vp: int | None = None
-    fsdp: int | None = None
+    gpus: int = 0
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    cp: int = 0
+    ep: int = 0
+    vp: int = 0
+    fsdp: int = 0
     parallelism: str = ""
     schedule: str = ""
     partition: object = None
-    micro_bs: int | None = None
-    global_bs: int | None = None
-    grad_accum: int | None = None
-    local_bs: int | None = None
-    batch_per_dp: int | None = None
-    tokens_per_batch: float | None = None
+    micro_bs: int = 0
+    global_bs: int = 0
+    grad_accum: int = 0
+    local_bs: int = 0
+    batch_per_dp: int = 0
+    tokens_per_batch: float = 0.0
     # How it is trained.
     stack: str = ""
     engine: str = ""
@@ -145,13 +145,13 @@ class Fields:
     distributed_optimizer: bool | None = None
     act_cpu_offload: bool | None = None
     # What was measured.
-    sec_per_iter: float | None = None
-    samples_per_sec: float | None = None
-    tokens_per_sec_per_gpu: float | None = None
-    tflops_per_gpu: float | None = None
+    sec_per_iter: float = 0.0
+    samples_per_sec: float = 0.0
+    tokens_per_sec_per_gpu: float = 0.0
+    tflops_per_gpu: float = 0.0
     tflops_kind: str = ""
-    mfu: float | None = None
-    memory_gib: float | None = None
+    mfu: float = 0.0
+    memory_gib: float = 0.0
     memory_kind: str = ""
     memory_by_stage_gib: object = None
     fits: bool | None = None
@@ -195,13 +195,13 @@ def shown(value: object) -> str:
 def refuse_unmodelled(row: Fields) -> None:
     """Mixtures of experts have another shape, context parallelism splits the sequence, and a schedule other than 1F1B
     has another bubble or holds activations otherwise."""
-    if (row.ep or 1) > 1:
+    if row.ep > 1:
         raise Unusable(f"MoE is not modelled (ep {row.ep})")
     if row.moe:
         raise Unusable(f"MoE is not modelled (moe {row.shown('moe')})")
     if re.search(r"\bmoe\b|mixtral", row.model):
         raise Unusable(f"MoE is not modelled (model {row.shown('model')})")
-    if (row.cp or 1) > 1:
+    if row.cp > 1:
         raise Unusable(f"context parallelism is not modelled (cp {row.cp})")
     if row.schedule and "1f1b" not in row.schedule:
         raise Unusable(f"schedule {row.shown('schedule')} is not modelled")
@@ -248,8 +248,7 @@ def is_llama_like(row: Fields) -> bool:
     """
     if row.swiglu is not None:
         return row.swiglu
-    assert row.hidden is not None
-    return "llama" in row.model or row.ffn not in (None, 4 * row.hidden)
+    return "llama" in row.model or row.ffn not in (0, 4 * row.hidden)
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     zero, deepspeed = row.zero_stage, "deepspeed" in cited
     if zero is None and (named := _ZERO.search(said)):
         zero = int(named[1])
-    fsdp = bool(_FSDP.search(cited) or row.sharding) or row.fsdp not in (None, 1)
+    fsdp = bool(_FSDP.search(cited) or row.sharding) or row.fsdp > 1
     if fsdp:
         zero = _zero_of_sharding(row.sharding, zero)
     zero = zero or 0

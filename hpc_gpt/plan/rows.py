@@ -32,7 +32,7 @@ from hpc_gpt.plan.row_fields import (
 from hpc_gpt.plan.training import PublishedShape, Training
 from hpc_gpt.settings.devices import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape, partition_layers
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
@@ -121,15 +121,15 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         raise Unusable("device is missing")
     device = row.device if row.device in DEVICES else device_named(str(row.given["device"])[:200]) or row.device
     dtype = dtype_of(row, device)
-    missing = [each for each in ("hidden", "layers", "heads", "seq", "micro_bs") if getattr(row, each) is None]
+    missing = [each for each in ("hidden", "layers", "heads", "seq", "micro_bs") if not getattr(row, each)]
     if missing and missing != ["micro_bs"]:
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
     layout = _layout(row, assumed)
-    if missing and (row.global_bs is None or (row.grad_accum is None and row.global_bs != layout.dp)):
+    if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
-    if row.fsdp not in (None, 1, layout.dp):
+    if row.fsdp not in (0, 1, layout.dp):
         raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
     shape = _shape(row, layout.tp, padded=stack.engine not in ("fsdp", "ddp"))
     recompute = recompute_of(row)
@@ -163,7 +163,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if published.step_s is not None and training.gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
         assumed.append(f"fabric {row.fabric} joins no nodes: the time is not compared")
         published = replace(published, step_s=None)
-    if global_batch is None and published.step_s is not None:
+    if not global_batch and published.step_s is not None:
         if published.memory_gib is None and not published.by_stage:
             raise Unusable("global_bs is missing beside a time")
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
@@ -174,49 +174,44 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
 def _layout(row: Fields, assumed: list[str]) -> Layout:
     """tp, pp and dp: stated, in the words of `parallelism`, or what the GPUs leave."""
     said, gpus = degrees_of(row), row.gpus
-    found = {name: getattr(row, name) or said.get(name) for name in ("tp", "pp", "dp")}
-    unknown = [name for name, degree in found.items() if degree is None]
+    found = {name: getattr(row, name) or said.get(name, 0) for name in ("tp", "pp", "dp")}
+    unknown = [name for name, degree in found.items() if not degree]
     # Data parallelism is what is left; who shards everything, or states only ZeRO, splits no layer.
-    sharded = bool(row.sharding or said) or row.zero_stage == 3 or row.fsdp is not None
+    sharded = bool(row.sharding or row.fsdp or said or "zero" in row.parallelism) or row.zero_stage == 3
     for name in ("tp", "pp"):
-        if name in unknown and (len(unknown) > 1 or gpus is None) and sharded:
+        if name in unknown and (len(unknown) > 1 or not gpus) and sharded:
             found[name] = 1
             unknown.remove(name)
             assumed.append(f"{name} 1")
-    if len(unknown) > 1 or (unknown and gpus is None):
-        raise Unusable(f"{' and '.join([*unknown, *(['gpus'] if gpus is None else [])])} missing")
+    if len(unknown) > 1 or (unknown and not gpus):
+        raise Unusable(f"{' and '.join([*unknown, *([] if gpus else ['gpus'])])} missing")
     known = math.prod(degree for degree in found.values() if degree)
     if unknown:
-        assert gpus is not None
         if gpus % known:
             raise Unusable(f"{unknown[0]} is missing, and gpus {gpus} is no multiple of the other degrees' {known}")
         found[unknown[0]] = gpus // known
-    elif gpus is not None and gpus != known:
+    elif gpus not in (0, known):
         split = " x ".join(f"{name} {degree}" for name, degree in found.items())
         raise Unusable(f"gpus is {gpus}, but {split} is {known}")
-    return Layout(**{name: degree or 1 for name, degree in found.items()})
+    return Layout(**found)
 
 
-def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, int | None]:
-    """Samples of a micro-batch, micro-batches of a step, and the global batch as published (None: not stated)."""
-    micro, accumulated, dp = row.micro_bs, row.grad_accum, layout.dp
-    global_batch = row.global_bs or _global_from_tokens(row)
-    if global_batch is None and (share := row.batch_per_dp or row.local_bs):
-        global_batch = share * dp
-    if micro is None:
-        assert global_batch is not None
-        accumulated = accumulated or 1
-        if global_batch % (dp * accumulated):
+def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, int]:
+    """Samples of a micro-batch, micro-batches of a step, and the global batch as published (0: not stated)."""
+    micro, passes, dp = row.micro_bs, row.grad_accum, layout.dp
+    global_batch = row.global_bs or _global_from_tokens(row) or (row.batch_per_dp or row.local_bs) * dp
+    if not micro:
+        passes = passes or 1
+        if global_batch % (dp * passes):
             raise Unusable(
-                f"micro_bs is missing, and global_bs {global_batch} is not dp {dp} x grad_accum {accumulated} x any"
+                f"micro_bs is missing, and global_bs {global_batch} is not dp {dp} x grad_accum {passes} x any"
             )
-        micro = global_batch // (dp * accumulated)
-    if global_batch is None and accumulated is not None:
-        global_batch = micro * accumulated * dp
-    if global_batch is None:
+        micro = global_batch // (dp * passes)
+    global_batch = global_batch or micro * passes * dp
+    if not global_batch:
         if layout.pp > 1:  # enough to fill the pipeline
             assumed.append(f"{layout.pp} micro-batches")
-            return micro, layout.pp, None
+            return micro, layout.pp, 0
         assumed.append("1 micro-batch")
         return micro, 1, micro * dp
     if global_batch < micro * dp:
@@ -229,10 +224,10 @@ def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, i
     return micro, micro_batches, global_batch
 
 
-def _global_from_tokens(row: Fields) -> int | None:
+def _global_from_tokens(row: Fields) -> int:
     """`tokens_per_batch` over seq. A round count of millions that seq does not divide is one of 2^20 each."""
-    if row.tokens_per_batch is None or row.seq is None or not row.seq <= row.tokens_per_batch < 1e12:
-        return None
+    if not row.seq <= row.tokens_per_batch < 1e12:
+        return 0
     count = int(row.tokens_per_batch)
     if count % row.seq and count % 10**6 == 0:
         count = count // 10**6 * 2**20
@@ -241,10 +236,9 @@ def _global_from_tokens(row: Fields) -> int | None:
 
 def _chunks(row: Fields, pp: int, assumed: list[str]) -> int:
     """Interleaved chunks a stage. If only the schedule says so: the fewest, above one, that divide its layers."""
-    assert row.layers is not None
     if pp == 1:
         return 1
-    if row.vp is not None or "interleav" not in row.schedule or row.layers % pp:
+    if row.vp or "interleav" not in row.schedule or row.layers % pp:
         return row.vp or 1
     per_stage = row.layers // pp
     chunks = next((count for count in range(2, per_stage + 1) if per_stage % count == 0), 1)
@@ -258,9 +252,6 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
     `type:transformer|embedding` counts embedding and head as a layer each; "parameters" makes stages hold as many.
     """
     given, layers = row.partition, row.layers
-    assert layers
-    assert row.hidden
-    assert row.heads
     if pp < 2 or pp > layers:
         return None
     if isinstance(given, (list, tuple)):
@@ -268,42 +259,33 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
         if not (whole_numbers and len(given) == pp and sum(given) == layers):
             raise Unusable(f"partition is {shown(given)}, but must be {pp} numbers that sum up to layers {layers}")
         return tuple(given)
-    if not isinstance(given, str):
-        return None
     if given == "parameters" and layers <= _MOST_BALANCED:
         shape = ModelShape(row.hidden, layers, row.heads, vocab=row.vocab or DEFAULT_VOCAB)
         return tuple(partition_layers(shape, pp, "parameters"))
-    if "embed" not in given:
+    if not isinstance(given, str) or "embed" not in given:
         return None
-    counted = layers + 2
-    stages = [counted // pp + (stage < counted % pp) for stage in range(pp)]
-    stages[0] -= 1
-    stages[-1] -= 1
-    return tuple(stages) if min(stages) > 0 else None
+    first, *middle, last = stage_layers(layers + 2, pp)
+    stages = (first - 1, *middle, last - 1)
+    return stages if min(stages) > 0 else None
 
 
 def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
-    hidden, heads, layers, seq = row.hidden, row.heads, row.layers, row.seq
-    assert hidden
-    assert heads
-    assert layers
-    assert seq
-    if hidden % heads:
-        raise Unusable(f"hidden {hidden} is not a multiple of heads {heads}")
-    if row.kv_heads is not None and heads % row.kv_heads:
-        raise Unusable(f"kv_heads {row.kv_heads} does not divide heads {heads}")
+    if row.hidden % row.heads:
+        raise Unusable(f"hidden {row.hidden} is not a multiple of heads {row.heads}")
+    if row.kv_heads and row.heads % row.kv_heads:
+        raise Unusable(f"kv_heads {row.kv_heads} does not divide heads {row.heads}")
     gated = is_llama_like(row)
     # Llama's width if none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971).
-    llama_width = -(-8 * hidden // 3 // 256) * 256
+    llama_width = -(-8 * row.hidden // 3 // 256) * 256
     return PublishedShape(
-        hidden,
-        layers,
-        heads,
+        row.hidden,
+        row.layers,
+        row.heads,
         vocab=row.vocab or DEFAULT_VOCAB,
-        seq=seq,
+        seq=row.seq,
         tied=not (gated if row.untied is None else row.untied),
         vocab_multiple=_PADDED_TO * tp if padded else 1,
-        kv_heads=row.kv_heads,
+        kv_heads=row.kv_heads or None,
         ffn=row.ffn or (llama_width if gated else None),
         gated=gated,
         biases=not gated,
@@ -314,7 +296,7 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
 def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Machine:
     """The row's machine. What joins nodes matters only if there are several."""
     per_node, fabric = row.gpus_per_node, row.fabric
-    if per_node is None:
+    if not per_node:
         raise Unusable("gpus_per_node is missing")
     if not fabric and gpus > per_node:
         raise Unusable("fabric is missing, and the GPUs are on several nodes")
@@ -324,15 +306,15 @@ def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Mach
         if gpus > per_node or not fabric:
             raise
         machine = machine_of(device, per_node, None)
-    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0 and row.memory_gib is None:
+    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0 and not row.memory_gib:
         raise Unusable(f"fabric {shown(fabric)} joins no nodes, but gpus {gpus} are more than gpus_per_node {per_node}")
     return machine
 
 
-def _published(row: Fields, training: Training, global_batch: float | None, peak_tflops: float) -> Published:
-    """The figures of a row. `global_batch` in samples as published: without it only seconds can be read as seconds."""
+def _published(row: Fields, training: Training, global_batch: int, peak_tflops: float) -> Published:
+    """The figures of a row. `global_batch` in samples as published: if it is 0 only seconds can be read as seconds."""
     by_stage = _by_stage(row, training.pp)
-    memory, kind = row.memory_gib, row.memory_kind or None
+    memory, kind = row.memory_gib or None, row.memory_kind or None
     if kind is not None and kind not in MEMORY_KINDS:
         raise Unusable(f"memory_kind is {row.shown('memory_kind')}, but must be one of {', '.join(MEMORY_KINDS)}")
     if memory is None and by_stage:
@@ -363,39 +345,36 @@ def _by_stage(row: Fields, pp: int) -> tuple[tuple[int, tuple[float, float, floa
     return tuple(sorted(found))
 
 
-def _seconds_from_rates(row: Fields, training: Training, global_batch: float | None, peak: float) -> float | None:
+def _seconds_from_rates(row: Fields, training: Training, global_batch: int, peak: float) -> float | None:
     """Seconds of a step by the first of the rates that the row states."""
-    if global_batch is None:
+    if not global_batch:
         return None
-    if row.samples_per_sec is not None:
+    if row.samples_per_sec:
         return global_batch / row.samples_per_sec
-    if row.tokens_per_sec_per_gpu is not None:
+    if row.tokens_per_sec_per_gpu:
         return global_batch * training.shape.seq / (row.tokens_per_sec_per_gpu * training.gpus)
-    if row.tflops_per_gpu is not None:
+    if row.tflops_per_gpu:
         one_second = _tflops_of_one_second(row.tflops_kind, training, global_batch)
         if one_second is not None:
             return _positive(one_second / row.tflops_per_gpu)
-    if row.mfu is None:
-        return None
     share = row.mfu / 100 if row.mfu > 1 else row.mfu
     if share > 1:
         raise Unusable(f"mfu is {row.shown('mfu')}, more than all")
-    needed = _tflops_of_one_second("model", training, global_batch)
-    return _positive(needed / (share * peak)) if needed is not None and peak > 0 else None
+    needed = _tflops_of_one_second("model", training, global_batch) if share * peak > 0 else None
+    return _positive(needed / (share * peak)) if needed is not None else None
 
 
 def _positive(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) and seconds > 0 else None
 
 
-def _tflops_of_one_second(kind: str, training: Training, global_batch: float) -> float | None:
+def _tflops_of_one_second(kind: str, training: Training, batch: int) -> float | None:
     """TFLOP/s per GPU that a step of one second would be, by the formula that `tflops_kind` names.
 
     "hardware, size*4*2" and "size*factor*2" are the seed's; "eq.3" and other hardware figures Narayanan's; "12*l*h^2"
     his without attention and head; "model" PaLM's (formulas.py has them all). None if the words name no formula.
     """
     shape, gpus = training.shape, training.gpus
-    batch = max(1, round(global_batch))
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": batch, "gpus": gpus, "step_s": 1}
     sizes: dict[str, Any] = {"layers": shape.layers, "hidden": shape.hidden}
     recompute = "full" if any(sign in kind for sign in ("4*2", "96", "x4")) else training.recompute

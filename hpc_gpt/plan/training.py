@@ -1,4 +1,4 @@
-"""What is predicted: a model's shape, its layout over GPUs, and how it is trained. An experiment's, or a published one."""
+"""What is predicted: a model's shape, its layout over GPUs and how it is trained, here or by who published it."""
 
 from __future__ import annotations
 

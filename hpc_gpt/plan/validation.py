@@ -23,7 +23,6 @@ _KEYS = re.findall(
     "id source step_s published_step_s memory_gib memory_kind published_memory_gib fits published_fits layout left_out "
     "step_error memory_error noisy band calibration assumed parts stages",
 )
-_PARTS = ("compute_s", "recompute_s", "tp_s", "bubble_s", "p2p_s", "dp_s", "optimizer_s", "offload_s")
 Chosen = tuple[Constants, str]
 
 
@@ -157,7 +156,7 @@ def as_table(entry: Predicted | LeftOut) -> dict[str, object]:
         "band": step.band,
         "calibration": entry.calibration,
         "assumed": list(row.assumed),
-        "parts": {part: getattr(step, part) for part in _PARTS},
+        "parts": {part: seconds for part, seconds in vars(step).items() if part != "band"},
         "stages": [{"stage": stage, **_stage(entry, stage, figures)} for stage, figures in published.by_stage],
     }
     return dict(finite(tables))
