@@ -17,7 +17,7 @@ _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buf
 
 
 def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
-    """The text of `plan --why`. `figures` is None where it does not fit."""
+    """The text of `plan --why`. `figures` is None if it does not fit."""
     return "\n".join(_lines(candidate, machine, figures)) + "\n"
 
 

@@ -14,16 +14,7 @@ from hpc_gpt import __version__
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
-from hpc_gpt.report.plan_table import (
-    PARTS,
-    does_not_fit,
-    figures_words,
-    heading,
-    left_out_words,
-    loses,
-    seconds,
-    settings_words,
-)
+from hpc_gpt.report.plan_table import PARTS, candidate_words, figures_words, heading, left_out_words
 from hpc_gpt.small_files import replace_whole
 
 LINES = 40
@@ -31,7 +22,7 @@ CHARTED = 6
 MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 _REST = "not allocated: reserved, context"
-# Of more stages than these the drawing has those that differ from their neighbours and the first, middle and last.
+# Of more stages than these a chart has so many, evenly spread.
 STAGES = 24
 _WIDTH, _LABEL, _ROW, _BAR = 800, 150, 22, 16
 # Lines over the colour of a part, by its place; the first has none.
@@ -48,7 +39,7 @@ def check_page(path: Path) -> None:
 def write_page(
     path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
 ) -> None:
-    """Writes the page, whole or not at all. `figures` are of the candidates, in order."""
+    """Write the page, whole or not at all. `figures` are of the candidates, in order."""
     check_page(path)
     replace_whole(path, build_page(searched, figures, name, params, command))
 
@@ -69,7 +60,10 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
         style_hash=csp_hash(style),
         hatches=hatches(),
         summary=heading(searched, name, params),
-        lines=[_line(candidate, best[0] if best else candidate) for candidate in shown],
+        lines=[
+            candidate_words(candidate, best[0] if best else candidate) | {"bar": _memory_bar(candidate)}
+            for candidate in shown
+        ],
         left_out=left_out_words(searched),
         figures=figures_words(figures[0], searched.question.gpus) if figures else [],
         command=command,
@@ -77,21 +71,6 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
         times=time_section(best[:LINES]),
     )  # fmt: skip
     return page
-
-
-def _line(candidate: Candidate, best: Candidate) -> dict[str, Any]:
-    run, step = candidate.training, candidate.step
-    return {
-        "layout": str(candidate.layout),
-        "engine": run.engine,
-        "batch": f"{run.micro_batch} x {run.micro_batches}",
-        "settings": settings_words(run),
-        "bar": _memory_bar(candidate),
-        "memory": f"{candidate.need_gib:.1f}",
-        "step": seconds(step.step_s) if step else "-",
-        "tokens": f"{candidate.tokens_per_s:,.0f}" if step else "-",
-        "why": loses(candidate, best) if step else does_not_fit(candidate),
-    }
 
 
 def _memory_bar(candidate: Candidate) -> Svg:
@@ -159,7 +138,7 @@ def memory_section(candidates: Sequence[Candidate]) -> Section:
 
 
 def time_section(candidates: Sequence[Candidate]) -> Section | None:
-    """One chart: a bar a layout; None where nothing fits."""
+    """One chart, a bar a layout; None if nothing fits."""
     timed = [candidate for candidate in candidates if candidate.step is not None]
     if not timed:
         return None

@@ -17,7 +17,10 @@ from hpc_gpt.settings.engines import has_zero
 T = TypeVar("T")
 
 SCHEMA = 1
-_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # in "settled", where readers of the JSON know it so
+_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
+# Fields of a Training that the JSON has under their own names.
+_JSON_FIELDS = ("engine", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch")
+_JSON_FIELDS += ("zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer")
 LINES = 7  # that fit, and half as many that do not
 _HEADINGS = (
     "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
@@ -84,7 +87,7 @@ def _needs(candidate: Candidate) -> str:
 
 
 def seconds(figure: float) -> str:
-    """Three digits, or all before the point.
+    """A figure with three digits, or with all of its integer part.
 
     >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
     ('0.123', '88.0', '1,512')
@@ -95,7 +98,7 @@ def seconds(figure: float) -> str:
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
-    """What makes a GPU's products smaller, and so slower, than the best one's; nothing where nothing does."""
+    """What makes a GPU's products smaller, and so slower, than the best one's; empty if nothing does."""
     run, other = candidate.training, best.training
     if run.micro_batch < other.micro_batch:
         return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
@@ -119,9 +122,7 @@ def loses(candidate: Candidate, best: Candidate) -> str:
         return "best" if not best.is_tight else "best, but tight"
     if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
         if candidate.is_tight and not best.is_tight:
-            return (
-                f"tight: {candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
-            )
+            return f"tight: {_needs(candidate)}"
         return "as fast within 1 %, but less plain"
     scale = best.training.global_batch / candidate.training.global_batch
     costs = {
@@ -145,7 +146,7 @@ def can_draw_blocks() -> bool:
 
 
 def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> str:
-    """The card as a bar, filled as far as it is needed; a `>` at its end where that is farther.
+    """The card as a bar, filled as far as it is needed; a `>` at its end if more is needed.
 
     >>> memory_bar(24, 32, 8, False), memory_bar(40, 32, 8, False)
     ('######..', '#######>')
@@ -171,8 +172,8 @@ def time_bar(step: StepTime, length: int) -> str:
 
 
 def search_table(searched: Searched, width: int | None, blocks: bool, lines: int = LINES) -> str:
-    """An aligned table, a line a layout; where `width` columns cannot hold it, with what is words on a line of its own,
-    or as a block a layout (None: any width)."""
+    """An aligned table, a line a layout. If `width` columns (None: any width) cannot hold it, a layout's words go on a
+    line of their own, or each layout becomes a block of lines."""
     best = searched.best_of_layouts
     shown = [*best[:lines], *searched.too_large[: max(1, lines // 2)]]
     grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
@@ -187,24 +188,30 @@ def search_table(searched: Searched, width: int | None, blocks: bool, lines: int
     return "\n".join(_block(cells, margin, width) for cells in grid.lines)
 
 
+def candidate_words(candidate: Candidate, best: Candidate) -> dict[str, str]:
+    """What a table says of a candidate beside `best`, by what each is; `-` for what it has not."""
+    run, step = candidate.training, candidate.step
+    return {
+        "layout": str(run.layout),
+        "engine": run.engine,
+        "batch": f"{run.micro_batch} x {run.micro_batches}",
+        "settings": settings_words(run),
+        "memory": f"{candidate.need_gib:.1f}",
+        "step": seconds(step.step_s) if step else "-",
+        "tokens": f"{candidate.tokens_per_s:,.0f}" if step else "-",
+        "why": loses(candidate, best),
+    }
+
+
 def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
-    training, step = candidate.training, candidate.step
-    return [
-        str(candidate.layout),
-        training.engine,
-        f"{training.micro_batch} x {training.micro_batches}",
-        settings_words(training),
-        memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks),
-        f"{candidate.need_gib:.1f}",
-        seconds(step.step_s) if step else "-",
-        f"{candidate.tokens_per_s:,.0f}" if step else "-",
-        time_bar(step, 20) if step else "-",
-        loses(candidate, best) if step else does_not_fit(candidate),
-    ]
+    layout, engine, batch, settings, memory, step, tokens, why = candidate_words(candidate, best).values()
+    card = memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks)
+    time = time_bar(candidate.step, 20) if candidate.step else "-"
+    return [layout, engine, batch, settings, card, memory, step, tokens, time, why]
 
 
 def _figures_of(cells: Sequence[T]) -> list[T]:
-    """The columns whose cells are short."""
+    """The cells of the columns that are narrow."""
     return [cells[place] for place in (0, 4, 5, 6, 7, 8)]
 
 
@@ -224,7 +231,7 @@ def _block(cells: Sequence[str], margin: int, width: int) -> str:
 
 
 def legend(searched: Searched) -> str:
-    """What the letters of the bars stand for, of those that can occur."""
+    """What each letter of the bars stands for, of those that occur."""
     used = [
         part
         for part in PARTS
@@ -264,7 +271,7 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
 
 
 def left_out_words(searched: Searched) -> str:
-    """Layouts that were left out, counted by why; nothing where none was."""
+    """Layouts that were left out, counted by why; empty if none was."""
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
@@ -272,7 +279,7 @@ def left_out_words(searched: Searched) -> str:
 
 
 def unchecked(searched: Searched) -> str:
-    """What the search could not look at; nothing where it looked at all."""
+    """What the search could not check; empty if it checked everything."""
     moved = any(candidate.training.offload != "none" for candidate in searched.candidates)
     if not moved or searched.machine.host_memory_gib is not None:
         return ""
@@ -294,7 +301,7 @@ def _days(days: float) -> str:
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """The text in lines of the terminal; in one where there is none (None)."""
+    """The text in lines of `width` columns; in one line if there is no terminal (None)."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
@@ -306,18 +313,7 @@ def _candidate_tables(candidate: Candidate, figures: Figures | None, against: st
     stages = candidate.memory.stages
     return {
         "layout": str(candidate.layout),
-        "engine": run.engine,
-        "tp": run.tp,
-        "pp": run.pp,
-        "dp": run.dp,
-        "micro_batch": run.micro_batch,
-        "micro_batches": run.micro_batches,
-        "global_batch": run.global_batch,
-        "zero_stage": run.zero_stage,
-        "recompute": run.recompute,
-        "offload": run.offload,
-        "sequence_parallel": run.sequence_parallel,
-        "sharded_optimizer": run.sharded_optimizer,
+        **{name: getattr(run, name) for name in _JSON_FIELDS},
         "chunks": run.vp,
         "fits": step is not None,
         "tight": candidate.is_tight,
