@@ -22,7 +22,7 @@ from hpc_gpt.paths import clusters_dir, config_dir
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, SPREAD, Constants, constants_from
 from hpc_gpt.plan.rows import Row
-from hpc_gpt.plan.step_time import StepModel
+from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Training
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.small_files import replace_whole
@@ -53,24 +53,24 @@ class Fitted:
     residuals: tuple[float, ...]
 
 
-def fit(samples: Sequence[_Sample], start: Constants = DEFAULT) -> Fitted:
+def fit(samples: Sequence[_Sample]) -> Fitted:
     """Constants under which the samples' steps (training, machine, measured seconds) are predicted best.
 
     Damped Gauss-Newton on log(predicted / measured), with Cauchy's weights so that a row that noise doubled does not
-    carry the rest, and every constant held to its start by `SPREAD`: a row says something only of what its time is
-    made of. Deterministic. ValueError if a measured time is not above 0. Without samples `start` comes back.
+    carry the rest, and every constant held to its default by `SPREAD`: a row says something only of what its time
+    is made of. Deterministic. ValueError if a measured time is not above 0. Without samples the defaults come back.
     Source: Holland and Welsch 1977, "Robust regression using iteratively reweighted least-squares"; Levenberg 1944.
     """
     for _, _, measured in samples:
         if not (measured > 0 and math.isfinite(measured)):
             raise ValueError(f"a measured step of {measured} s: must be above 0")
     if not samples:
-        return Fitted(start, ())
+        return Fitted(DEFAULT, ())
     spread = np.array([getattr(SPREAD, name) for name in NAMES])
-    prior = np.log([getattr(start, name) for name in NAMES])
+    prior = np.log([getattr(DEFAULT, name) for name in NAMES])
     ceilings = np.log([_SHARES.get(name, 1e3) for name in NAMES])
     at = prior.copy()
-    residuals = _residuals(samples, at, start)
+    residuals = _residuals(samples, at)
     cost = _cost(residuals, at, prior, spread)
     damping = 1e-3
     for _ in range(_ROUNDS):
@@ -78,7 +78,7 @@ def fit(samples: Sequence[_Sample], start: Constants = DEFAULT) -> Fitted:
         for column in range(len(NAMES)):
             moved = at.copy()
             moved[column] += _DIFFERENCE
-            slopes[:, column] = (_residuals(samples, moved, start) - residuals) / _DIFFERENCE
+            slopes[:, column] = (_residuals(samples, moved) - residuals) / _DIFFERENCE
         off = np.abs(residuals) / _NOISE
         weights = 1 / (1 + (off / _TAIL) ** 2) / _NOISE**2
         normal = slopes.T @ (slopes * weights[:, None]) + np.diag(1 / spread**2)
@@ -86,7 +86,7 @@ def fit(samples: Sequence[_Sample], start: Constants = DEFAULT) -> Fitted:
         while damping < 1e6:
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
             tried = np.asarray(np.minimum(at - step, ceilings))
-            tried_residuals = _residuals(samples, tried, start)
+            tried_residuals = _residuals(samples, tried)
             tried_cost = _cost(tried_residuals, tried, prior, spread)
             if tried_cost < cost:
                 break
@@ -97,23 +97,17 @@ def fit(samples: Sequence[_Sample], start: Constants = DEFAULT) -> Fitted:
         at, residuals, cost, damping = tried, tried_residuals, tried_cost, max(damping / 10, 1e-6)
         if gained < 1e-6 * cost:
             break
-    return Fitted(_constants(at, start), tuple(float(residual) for residual in residuals))
+    return Fitted(_constants(at), tuple(float(residual) for residual in residuals))
 
 
-def _constants(at: np.ndarray, start: Constants) -> Constants:
-    return replace(start, **{name: float(math.exp(value)) for name, value in zip(NAMES, at, strict=True)})
+def _constants(at: np.ndarray) -> Constants:
+    return replace(DEFAULT, **{name: float(math.exp(value)) for name, value in zip(NAMES, at, strict=True)})
 
 
-def _residuals(samples: Sequence[_Sample], at: np.ndarray, start: Constants) -> np.ndarray:
-    constants = _constants(at, start)
-    models: dict[int, StepModel] = {}
-    out = np.empty(len(samples))
-    for index, (training, machine, measured) in enumerate(samples):
-        model = models.get(id(machine))
-        if model is None:
-            model = models[id(machine)] = StepModel(machine, constants)
-        out[index] = math.log(model.predict(training).step_s / measured)
-    return out
+def _residuals(samples: Sequence[_Sample], at: np.ndarray) -> np.ndarray:
+    constants = _constants(at)
+    steps = ((predict_step(training, machine, constants), measured) for training, machine, measured in samples)
+    return np.array([math.log(step.step_s / measured) for step, measured in steps])
 
 
 def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.ndarray) -> float:
@@ -169,10 +163,10 @@ def samples_of(rows: Iterable[Row]) -> list[_Sample]:
     return [(row.training, row.machine, row.published.step_s) for row in fastest(rows) if row.published.step_s]
 
 
-def calibrate(name: str, rows: Sequence[Row], start: Constants = DEFAULT) -> Calibrated:
-    """The constants of one cluster. Without a single time they are those of `start`."""
+def calibrate(name: str, rows: Sequence[Row]) -> Calibrated:
+    """The constants of one cluster. Without a single time they are the defaults."""
     counted = fastest(rows)
-    fitted = fit(samples_of(counted), start)
+    fitted = fit(samples_of(counted))
     machine = rows[0].machine
     return Calibrated(
         name=name,
@@ -185,12 +179,12 @@ def calibrate(name: str, rows: Sequence[Row], start: Constants = DEFAULT) -> Cal
     )
 
 
-def calibrate_clusters(rows: Sequence[Row], start: Constants = DEFAULT) -> list[Calibrated]:
+def calibrate_clusters(rows: Sequence[Row]) -> list[Calibrated]:
     """Every cluster of a file that has a time, in the file's order."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.cluster or cluster_name(row), []).append(row)
-    return [calibrate(name, group, start) for name, group in groups.items() if fastest(group)]
+    return [calibrate(name, group) for name, group in groups.items() if fastest(group)]
 
 
 def cluster_name(row: Row) -> str:

@@ -272,8 +272,8 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{words}: {', '.join(reasons)}", hint)
 
 
-def working_counts(question: Question, most: int = 3) -> list[int]:
-    """Numbers of GPUs near the one asked for on which some layout can run, in order."""
+def working_counts(question: Question) -> list[int]:
+    """The three numbers of GPUs nearest to the one asked for on which some layout can run, in order."""
     per_node, gpus = question.gpus_per_node, question.gpus
     nodes = gpus // per_node
     near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
@@ -284,7 +284,7 @@ def working_counts(question: Question, most: int = 3) -> list[int]:
         other = replace(question, gpus=count)
         if any(obstacle is None and other.can_run(layout) for layout, obstacle in other.layouts()):
             found.append(count)
-            if len(found) == most:
+            if len(found) == 3:
                 break
     return sorted(found)
 

@@ -15,7 +15,7 @@ from typing import Any
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.plan.machine import Machine, machine_named, machine_of
 from hpc_gpt.plan.row_fields import OURS
-from hpc_gpt.plan.rows import LeftOut, MachineOf, Rows, row_of
+from hpc_gpt.plan.rows import LeftOut, Rows, row_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.small_files import read_json
 
@@ -36,21 +36,21 @@ _HINT = "give record.json files, report --json files, run folders, the logs fold
 _MOST_FOLDERS = 100_000
 
 
-def read_rows(path: Path, machine_of: MachineOf = machine_named) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Every row of a file of either shape. ConfigError if it cannot be read or has neither shape."""
-    return rows_of(_content(path, "give a file of rows that can be read", _ROWS_HINT), str(path), machine_of)
+    return rows_of(_content(path, "give a file of rows that can be read", _ROWS_HINT), str(path))
 
 
-def rows_of(content: object, where: str, machine_of: MachineOf = machine_named) -> Rows:
+def rows_of(content: object, where: str) -> Rows:
     """The rows of a file's parsed JSON, which is `where`. Rows of one machine share its value."""
-    machine_of = lru_cache(maxsize=1000)(machine_of)
+    machine = lru_cache(maxsize=1000)(machine_named)
     tables = content if isinstance(content, Mapping) else {}
     clusters = {None: tables["rows"]} if isinstance(tables.get("rows"), list) else tables.get("clusters")
     if not isinstance(clusters, Mapping) or not all(isinstance(rows, list) for rows in clusters.values()):
         raise ConfigError(f"{where}: neither rows nor clusters of rows", _ROWS_HINT)
     return Rows(
         tuple(
-            row_of(row, number, None if name is None else str(name), machine_of)
+            row_of(row, number, None if name is None else str(name), machine)
             for name, rows in clusters.items()
             for number, row in enumerate(rows, 1)
         )

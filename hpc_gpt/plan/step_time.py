@@ -68,21 +68,22 @@ class LayerTime:
     again_s: float
 
 
-class StepModel:
-    """Predicts steps of trainings on one machine."""
+def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
+    """The parts of one training's step on one machine, in seconds."""
+    return _StepModel(machine, constants).predict(training)
 
-    def __init__(self, machine: Machine, constants: Constants = DEFAULT) -> None:
+
+class _StepModel:
+    """Predicts steps on one machine."""
+
+    def __init__(self, machine: Machine, constants: Constants) -> None:
         self.machine, self.constants = machine, constants
         self.links = Links(machine, constants)
-        self._rates: dict[str, Rates] = {}
 
     def predict(self, training: Training) -> StepTime:
-        """The step's parts, in seconds."""
         shape, constants, pp, vp = training.shape, self.constants, training.pp, training.vp
         micro_batches = training.micro_batches
-        rates = self._rates.get(training.dtype)
-        if rates is None:
-            rates = self._rates[training.dtype] = Rates(self.machine, constants, training.dtype)
+        rates = Rates(self.machine, constants, training.dtype)
         layer, head = layer_time(training, rates), head_s(training, rates)
         comm = self._tensor_parallel_s(training)
         busy = layer.forward_s + layer.backward_s + layer.again_s + comm
@@ -191,11 +192,6 @@ class StepModel:
         if host_bound:
             band += 0.04
         return min(0.6, band + across)
-
-
-def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
-    """One training's step on one machine."""
-    return StepModel(machine, constants).predict(training)
 
 
 def _slowest(training: Training, per_layer: float, head: float) -> tuple[int, int, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -18,10 +17,26 @@ from hpc_gpt.runs.record import finite
 SCHEMA = 1
 WITHIN_TIME, WITHIN_MEMORY, WITHIN_PICK = 0.15, 0.10, 0.05
 FOLDS = 50
-_KEYS = re.findall(
-    r"\w+",
-    "id source step_s published_step_s memory_gib memory_kind published_memory_gib fits published_fits layout left_out "
-    "step_error memory_error noisy band calibration assumed parts stages",
+_KEYS = (
+    "id",
+    "source",
+    "step_s",
+    "published_step_s",
+    "memory_gib",
+    "memory_kind",
+    "published_memory_gib",
+    "fits",
+    "published_fits",
+    "layout",
+    "left_out",
+    "step_error",
+    "memory_error",
+    "noisy",
+    "band",
+    "calibration",
+    "assumed",
+    "parts",
+    "stages",
 )
 Chosen = tuple[Constants, str]
 

@@ -19,8 +19,7 @@ T = TypeVar("T")
 SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
 # Fields of a Training that the JSON has under their own names.
-_JSON_FIELDS = ("engine", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch")
-_JSON_FIELDS += ("zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer")
+_JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload")
 LINES = 7  # that fit, and half as many that do not
 _HEADINGS = (
     "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
@@ -171,11 +170,11 @@ def time_bar(step: StepTime, length: int) -> str:
     return bar
 
 
-def search_table(searched: Searched, width: int | None, blocks: bool, lines: int = LINES) -> str:
+def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
     """An aligned table, a line a layout. If `width` columns (None: any width) cannot hold it, a layout's words go on a
     line of their own, or each layout becomes a block of lines."""
     best = searched.best_of_layouts
-    shown = [*best[:lines], *searched.too_large[: max(1, lines // 2)]]
+    shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
     grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
     if width is None or grid.width <= width:
         return grid.aligned()
@@ -313,7 +312,10 @@ def _candidate_tables(candidate: Candidate, figures: Figures | None, against: st
     stages = candidate.memory.stages
     return {
         "layout": str(candidate.layout),
+        "engine": run.engine,
         **{name: getattr(run, name) for name in _JSON_FIELDS},
+        "sequence_parallel": run.sequence_parallel,
+        "sharded_optimizer": run.sharded_optimizer,
         "chunks": run.vp,
         "fits": step is not None,
         "tight": candidate.is_tight,
