@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.machines import machine_of
+from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import Training
-from hpc_gpt.plan.translation import training_of
+from hpc_gpt.plan.training import Training, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolve import Resolved
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.translation import training_of
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.resolve import Resolved
 

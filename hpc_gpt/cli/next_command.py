@@ -46,7 +46,7 @@ def submit_command(request: Request, base: Experiment, planned: Experiment, trai
     Without an EXPERIMENT `submit` would choose for itself: engine and dtype are named, and with another engine than the
     default experiment's, the model: the defaults of every key apply then.
     """
-    from hpc_gpt.plan.translation import engine_for
+    from hpc_gpt.plan.training import engine_for
     from hpc_gpt.settings.experiment import Engine
 
     words = ["hpc-gpt", "submit"]

@@ -14,11 +14,10 @@ from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.prepare import Request
-    from hpc_gpt.plan.constants import Constants
-    from hpc_gpt.plan.figures import Figures
     from hpc_gpt.plan.machine import Machine
     from hpc_gpt.plan.question import Question
-    from hpc_gpt.plan.search import Candidate, Searched
+    from hpc_gpt.plan.rates import Constants
+    from hpc_gpt.plan.search import Candidate, Figures, Searched
     from hpc_gpt.settings.cluster import ClusterProfile
     from hpc_gpt.settings.experiment import Experiment
     from hpc_gpt.settings.model_shape import ModelShape
@@ -105,7 +104,7 @@ def plan(
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens:g}, but must be a number above 0", "for example --tokens 300e9")
     if html is not None:
-        from hpc_gpt.report.plans.page import check_page
+        from hpc_gpt.report.plan_page import check_page
 
         check_page(html)
     if max_model:
@@ -125,9 +124,8 @@ def _ask(
 
     from hpc_gpt.launch.foresight import constants_of
     from hpc_gpt.launch.prepare import choose_profile, read_asked
-    from hpc_gpt.plan.asking import check_dtype, check_possible, question_of
-    from hpc_gpt.plan.machines import check_reach, machine_of
-    from hpc_gpt.plan.question import USUAL_ENGINES
+    from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
+    from hpc_gpt.plan.question import USUAL_ENGINES, check_possible, question_of
     from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
     from hpc_gpt.settings.resolve import resolve_shape
 
@@ -204,9 +202,8 @@ def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
 
 def _search(asked: _Asked, must_fit: bool) -> Searched:
     """LayoutError with the nearest where nothing fits, unless that is to be explained."""
-    from hpc_gpt.plan.asking import fewest_gpus
-    from hpc_gpt.plan.search import search
-    from hpc_gpt.report.plans.words import settings_words
+    from hpc_gpt.plan.search import fewest_gpus, search
+    from hpc_gpt.report.plan_table import settings_words
 
     searched = search(asked.question, asked.machine, asked.constants)
     if searched.candidates or not must_fit:
@@ -218,7 +215,7 @@ def _search(asked: _Asked, must_fit: bool) -> Searched:
     otherwise = f"leave --{', --'.join(settled)} open" if settled else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
-        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.split} on "
+        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
         f"{nearest.training.engine} with {settings_words(nearest.training)}, needs {nearest.need_gib:.1f} of "
         f"{nearest.card_gib:.4g} GiB on stage {nearest.memory.deciding}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
@@ -226,15 +223,15 @@ def _search(asked: _Asked, must_fit: bool) -> Searched:
 
 
 def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
-    figures = [_figures(asked, asked.model, candidate) for candidate in searched.candidates]
+    figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _command(asked, best) if best is not None else ""
     _write_page(html, asked, searched, figures, command)
     if as_json:
         _print_json(asked, searched, figures, command)
     elif why is not None:
-        from hpc_gpt.report.plans.explanation import explain
-        from hpc_gpt.report.plans.table import wrapped
+        from hpc_gpt.report.plan_explanation import explain
+        from hpc_gpt.report.plan_table import wrapped
         from hpc_gpt.terminal import width
 
         text = explain(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
@@ -247,16 +244,24 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
 
 
 def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
-    from hpc_gpt.report.plans.bars import can_draw_blocks
-    from hpc_gpt.report.plans.table import as_table, figures_words, heading, left_out_words, legend, unchecked, wrapped
+    from hpc_gpt.report.plan_table import (
+        can_draw_blocks,
+        figures_words,
+        heading,
+        left_out_words,
+        legend,
+        search_table,
+        unchecked,
+        wrapped,
+    )
     from hpc_gpt.terminal import width, write_heading
 
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
-    click.echo("\n" + as_table(searched, columns, can_draw_blocks()))
+    click.echo("\n" + search_table(searched, columns, can_draw_blocks()))
     best = searched.candidates[0]
-    words = [legend(searched), f"best, {best.split}:"]
+    words = [legend(searched), f"best, {best.layout}:"]
     words += [f"  {line}" for line in figures_words(figures, asked.question.gpus)]
     words += [
         f"  constants: {asked.source}; the band is what that is worth",
@@ -273,28 +278,27 @@ def _print_json(
 ) -> None:
     from dataclasses import asdict
 
-    from hpc_gpt.report.plans.as_json import as_tables
+    from hpc_gpt.report.plan_table import search_tables
 
     model = {"name": asked.name, **asdict(asked.model), "params": asked.model.params}
-    tables = as_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
+    tables = search_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
 def _write_page(html: Path | None, asked: _Asked, searched: Searched, figures: list[Figures], command: str) -> None:
     if html is None:
         return
-    from hpc_gpt.report.plans.page import write_page
+    from hpc_gpt.report.plan_page import write_page
 
     write_page(html, searched, figures, asked.name, asked.model.params, command)
     click.echo(f"wrote {html}", err=True)
 
 
-def _figures(asked: _Asked, model: ModelShape, candidate: Candidate) -> Figures:
-    from hpc_gpt.plan.figures import figures_of
+def _figures(asked: _Asked, candidate: Candidate) -> Figures:
+    from hpc_gpt.plan.search import figures_of
 
     assert candidate.step is not None
-    step = candidate.step
-    return figures_of(candidate.training, step.step_s, step.band, model.params, asked.machine, asked.tokens)
+    return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
 def _command(asked: _Asked, best: Candidate) -> str:
@@ -307,14 +311,14 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
     import shlex
     from dataclasses import replace
 
-    from hpc_gpt.plan.largest import FAMILY, largest
-    from hpc_gpt.report.plans.words import count_words
+    from hpc_gpt.plan.search import FAMILY, largest
+    from hpc_gpt.report.plan_table import count_words
 
     found = largest(asked.question, asked.model, asked.machine, asked.constants)
     model = found.model
     name = f"{model.layers} x {model.hidden}"
     asked = replace(asked, model=model, name=name)
-    figures = [_figures(asked, model, candidate) for candidate in found.searched.candidates]
+    figures = [_figures(asked, candidate) for candidate in found.searched.candidates]
     words = ["hpc-gpt", "plan", "--hidden", model.hidden, "--layers", model.layers, "--heads", model.heads]
     words += ["--gpus", asked.question.gpus, *(["--cluster", asked.request.cluster] if asked.request.cluster else [])]
     if not asked.request.names_experiment:

@@ -9,13 +9,31 @@ from pathlib import Path
 import click
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.calibrate import DATA_SHEET, Calibrated, calibrate, calibrate_clusters, fastest, named
-from hpc_gpt.plan.calibration_file import store_calibration, stored_calibration
-from hpc_gpt.plan.crossing import without_row, without_source
-from hpc_gpt.plan.record_rows import read_any
-from hpc_gpt.plan.rows import LeftOut, Row, read_rows
-from hpc_gpt.plan.scores import Errors, Scores, score
-from hpc_gpt.plan.validate import SCHEMA, Predicted, as_table, choosing, predict_rows, predicted_only
+from hpc_gpt.plan.calibration import (
+    DATA_SHEET,
+    Calibrated,
+    calibrate,
+    calibrate_clusters,
+    fastest,
+    named,
+    store_calibration,
+    stored_calibration,
+)
+from hpc_gpt.plan.row_files import read_any, read_rows
+from hpc_gpt.plan.rows import LeftOut, Row
+from hpc_gpt.plan.validation import (
+    SCHEMA,
+    Errors,
+    Predicted,
+    Scores,
+    as_table,
+    choosing,
+    predict_rows,
+    predicted_only,
+    score,
+    without_row,
+    without_source,
+)
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 
 _SHOWN = 10
@@ -159,7 +177,7 @@ def _print_rows(entries: Sequence[Entry]) -> None:
         if published.fits is not None and published.fits != entry.fits:
             fits += f", but {'ran' if published.fits else 'ran out'}"
         click.echo(
-            f"{entry.row.id:<28.28} {entry.row.layout:<16} {_seconds(entry.step.step_s):>10} "
+            f"{entry.row.id:<28.28} {entry.row.training.layout!s:<16} {_seconds(entry.step.step_s):>10} "
             f"{_seconds(published.step_s):>10} {_signed(entry.time_error):>7} {entry.memory_gib:>7.1f} "
             f"{_gib(published.memory_gib):>9} {_signed(entry.memory_error):>7}  {fits}"
             + ("  (noisy)" if published.noisy else "")

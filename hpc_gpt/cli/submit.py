@@ -112,7 +112,7 @@ def submit(
 def _ask_first(prepared: Prepared, request: Request) -> None:
     """Asks on a terminal whether to queue what nobody has named; ConfigError with an example off it."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.report.plans.words import count_words
+    from hpc_gpt.report.plan_table import count_words
     from hpc_gpt.terminal import can_ask
 
     run = prepared.resolved

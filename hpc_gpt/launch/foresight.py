@@ -14,10 +14,11 @@ from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import Resolved, experiment_of, resolve
 
 if TYPE_CHECKING:
-    from hpc_gpt.plan.constants import Constants
     from hpc_gpt.plan.machine import Machine
-    from hpc_gpt.plan.prediction import Memory, StepTime
+    from hpc_gpt.plan.memory import Memory
+    from hpc_gpt.plan.rates import Constants
     from hpc_gpt.plan.search import Candidate
+    from hpc_gpt.plan.step_time import StepTime
     from hpc_gpt.plan.training import Training
 
 SCHEMA = 1
@@ -53,7 +54,7 @@ def settle_open(
 
     Open are the ZeRO stage and recomputation, and pp if one stage holds too little. Raises what `resolve` does.
     """
-    from hpc_gpt.plan.machines import machine_of
+    from hpc_gpt.plan.machine import machine_of
 
     resolved = resolve(experiment, profile)
     try:
@@ -109,15 +110,13 @@ def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresi
 
 
 def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
-    from hpc_gpt.plan.machines import check_reach, machine_of
+    from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
+    from hpc_gpt.plan.memory import fits, predict_memory
+    from hpc_gpt.plan.step_time import predict_step
+    from hpc_gpt.plan.training import training_of
 
     machine = machine_of(profile)
     check_reach(machine, resolved.gpus)
-    from hpc_gpt.plan.asking import check_dtype
-    from hpc_gpt.plan.memory import fits, predict_memory
-    from hpc_gpt.plan.step_time import predict_step
-    from hpc_gpt.plan.translation import training_of
-
     training = training_of(resolved)
     memory = predict_memory(training, machine)
     step, no_time = None, ""
@@ -131,7 +130,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
 
 def constants_of(profile: ClusterProfile) -> Constants:
     """The planner's constants: the profile's calibration over those for data sheets."""
-    from hpc_gpt.plan.constants import constants_from
+    from hpc_gpt.plan.rates import constants_from
 
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
@@ -179,7 +178,7 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
             "a smaller model, or --force to run it anyway",
         )
     step = f", {_seconds(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
-    what = f"{nearest.split}: {nearest.need_gib:.1f} GiB{step}"
+    what = f"{nearest.layout}: {nearest.need_gib:.1f} GiB{step}"
     return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
 
 
@@ -237,7 +236,7 @@ def _search(
     experiment: Experiment, profile: ClusterProfile, machine: Machine, holds: Collection[str]
 ) -> Candidate | None:
     """The best that fits, with the keys `holds` as the experiment has them and the global batch as it is."""
-    from hpc_gpt.plan.asking import question_of
+    from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
     question = question_of(experiment, profile, {*holds, "layout.global_batch"})
@@ -275,7 +274,7 @@ _FLAGS: Mapping[str, str] = {
     "zero_stage": "--zero-stage ",
     "recompute": "--set engine.recompute=",
     "sequence_parallel": "--set engine.sequence_parallel=",
-    "distributed_optimizer": "--set engine.sharded_optimizer=",
+    "sharded_optimizer": "--set engine.sharded_optimizer=",
     "offload": "--set engine.offload=",
 }
 

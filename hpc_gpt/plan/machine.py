@@ -1,20 +1,40 @@
-"""The machine a training runs on: its device's speeds and its links', from data files or a cluster profile."""
+"""The machine a training runs on: a device and a fabric by their names, or those of a cluster profile.
+
+Nothing that is not known is assumed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES, Device
+from hpc_gpt.tables import close_matches, read_toml
+
+# What [machine] must have for a device that devices.toml lacks.
+_OF_A_DEVICE = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s")
+# Kinds of fabrics.toml that join the GPUs of a node; the others join nodes.
+_INSIDE = ("nvlink", "pcie")
+_RATE = re.compile(
+    r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?(\d{1,5}(?:\.\d{1,3})?) ?([gGtT])(B?)(?:b|bit|bps|bE|ps|bit/s|b/s|/s)?(?!\w)"
+)
+_PORTS = re.compile(r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?([A-Za-z]{2,8}\d{0,3})(?!\w)")
 
 
 @dataclass(frozen=True)
 class Machine:
     """One kind of node and what joins nodes.
 
-    Rates are what a data sheet says, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
+    Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
     the others of its node, `network_gb_s` from a whole node to the others, `host_gb_s` between a GPU and the host.
-    A node is what NVLink joins: where that is more than one host's GPUs, `gpus_per_node` and `network_gb_s` are of all
-    of these. `network_gb_s` is 0 where nothing joins nodes. `power_w` is the card's limit,
-    `full_power_w` the one its peak is of where that is higher,
-    `sustained` the part of its peak's clock that large products hold.
+    A node is what NVLink joins: if that is more than one host's GPUs, `gpus_per_node` and `network_gb_s` are of all of
+    them. `network_gb_s` is 0 if nothing joins nodes. `power_w` is the card's limit, `full_power_w` the one that its
+    peak is measured at if that is higher, `sustained` the part of its peak's clock that large products hold.
     """
 
     device: str
@@ -31,3 +51,177 @@ class Machine:
     power_w: float | None = None
     full_power_w: float | None = None
     sustained: float | None = None
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """`network_gb_s` of a whole node in one direction (GB/s of 1e9 bytes), 0 if only a node's own links are named.
+
+    `inside` is nvlink or pcie if one is named, with `generation` if that is stated.
+    """
+
+    network_gb_s: float = 0.0
+    network_latency_s: float = 0.0
+    inside: str | None = None
+    generation: int | None = None
+
+
+def machine_named(device: str, gpus_per_node: int, fabric: str | None) -> Machine:
+    """The machine of a known device, so many on a host, joined by `fabric` (see `parse_fabric`; None: hosts are not
+    joined). ConfigError for a device or fabric that is not known."""
+    if device not in DEVICES:
+        raise ConfigError(
+            f"device {device!r:.60} is not known",
+            close_matches(device, DEVICES)
+            or f"known: {', '.join(DEVICES)}; a profile's [machine] can give its figures",
+        )
+    if gpus_per_node < 1:
+        raise ConfigError(f"gpus_per_node is {gpus_per_node}, but must be at least 1", "count the GPUs of one node")
+    return _joined(DEVICES[device], gpus_per_node, parse_fabric(fabric) if fabric is not None else Fabric())
+
+
+def machine_of(profile: ClusterProfile) -> Machine:
+    """The machine of a cluster profile: its device's figures and its fabric's, or those that its [machine] gives.
+
+    ConfigError, which says what to give, if the profile names no device, or no fabric.
+    """
+    given = (
+        {key: value for key, value in asdict(profile.machine).items() if value is not None} if profile.machine else {}
+    )
+    where = f"profile {profile.name}"
+    if profile.device is None:
+        known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
+        raise ConfigError(f"{where} names no device", f"set in it device = one of {known}; and fabric")
+    if profile.fabric is None and "network_gb_s" not in given:
+        raise ConfigError(
+            f"{where} names no fabric",
+            'give it fabric = "infiniband 8x200G" (ports of a node x Gbit/s), "nvlink" for one node, or '
+            "network_gb_s in [machine]",
+        )
+    fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
+    if profile.device in DEVICES:
+        machine = _joined(DEVICES[profile.device], profile.gpus_per_node, fabric)
+    else:
+        lacking = [key for key in _OF_A_DEVICE if key not in given]
+        if lacking:
+            raise ConfigError(
+                f"{where}: device {profile.device!r:.60} is not known, and [machine] lacks {', '.join(lacking)}",
+                close_matches(profile.device, DEVICES)
+                or f"give these in [machine]; known devices: {', '.join(DEVICES)}",
+            )
+        machine = Machine(
+            profile.device,
+            gpus_per_node=profile.gpus_per_node,
+            network_gb_s=fabric.network_gb_s,
+            network_latency_s=fabric.network_latency_s,
+            **{key: given[key] for key in _OF_A_DEVICE},
+        )
+    return replace(machine, **given)
+
+
+def check_reach(machine: Machine, gpus: int) -> None:
+    """ConfigError if so many GPUs are more than one node has and nothing is known to join nodes."""
+    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
+        raise ConfigError(
+            f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and no fabric is named that joins nodes",
+            'name it, as fabric = "infiniband 8x200G"',
+        )
+
+
+def check_dtype(dtype: str, machine: Machine) -> None:
+    """ConfigError if the device has no unit for the arithmetic: its time cannot be predicted."""
+    if dtype not in machine.peak_tflops:
+        known = ", ".join(machine.peak_tflops)
+        raise ConfigError(
+            f"{machine.device} has no unit for train.dtype {dtype}", f"use --set train.dtype= one of: {known}"
+        )
+
+
+def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
+    hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
+    inside = fabric.inside or ("nvlink" if device.nvlink else "pcie")
+    if inside == "nvlink" and fabric.generation is None and device.nvlink is None:
+        raise ConfigError(f"device {device.name} has no NVLink", 'name its fabric, as "pcie"')
+    generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
+    node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
+    return Machine(
+        device=device.name,
+        memory_gib=device.memory_gib,
+        peak_tflops=dict(device.peaks),
+        memory_gb_s=device.memory_gb_s,
+        gpus_per_node=gpus_per_node * hosts,
+        node_gb_s=node_gb_s,
+        network_gb_s=fabric.network_gb_s * hosts,
+        host_gb_s=device.host_gb_s,
+        node_latency_s=float(_kinds()[inside]["latency_s"]),
+        network_latency_s=fabric.network_latency_s,
+        power_w=device.power_w,
+        full_power_w=device.full_power_w,
+        sustained=device.sustained,
+    )
+
+
+@functools.cache
+def parse_fabric(words: str) -> Fabric:
+    """A fabric from `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (of the whole node), `nvlink`,
+    `pcie`, or several of these with `+` between; ConfigError for anything else.
+
+    >>> parse_fabric("omni-path 4x100G").network_gb_s
+    50.0
+    """
+    fabric = Fabric()
+    for part in re.split(r"[+,]", words.replace("\N{MULTIPLICATION SIGN}", "x")):
+        kind, _, rate = part.strip().partition(" ")
+        name, generation = _named(kind.lower().replace("_", "-"), words)
+        if name in _INSIDE:
+            fabric = replace(fabric, inside=name, generation=generation or fabric.generation)
+        else:
+            gb_s = fabric.network_gb_s + _node_gb_s(name, rate, words)
+            fabric = replace(fabric, network_gb_s=gb_s, network_latency_s=float(_kinds()[name]["latency_s"]))
+    return fabric
+
+
+def link_gb_s(inside: str, generation: int) -> float:
+    """GB/s of one GPU in one direction over its NVLinks or 16 PCI Express lanes of that generation; ConfigError."""
+    rates = _kinds()[inside]["generations"]
+    if str(generation) not in rates:
+        raise ConfigError(f"no {inside} generation {generation} is known", f"known: {', '.join(rates)}")
+    return float(rates[str(generation)])
+
+
+@functools.cache
+def _kinds() -> dict[str, Any]:
+    return read_toml(Path(__file__).with_name("fabrics.toml"))
+
+
+def _named(kind: str, words: str) -> tuple[str, int | None]:
+    """(the kind's own name, the generation after it if any)."""
+    plain, digits = kind.rstrip("0123456789"), kind[len(kind.rstrip("0123456789")) :]
+    for name, table in _kinds().items():
+        if kind == name or kind in table.get("aliases", ()):
+            return name, None
+        if plain == name and name in _INSIDE:
+            return name, int(digits[:3])
+    known = list(_kinds())
+    raise ConfigError(
+        f"fabric {words!r:.80}: no kind {kind!r:.40} is known",
+        close_matches(kind, known) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(known)}',
+    )
+
+
+def _node_gb_s(name: str, rate: str, words: str) -> float:
+    """From the first rate in the text after the kind, else from the first port that the kind has a rate for."""
+    numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
+    ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
+    if numbers:
+        each = float(numbers[2]) * (1000 if numbers[3] in "tT" else 1) * (8 if numbers[4] else 1)
+        gbit_s = int(numbers[1] or 1) * each
+    elif ports:
+        gbit_s = int(ports[1] or 1) * float(names[ports[2].lower()])
+    else:
+        gbit_s = 0.0
+    if gbit_s <= 0:
+        raise ConfigError(
+            f"fabric {words!r:.80} tells no rate", f'give the ports of a node and their Gbit/s, as "{name} 4x200G"'
+        )
+    return gbit_s / 8

@@ -2,32 +2,35 @@
 
 Two moments can be the peak. At work: states, the micro-batches in flight, one layer's backward pass or the logits,
 buckets and gathered layers. In the step: states, the fp32 copies of gradients that the optimizer works on, and what its
-update makes (update.py). The larger decides. PyTorch reserves more than it allocates: what is freed and allocated anew
-in every step does not fit into the holes it left.
+update makes. The larger decides. PyTorch reserves more than it allocates: what is freed and allocated anew in every
+step does not fit into the holes it left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import overload
 
-from hpc_gpt.plan.activations import (
+from hpc_gpt.plan.layers import (
+    LayerBytes,
     gradients_of_layer,
     in_flight,
     kept_of_layer,
+    largest_matrix,
     layer_bytes,
-    logit_elements,
+    layer_params,
+    layers_of_stages,
+    outer_params,
+    vocab_rows,
 )
-from hpc_gpt.plan.buffers import GIB, buckets, context_gib, embedding_masks, gathered, sent_between_stages
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.parameters import largest_matrix, layer_params, layers_of_stages, outer_params, vocab_rows
-from hpc_gpt.plan.prediction import Memory, StageMemory
-from hpc_gpt.plan.states import held
+from hpc_gpt.plan.states import held, rule_of, update_bytes
 from hpc_gpt.plan.training import Training
-from hpc_gpt.plan.update import update_bytes
-from hpc_gpt.plan.zero_buffers import standing_bucket
+from hpc_gpt.settings.ds_config import ENGINES, LIVE_ELEMENTS, PREFETCH_ELEMENTS, has_all_weights, longest_bucket
 
+GIB = 2.0**30
 # Of the bytes renewed in a step, the share for which PyTorch's allocator finds no hole: large blocks are segments of
 # their own and are not joined. Between 0.8 and 1 on each of seed 001's logs and the BLOOM tables.
 RENEWED_SLACK = 0.9
@@ -35,6 +38,45 @@ RENEWED_SLACK = 0.9
 REPEATED_SLACK = 0.03
 # What fragments even when PyTorch, at the card's end, gives back every block that is free.
 LEAST_SLACK = 0.02
+# CUDA's context with the kernels of torch, cuBLAS and NCCL on one GPU: 0.5 on V100 to 0.9 on H100 with CUDA graphs
+# and workspaces. And the channels' buffers of one NCCL communicator: 2 x 4 MiB x 16 to 24 channels and up.
+CONTEXT_GIB = 0.75
+COMMUNICATOR_GIB = 0.4
+# reduce_bucket_size and allgather_bucket_size of DeepSpeed's defaults, which others run with.
+OTHERS_BUCKET = 5e8
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """GiB of one GPU of a pipeline stage. `allocated` is the peak, the sum of the parts before it."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    reserved: float
+    nvidia_smi: float
+    host: float = 0.0  # offloaded, of one GPU's share
+
+    @property
+    def allocated(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Every stage, first to last. `extremes`: the stages among which the one that needs most is; None: all."""
+
+    stages: Sequence[StageMemory]
+    extremes: Sequence[int] | None = None
+
+    @cached_property
+    def deciding(self) -> int:
+        """The stage that needs most."""
+        candidates = range(len(self.stages)) if self.extremes is None else self.extremes
+        return max(candidates, key=lambda stage: (self.stages[stage].nvidia_smi, -stage))
 
 
 def predict_memory(training: Training, machine: Machine | None = None) -> Memory:
@@ -59,24 +101,6 @@ def fits(memory: Memory, machine: Machine) -> bool:
     return memory.stages[memory.deciding].nvidia_smi <= machine.memory_gib
 
 
-def logit_bytes(training: Training) -> float:
-    """Bytes of one logit at the peak.
-
-    Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
-    micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less.
-    transformers' own stays in 16 bits: logits, their shifted copy, log-softmax and two gradients. A kernel of its own:
-    logits and gradients, 2 + 2.
-    """
-    if training.fused_loss:
-        return 4.0
-    if training.dtype == "fp32":
-        return 16.0
-    if training.engine in ("megatron-lm", "hf-deepspeed"):
-        return 10.0
-    return 10.0 if training.compiled and training.engine in ("fsdp", "ddp") else 14.0
-
-
 class _Stages(Sequence[StageMemory]):
     """The stages of one training. What they share is worked out once, in bytes."""
 
@@ -88,18 +112,18 @@ class _Stages(Sequence[StageMemory]):
         whole = gathered(training)
         kept = kept_of_layer(training, layer)
         self._on_gpu, self._on_host = (0.0, kept) if training.activations_on_host else (kept, 0.0)
-        matrix = largest_matrix(shape, tp)
+        self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: what is made anew, gradients of activations and of the largest matrix.
-        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + half * matrix + whole.layers
+        self._layer_work = layer.kept - kept + gradients_of_layer(layer) + half * self._matrix + whole.layers
         self._loss_work = whole.loss
         # The optimizer's fp32 copy of one gradient, beside its predecessor's.
-        self._step_work = 4 * matrix if self._held.step_gradients > self._held.gradients else 0.0
-        self._logits = logit_elements(training, vocab_rows(shape, tp)) * logit_bytes(training)
-        # DeepSpeed's pipeline holds on to them; of a loss in chunks there are none to hold on to.
+        self._step_work = 4 * self._matrix if self._held.step_gradients > self._held.gradients else 0.0
+        self._logits = shape.seq * training.micro_batch / training.loss_chunks * rows * logit_bytes(training)
+        # DeepSpeed's pipeline holds on to them; with a loss in chunks there are none to hold on to.
         self._keeps_logits = training.engine == "deepspeed-3d" and training.loss_chunks == 1
         self._context = context_gib(training)
-        self._matrix, self._table = matrix, vocab_rows(shape, tp) * shape.hidden
+        self._table = rows * shape.hidden
         self._standing = standing_bucket(training)
 
     def __len__(self) -> int:
@@ -124,7 +148,7 @@ class _Stages(Sequence[StageMemory]):
         flying = in_flight(training, stage)
         activations = flying * layers * self._on_gpu
         buffers = buckets(training, params) + sent_between_stages(training, self._layer, flying, stage)
-        buffers += embedding_masks(training, self._layer, flying, stage)
+        buffers += embedding_masks(self._layer, flying, stage)
         logits = self._logits if last else 0.0
         kept_logits = logits if self._keeps_logits else 0.0
         work, work_logits = self._layer_work, kept_logits
@@ -159,3 +183,170 @@ class _Stages(Sequence[StageMemory]):
             nvidia_smi=reserved + self._context,
             host=(states.host * params + flying * layers * self._on_host) / GIB,
         )
+
+
+def logit_bytes(training: Training) -> float:
+    """Bytes of one logit at the peak.
+
+    Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
+    micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
+    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less.
+    transformers' own stays in 16 bits: logits, their shifted copy, log-softmax and two gradients. A kernel of its own:
+    logits and gradients, 2 + 2.
+    """
+    if training.fused_loss:
+        return 4.0
+    if training.dtype == "fp32":
+        return 16.0
+    if training.engine in ("megatron-lm", "hf-deepspeed"):
+        return 10.0
+    return 10.0 if training.compiled and training.engine in ("fsdp", "ddp") else 14.0
+
+
+def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:
+    """Outputs that a stage keeps until their gradient comes, beside its layers' inputs: one stream a micro-batch.
+
+    DeepSpeed splits them over the tensor-parallel group (pipe/engine.py, PartitionedTensor).
+    """
+    if stage == training.pp - 1:
+        return 0.0
+    if training.engine == "deepspeed-3d":
+        return flying * layer.stream / training.tp
+    return flying * layer.stream
+
+
+def embedding_masks(layer: LayerBytes, flying: float, stage: int) -> float:
+    """Masks of the dropout after the embedding, sbh bytes a micro-batch in flight (Korthikanti et al. 2022, section
+    4.3), if layers have dropout too."""
+    return flying * layer.stream / 2 if stage == 0 and layer.dropout else 0.0
+
+
+def context_gib(training: Training) -> float:
+    """GiB that nvidia-smi shows beyond what PyTorch reserves: CUDA's context, and NCCL's buffers for the world and
+    for every axis that is split."""
+    split = sum(size > 1 for size in (training.tp, training.pp, training.dp))
+    return CONTEXT_GIB + COMMUNICATOR_GIB * (split + 1 if split > 1 else split)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Bytes of what ZeRO-3 and FSDP make whole on every GPU: while layers work, and while the loss does."""
+
+    layers: float
+    loss: float
+
+
+NOTHING = Gathered(0.0, 0.0)
+
+
+def gathered(training: Training) -> Gathered:
+    """What is whole of the layers at work and one layer's gradients; embeddings and head with theirs while the loss
+    works.
+
+    ZeRO-3 gives back what it will not need within stage3_max_live_parameters (1e9 by DeepSpeed's default as well), so
+    that as many are whole; one rank has them all in its own share, and gathers only what is on the host. FSDP has the
+    layer at work and the next one, keeps the root's own weights (embeddings, head) through the backward pass, and
+    reduces in fp32.
+    """
+    zero3 = training.zero_stage == 3 and training.is_deepspeed
+    if not (zero3 or training.engine == "fsdp") or (zero3 and _is_whole(training)):
+        return NOTHING
+    width = 4 if training.dtype == "fp32" else 2
+    layer = layer_params(training.shape, training.tp)
+    outer = sum(outer_params(training.shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
+    if zero3:
+        live = max(layer, min(LIVE_ELEMENTS, training.shape.layers * layer + outer))
+        return Gathered(width * (live + layer), width * (max(live, layer + outer) + outer))
+    return Gathered(width * (2 * layer + outer) + (width + 4) * layer, width * (layer + outer) + (width + 4) * outer)
+
+
+def _is_whole(training: Training) -> bool:
+    """Whether a ZeRO-3 of ours has all weights on the GPU anyway."""
+    one_rank = training.dp == 1 and training.bytes_rule is None
+    return is_alone(training) or (one_rank and training.offload != "full")
+
+
+def buckets(training: Training, params: float) -> float:
+    """Bytes that gradients pass through on their way to the other ranks; `params` of one GPU of the stage.
+
+    Of somebody else's run elements are DeepSpeed's defaults, bounded by what there is to put into a bucket; ZeRO-3's
+    are h^2 (Hugging Face's "auto" and DeepSpeed's own examples).
+    """
+    if not training.is_deepspeed:
+        return 0.0
+    if training.bytes_rule is None:
+        return zero_buffers(training, params)
+    if training.zero_stage == 0:
+        return 0.0
+    width = 2 if training.dtype != "fp32" else 4
+    if training.zero_stage == 3:
+        return width * (2 * min(float(training.shape.hidden) ** 2, params) + min(PREFETCH_ELEMENTS, params))
+    if rule_of(training).startswith("bf16-optimizer"):
+        width = 4
+    # ZeRO-2 fills one while the other is on its way.
+    return width * min(OTHERS_BUCKET, params) * (2 if training.zero_stage == 2 else 1)
+
+
+def is_alone(training: Training) -> bool:
+    """Whether one rank has all weights and nothing is exchanged (`has_all_weights`); never of somebody else's run."""
+    if training.bytes_rule is not None or training.engine not in ENGINES:
+        return False
+    return has_all_weights(training.engine, training.dtype, training.dp, training.zero_stage, training.offload)
+
+
+def bucket_elements(training: Training) -> int:
+    """Elements of a bucket under our configuration."""
+    return longest_bucket(is_alone(training), training.shape.params)
+
+
+def buffers_alone(training: Training, params: float) -> float:
+    """Bytes of ZeRO's buffers if `is_alone`, which has no bucket (train/engines/zero_alone.py): gradients of ZeRO-2
+    and -3, which wait in a list until they would fill one."""
+    stage = training.zero_stage
+    # In fp32 those of ZeRO-2 are the sums themselves in a step's first micro-batch, and beside them afterwards.
+    sums_wait = stage == 2 and training.dtype == "fp32" and training.micro_batches == 1
+    # A gradient that is longer than a bucket comes all the same.
+    longest = training.shape.padded_vocab / training.tp * training.shape.hidden
+    waiting = max(min(bucket_elements(training), params), longest)
+    return (4 if training.dtype == "fp32" else 2) * waiting if stage > 1 and not sums_wait else 0.0
+
+
+def zero_buffers(training: Training, params: float) -> float:
+    """Bytes of buckets, of their copies on the way, and of gradients that wait, under our configuration
+    (settings/ds_config.py); `params` of one GPU of the stage.
+
+    By reading DeepSpeed 0.19.8, which allocates a bucket whole, as long as the configuration says. Measured with
+    torch's profiler on a CPU, all allocations of a step, 19M parameters, at one and two ranks, in bf16 and fp32
+    (tests/plan/test_held_bytes.py does it at one rank). fp16, which DeepSpeed does not train in on a CPU, by reading.
+    """
+    stage, ranks = training.zero_stage, training.dp
+    width = 4 if training.dtype == "fp32" else 2
+    sent = 2 if training.dtype == "fp16" else 4  # data_types.grad_accum_dtype, communication_data_type
+    bucket = bucket_elements(training)
+    filled = min(bucket, params)
+    if rule_of(training) == "bf16-optimizer-immediate":
+        # runtime/engine.py, allreduce_no_retain: the fp32 gradients are one tensor and are flattened in one piece.
+        return 4 * params if ranks > 1 else 0.0
+    if stage == 0:
+        return width * filled if ranks > 1 else 0.0
+    if is_alone(training):
+        return buffers_alone(training, params)
+    if stage == 1:
+        # A pipeline's engine allocates one for its reduction beside the optimizer's own (reduce_gradients).
+        return sent * bucket * (2 if training.engine == "deepspeed-3d" else 1)
+    if stage == 2:
+        # Two of them, one being filled while the other is sent (overlap_comm), from two ranks on.
+        count = 2 if ranks > 1 and training.offload == "none" else 1
+        # Flattened, and turned into fp32 to be sent and back.
+        copies = width + sent if width != sent else width if ranks > 1 else 0
+        return width * bucket * count + copies * filled
+    # reduce_scatter_coalesced: the bucket's gradients end to end, and this rank's share of them.
+    prefetched = width * min(PREFETCH_ELEMENTS, params) if ranks > 1 else 0.0
+    return sent * bucket + sent * filled * (1 + 1 / ranks) + prefetched
+
+
+def standing_bucket(training: Training) -> float:
+    """Bytes of the bucket that ZeRO-3 keeps from one step to the next; 0 if it has none, or gives it back."""
+    if training.bytes_rule is not None or training.zero_stage != 3 or is_alone(training):
+        return 0.0
+    return bucket_elements(training) * (2 if training.dtype == "fp16" else 4)

@@ -1,161 +1,172 @@
-"""What a search is asked: a model on so many GPUs, what is settled and what is open."""
+"""What a search is asked: a model on so many GPUs, with what is settled and what is open; and why it has no answer."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from hpc_gpt.plan.training import Offload, OptimizerMode, Recompute, Shape
-from hpc_gpt.plan.translation import Traits
+from hpc_gpt.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.plan.training import PLANNED, Offload, OptimizerMode, Training, traits_of, update_mode
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.ds_config import stage_that_runs
 from hpc_gpt.settings.engines import OFFERS
-from hpc_gpt.settings.experiment import Partition
-from hpc_gpt.settings.model_shape import ModelShape, partition_layers
+from hpc_gpt.settings.experiment import Engine, Experiment, Partition, Recompute
+from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
+from hpc_gpt.settings.model_shape import ModelShape, check_split, partition_layers
+from hpc_gpt.settings.resolve import resolve, resolve_shape
 
-# Least to most, so that of equals the plainer comes first.
+# Least to most, so that the plainer of two equals comes first.
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-TP_SPANS = "tp would span nodes"
-# Those that run without anything of the user's own; megatron-lm wants a checkout, hf-deepspeed another model.
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
+# Those that run without anything of the user's own; megatron-lm needs a checkout, hf-deepspeed another model.
 USUAL_ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp")
-
-
-class Split(NamedTuple):
-    """GPUs dealt out."""
-
-    tp: int
-    pp: int
-    dp: int
-
-    def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}-dp{self.dp}"
-
-
-class States(NamedTuple):
-    """How an engine holds parameters, gradients and optimizer."""
-
-    zero_stage: int
-    offload: Offload
-    distributed_optimizer: bool
+NO_ENGINE = "no engine that is asked for splits so"
+_TP_SPANS = "tp would span nodes"
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
+_BATCH = ("micro_batch", "micro_batches")
+# Keys of an experiment that settle the field of a Training of the same name.
+_SETTLING = (
+    *(f"layout.{name}" for name in ("tp", "pp", "dp", *_BATCH)),
+    *(f"engine.{name}" for name in PLANNED if name != "name"),
+)
+_MOST = 10**9
 
 
 @dataclass(frozen=True)
 class Question:
-    """`settled` holds what is not to be searched, by the names of a Training's fields; `global_batch` is None where
-    `settled` has micro_batches, and then follows from them.
+    """`settled` holds what is not to be searched, by the names of a Training's fields. `global_batch` is None if
+    `settled` has micro_batches: then it follows from them.
 
-    `traits` are by engine, without any where it has none. `model` is for a `partition` that is not even.
+    `traits` are a Training's fields that follow from an engine's switches (`traits_of`), by engine.
     """
 
-    shape: Shape
+    shape: ModelShape
     gpus: int
     gpus_per_node: int
     dtype: str
     global_batch: int | None
     engines: tuple[str, ...] = USUAL_ENGINES
     settled: Mapping[str, Any] = field(default_factory=dict)
-    traits: Mapping[str, Traits] = field(default_factory=dict)
+    traits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tp_across_nodes: bool = False
     partition: Partition = "layers"
-    model: ModelShape | None = None
     optimizer_mode: OptimizerMode = "fused"
-    offload_ratio: float = 1.0  # where ZeRO-3 offloads
+    offload_ratio: float = 1.0  # if ZeRO-3 offloads
 
-    def choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values to try of a field: the settled one alone, or all that are known."""
-        return (self.settled[name],) if name in self.settled else known
-
-    def splits(self) -> Iterator[tuple[Split, str | None]]:
-        """Every (tp, pp, dp) of the GPUs, with why it cannot run where it cannot; None where it can."""
+    def layouts(self) -> Iterator[tuple[Layout, str | None]]:
+        """Every layout of the GPUs, with why it cannot run, or None if it can."""
         for tp in divisors(self.gpus):
             for pp in divisors(self.gpus // tp):
-                split = Split(tp, pp, self.gpus // (tp * pp))
-                if all(self.settled.get(axis, size) == size for axis, size in split._asdict().items()):
-                    yield split, self._obstacle(split)
-
-    def _obstacle(self, split: Split) -> str | None:
-        """As `check_split`, `check_nodes` and `solve_batch` refuse it, in a few words."""
-        tp, pp, dp = split
-        if self.shape.heads % tp:
-            return "tp does not divide the heads"
-        if self.shape.vocab % tp:
-            return "tp does not divide the padded vocabulary"
-        if pp > self.shape.layers:
-            return "more stages than layers"
-        if isinstance(self.partition, tuple) and not self._deals_out(self.partition, pp):
-            return "engine.partition does not deal the layers out over pp"
-        if min(self.gpus, self.gpus_per_node) % tp and not self.tp_across_nodes:
-            return TP_SPANS
-        if self.global_batch is not None and self.global_batch % dp:
-            return "dp does not divide the global batch"
-        return None
-
-    def _deals_out(self, blocks: tuple[int, ...], pp: int) -> bool:
-        return len(blocks) == pp and sum(blocks) == self.shape.layers and min(blocks) > 0
+                layout = Layout(tp, pp, self.gpus // (tp * pp))
+                if all(self.settled.get(axis, size) == size for axis, size in vars(layout).items()):
+                    yield layout, self._obstacle(layout)
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """(micro_batch, micro_batches) of every way to deal out the batch, the smallest micro-batch first."""
         if self.global_batch is None:
-            return [
-                (size, self.settled["micro_batches"]) for size in self.choices("micro_batch", (1, 2, 4, 8, 16, 32, 64))
-            ]
+            return [(size, self.settled["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
         if self.global_batch % dp:
             return []
         share = self.global_batch // dp
         pairs = [(size, share // size) for size in divisors(share)]
-        return [pair for pair in pairs if self._batch_as_settled(pair)]
+        settled = tuple(self.settled.get(name) for name in _BATCH)
+        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(settled, pair, strict=True))]
 
-    def _batch_as_settled(self, pair: tuple[int, int]) -> bool:
-        return all(self.settled.get(name, size) == size for name, size in zip(_BATCH, pair, strict=True))
-
-    def states(self, engine: str, split: Split) -> list[States]:
-        """How the engine can hold its states under that split, as `settle_engine` allows it."""
-        offer = OFFERS[engine]
-        if (split.tp > 1 and "tp" not in offer.axes) or (split.pp > 1 and "pp" not in offer.axes):
-            return []
-        found = []
-        for stage in self.choices("zero_stage", offer.zero_stages):
-            if stage not in offer.zero_stages or (split.pp > 1 and stage > 1):
+    def ways(self, layout: Layout) -> Iterator[Training]:
+        """Every way to hold the states under that layout, as `settle_engine` allows it: engine, ZeRO stage, offload,
+        sharded optimizer, chunks. A training of one micro-batch, without sequence parallelism and recomputation."""
+        for engine in self.engines:
+            if not self.techniques(engine, layout.tp):
                 continue
-            if stage == 0 and len(offer.zero_stages) > 1 and self.dtype != "fp32":
-                # Runs as ZeRO-1 (ds_config.zero_stage); where it was asked for, that is what it means.
-                if "zero_stage" not in self.settled:
-                    continue
-                stage = 1
-            for offload in self.choices("offload", ("none", "optimizer", "full")):
+            for stage, offload, sharded in self._states(engine, layout):
+                deals_out = "offload_ratio" in OFFERS[engine].switches and stage == 3 and offload != "none"
+                for chunks in self._chunks(engine, layout.pp):
+                    yield Training(
+                        self.shape,
+                        **vars(layout),
+                        vp=chunks,
+                        zero_stage=stage,
+                        dtype=self.dtype,
+                        engine=engine,
+                        sharded_optimizer=sharded,
+                        offload=offload,
+                        offload_ratio=self.offload_ratio if deals_out else 1.0,
+                        stage_layers=self._stage_layers(layout.pp),
+                        optimizer_mode=self.optimizer_mode,
+                        **self.traits.get(engine, {}),
+                    )
+
+    def techniques(self, engine: str, tp: int) -> list[tuple[bool, Recompute]]:
+        """(sequence_parallel, recompute) of each way to save activations that the engine has under `tp`."""
+        can_split = "sequence_parallel" in OFFERS[engine].switches and tp > 1 and self.shape.seq % tp == 0
+        known = [way for way in RECOMPUTES if engine != "hf-deepspeed" or way != "selective"]
+        return [
+            (parallel, recompute)
+            for parallel in self._choices("sequence_parallel", (False, True))
+            for recompute in self._choices("recompute", RECOMPUTES)
+            if (can_split or not parallel) and recompute in known
+        ]
+
+    def can_run(self, layout: Layout) -> bool:
+        """Whether some engine and batch run under a layout that has no obstacle."""
+        return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
+
+    def _choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values to try of a field: only the settled one, or all that are known."""
+        return (self.settled[name],) if name in self.settled else known
+
+    def _obstacle(self, layout: Layout) -> str | None:
+        """As `check_split`, `check_nodes` and `solve_batch` refuse it, in a few words."""
+        if self.shape.heads % layout.tp:
+            return "tp does not divide the heads"
+        if self.shape.padded_vocab % layout.tp:
+            return "tp does not divide the padded vocabulary"
+        if layout.pp > self.shape.layers:
+            return "more stages than layers"
+        if isinstance(self.partition, tuple):
+            blocks = self.partition
+            if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
+                return "engine.partition does not deal the layers out over pp"
+        if min(self.gpus, self.gpus_per_node) % layout.tp and not self.tp_across_nodes:
+            return _TP_SPANS
+        if self.global_batch is not None and self.global_batch % layout.dp:
+            return "dp does not divide the global batch"
+        return None
+
+    def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
+        """(zero_stage, offload, sharded_optimizer) that the engine has under that layout."""
+        offer = OFFERS[engine]
+        if any(size > 1 and axis not in offer.axes for axis, size in (("tp", layout.tp), ("pp", layout.pp))):
+            return
+        for asked in self._choices("zero_stage", offer.zero_stages):
+            stage = stage_that_runs(engine, asked, self.dtype)
+            # A stage that runs as another one is tried only if it is asked for.
+            searched_already = stage != asked and "zero_stage" not in self.settled
+            if asked not in offer.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
+                continue
+            for offload in self._choices("offload", OFFLOADS):
                 if not _can_offload(engine, stage, offload):
                     continue
-                for sharded in self.choices("distributed_optimizer", (False, True)):
-                    if not sharded or ("sharded_optimizer" in offer.switches and split.dp > 1):
-                        found.append(States(stage, offload, sharded))
-        return found
+                for sharded in self._choices("sharded_optimizer", (False, True)):
+                    if not sharded or ("sharded_optimizer" in offer.switches and layout.dp > 1):
+                        yield stage, offload, sharded
 
-    def sequence_parallel(self, engine: str, tp: int) -> list[bool]:
-        """With and without, where the engine has it and the group divides the sequence."""
-        can = "sequence_parallel" in OFFERS[engine].switches and tp > 1 and self.shape.seq % tp == 0
-        return [wanted for wanted in self.choices("sequence_parallel", (False, True)) if can or not wanted]
-
-    def chunks(self, engine: str, pp: int) -> list[int]:
-        """Interleaved chunks a stage: Megatron-LM's alone, which wants stages and chunks of one depth."""
+    def _chunks(self, engine: str, pp: int) -> list[int]:
+        """Interleaved chunks a stage. Only Megatron-LM has them; its stages and chunks are all of one depth."""
         if engine != "megatron-lm":
-            return [chunks for chunks in self.choices("vp", (1,)) if chunks == 1]
+            return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         if self.shape.layers % pp:
             return []
         deep = self.shape.layers // pp
-        return [chunks for chunks in self.choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
+        return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
-    def stage_layers(self, pp: int) -> tuple[int, ...] | None:
-        """Layers of each stage; None where they are as even as can be."""
-        if self.partition == "layers" or pp == 1 or self.model is None:
+    def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
+        """Layers of each stage; None if they are as even as can be."""
+        if self.partition == "layers" or pp == 1:
             return None
-        return _blocks(self.model, pp, self.partition)
-
-    def recomputes(self, engine: str) -> list[Recompute]:
-        known = [way for way in RECOMPUTES if engine != "hf-deepspeed" or way != "selective"]
-        return [way for way in self.choices("recompute", RECOMPUTES) if way in known]
-
-
-_BATCH = ("micro_batch", "micro_batches")
+        return _blocks(self.shape, pp, self.partition)
 
 
 def _can_offload(engine: str, stage: int, offload: Offload) -> bool:
@@ -169,8 +180,8 @@ def _can_offload(engine: str, stage: int, offload: Offload) -> bool:
 
 
 @functools.cache
-def _blocks(model: ModelShape, pp: int, partition: Partition) -> tuple[int, ...]:
-    return tuple(partition_layers(model, pp, partition))
+def _blocks(shape: ModelShape, pp: int, partition: Partition) -> tuple[int, ...]:
+    return tuple(partition_layers(shape, pp, partition))
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -181,3 +192,157 @@ def divisors(number: int) -> tuple[int, ...]:
     """
     small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
     return (*small, *(number // size for size in reversed(small) if size * size != number))
+
+
+def question_of(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    holds: Collection[str] = (),
+    engines: tuple[str, ...] | None = None,
+) -> Question:
+    """The search for an experiment: its model, batch, dtype and switches, its layout open but for the dotted keys that
+    `holds` names. `engines` are those to try, by default the usual ones; engine.name in `holds` means the
+    experiment's.
+
+    Raises LayoutError or ConfigError for what contradicts itself.
+    """
+    _check_sizes(experiment)
+    shape, asked, engine = resolve_shape(experiment.model), experiment.layout, experiment.engine
+    settled = {}
+    for key in _SETTLING:
+        table, _, name = key.partition(".")
+        value = getattr(getattr(experiment, table), name)
+        if key in holds and value is not None:
+            settled[name] = value
+    switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
+    tried = (engine.name,) if "engine.name" in holds else engines or USUAL_ENGINES
+    tried = tuple(name for name in tried if _takes(name, engine, switches))
+    batch = asked.global_batch
+    gpus = _gpus(experiment, profile)
+    if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
+        batch = None
+    elif batch is None:
+        batch = _own_batch(experiment, profile)
+    given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
+    return Question(
+        shape=shape,
+        gpus=gpus,
+        gpus_per_node=profile.gpus_per_node,
+        dtype=experiment.train.dtype,
+        global_batch=batch,
+        engines=tried,
+        settled=settled,
+        traits={name: traits_of(engine, name, profile.device) for name in tried},
+        tp_across_nodes=asked.allow_tp_across_nodes,
+        partition="layers" if given_by_stage else engine.partition,
+        optimizer_mode=update_mode(experiment.train),
+        offload_ratio=engine.offload_ratio,
+    )
+
+
+def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
+    """LayoutError or ConfigError if no layout can run at all, whatever it needs: why, and which numbers of GPUs work.
+    `question` is the experiment's."""
+    layouts = list(question.layouts())
+    unobstructed = [layout for layout, obstacle in layouts if obstacle is None]
+    if any(question.can_run(layout) for layout in unobstructed):
+        return
+    if not question.engines:
+        _resolve_with(question, experiment, profile, Layout(1, 1, question.gpus))
+        raise ConfigError(
+            "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
+        )
+    if len(layouts) == 1:
+        _refuse(question, layouts[0][0])
+    if unobstructed:  # an engine's switches are in the way: its own message
+        _resolve_with(question, experiment, profile, unobstructed[0])
+    settled = {axis: question.settled[axis] for axis in ("tp", "pp", "dp") if axis in question.settled}
+    if not layouts and len(settled) == 3:
+        _resolve_with(question, experiment, profile, Layout(**settled))
+    words = " with " + ", ".join(f"{axis} {size}" for axis, size in settled.items()) if settled else ""
+    reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
+    if not layouts:
+        reasons = [f"{' x '.join(settled)} does not divide {question.gpus}"]
+    counts = working_counts(question)
+    if reasons == ["dp does not divide the global batch"]:
+        counts = []
+    hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
+    if reasons == [_TP_SPANS]:
+        hint += ", or --allow-tp-across-nodes if the slow links are meant"
+    raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{words}: {', '.join(reasons)}", hint)
+
+
+def working_counts(question: Question) -> list[int]:
+    """The three numbers of GPUs nearest to the one asked for on which some layout can run, in order."""
+    per_node, gpus = question.gpus_per_node, question.gpus
+    nodes = gpus // per_node
+    near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
+    doubled = [per_node * 2**power for power in range(20)]
+    counts = sorted({*range(1, per_node + 1), *near, *doubled} - {gpus}, key=lambda count: abs(count - gpus))
+    found: list[int] = []
+    for count in counts:
+        other = replace(question, gpus=count)
+        if any(obstacle is None and other.can_run(layout) for layout, obstacle in other.layouts()):
+            found.append(count)
+            if len(found) == 3:
+                break
+    return sorted(found)
+
+
+def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
+    """As `resolve` counts them, all of whole nodes."""
+    asked, per_node = experiment.layout, profile.gpus_per_node
+    gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
+    nodes = asked.nodes or nodes_for(gpus, per_node)
+    if gpus > nodes * per_node or gpus % nodes:
+        raise LayoutError(
+            f"{gpus} GPUs do not spread over {nodes} nodes of {per_node}", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"{gpus} GPUs need {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return gpus
+
+
+def _check_sizes(experiment: Experiment) -> None:
+    """Refuses what no machine has, before anything is divided by it or by all its divisors."""
+    for table in ("model", "layout"):
+        for name, size in asdict(getattr(experiment, table)).items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                continue
+            if size < 1:
+                raise LayoutError(f"{table}.{name} is {size}, but must be at least 1", f"give a positive {name}")
+            if size > _MOST:
+                raise LayoutError(f"{table}.{name} is over {_MOST:,}, which no machine has", f"give a real {name}")
+
+
+def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
+    """The global batch of the experiment's own layout; of one replica if that cannot run here."""
+    try:
+        return resolve(experiment, profile).batch.global_batch
+    except UserError:
+        return (experiment.layout.micro_batch or 1) * (experiment.layout.micro_batches or 1)
+
+
+def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
+    """Whether the engine has every switch of `keys` that is not at its default."""
+    plain = Engine()
+    return all(key in OFFERS[name].switches or getattr(engine, key, None) == getattr(plain, key, None) for key in keys)
+
+
+def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
+    """Raises what `resolve` does of the experiment's own engine under the layout."""
+    asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
+    engine = experiment.engine
+    if "zero_stage" not in question.settled:
+        engine = replace(engine, zero_stage=None)
+    resolve(replace(experiment, layout=asked, engine=engine), profile)
+
+
+def _refuse(question: Question, layout: Layout) -> None:
+    """The launcher's own refusal of one layout, if it has one."""
+    per_node = question.gpus_per_node
+    check_split(question.shape, layout)
+    check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)

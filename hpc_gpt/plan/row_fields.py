@@ -1,72 +1,51 @@
-"""A published row's fields as checked values: one that is missing or absurd raises Unusable, which names it."""
+"""A published row's fields: one schema that checks them, and what their words say.
+
+Words are those of the sources and of our own records: a form that neither has is refused or says nothing.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_args
 
+from hpc_gpt.plan.training import Offload, OptimizerMode
+from hpc_gpt.settings.engines import OFFERS
+from hpc_gpt.settings.experiment import Recompute
+
+# The `program` of a row that is a record of our own: its engines hold their states as they do here.
+OURS = "hpc-gpt"
+_HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
+_MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
+_FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
+_FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 # Nothing published is near these; above them a row is a slip of the pen, and a prediction of it would not end.
-MOST = {
-    "hidden": 1_000_000,
-    "layers": 10_000,
-    "heads": 10_000,
-    "kv_heads": 10_000,
-    "ffn": 10_000_000,
-    "vocab": 10_000_000,
-    "seq": 100_000_000,
-    "gpus": 10_000_000,
-    "gpus_per_node": 10_000,
-    "micro_bs": 1_000_000,
-    "global_bs": 100_000_000,
-    "grad_accum": 10_000_000,
+_MOST = {
+    **dict.fromkeys(("layers", "heads", "kv_heads", "gpus_per_node"), 10_000),
+    **dict.fromkeys(("ffn", "vocab", "gpus", "grad_accum"), 10_000_000),
+    **dict.fromkeys(("seq", "global_bs"), 100_000_000),
 }
-_MOST_ELSE = 1_000_000
+Stage = int
+_ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
 
 class Unusable(ValueError):
     """Why a row cannot be predicted, in words; the field is named."""
 
 
-def whole(row: Mapping[str, Any], name: str) -> int | None:
-    """The whole number above 0 that a field holds, None where the row has none."""
-    value = row.get(name)
-    if value is None:
-        return None
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-    if wrong or (isinstance(value, float) and not (math.isfinite(value) and value.is_integer())):
+def _read_count(name: str, value: object) -> int:
+    odd = isinstance(value, float) and not value.is_integer()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or odd:
         raise Unusable(f"{name} is {shown(value)}, not a whole number")
     if value < 1:
         raise Unusable(f"{name} is {shown(value)}, but must be at least 1")
-    most = MOST.get(name, _MOST_ELSE)
-    if value > most:
+    if value > (most := _MOST.get(name, 1_000_000)):
         raise Unusable(f"{name} is {shown(value)}, more than {most:,}: absurd")
     return int(value)
 
 
-def needed(row: Mapping[str, Any], name: str) -> int:
-    """As `whole`, but a field that must be there."""
-    value = whole(row, name)
-    if value is None:
-        raise Unusable(f"{name} is missing")
-    return value
-
-
-def stage_of_zero(row: Mapping[str, Any]) -> int | None:
-    """`zero_stage`, 0 to 3; None where it is not stated."""
-    value = row.get("zero_stage")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (0, 1, 2, 3):
-        raise Unusable(f"zero_stage is {shown(value)}, but must be 0, 1, 2 or 3")
-    return int(value)
-
-
-def figure(row: Mapping[str, Any], name: str) -> float | None:
-    """A measured number above 0, None where the row has none."""
-    value = row.get(name)
-    if value is None:
-        return None
+def _read_figure(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Unusable(f"{name} is {shown(value)}, not a number")
     try:
@@ -78,33 +57,298 @@ def figure(row: Mapping[str, Any], name: str) -> float | None:
     return number
 
 
-def flag(row: Mapping[str, Any], name: str) -> bool | None:
-    """True or false, None where it is not stated."""
-    value = row.get(name)
-    if value is None or isinstance(value, bool):
-        return value
+def _read_flag(name: str, value: object) -> bool:
     if isinstance(value, (int, float)) and value in (0, 1):
         return bool(value)
     raise Unusable(f"{name} is {shown(value)}, but must be true or false")
 
 
-def words(row: Mapping[str, Any], name: str) -> str:
-    """A text field in small letters, empty where it is not stated. Tables and lists count by what they hold."""
-    value = row.get(name)
-    if value is None:
-        return ""
+def _read_stage(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (0, 1, 2, 3):
+        raise Unusable(f"{name} is {shown(value)}, but must be 0, 1, 2 or 3")
+    return int(value)
+
+
+def _read_text(name: str, value: object) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {value[key]}" for key in value)[:1000].lower()
-    if isinstance(value, (list, tuple)):
-        return " ".join(str(part)[:200] for part in value[:20]).lower()
-    return str(value)[:1000].lower()
+        value = " ".join(f"{key} {part}" for key, part in value.items())
+    return str(value)[:1000].lower().strip()
+
+
+# How a field is read, by its type: whole numbers from 1, measured numbers above 0, true or false, words in small
+# letters (of a table, what it holds), and what is checked by its user.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "int": _read_count,
+    "float": _read_figure,
+    "bool | None": _read_flag,
+    "Stage | None": _read_stage,
+    "str": _read_text,
+    "object": lambda name, value: value,
+}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields that are read; 0, empty or None if a row does not state one. `given` is the row as its file has it."""
+
+    given: Mapping[str, Any]
+    source: str = ""
+    citation: str = ""
+    program: str = ""
+    # The machine.
+    device: str = ""
+    gpus_per_node: int = 0
+    fabric: str = ""
+    # The model.
+    model: str = ""
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    seq: int = 0
+    swiglu: bool | None = None
+    untied: bool | None = None
+    moe: object = None
+    # The layout and the batch.
+    gpus: int = 0
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    cp: int = 0
+    ep: int = 0
+    vp: int = 0
+    fsdp: int = 0
+    parallelism: str = ""
+    schedule: str = ""
+    partition: object = None
+    micro_bs: int = 0
+    global_bs: int = 0
+    grad_accum: int = 0
+    local_bs: int = 0
+    batch_per_dp: int = 0
+    tokens_per_batch: float = 0.0
+    # How it is trained.
+    stack: str = ""
+    engine: str = ""
+    options: str = ""
+    sharding: str = ""
+    optimizer: str = ""
+    optimizer_mode: str = ""
+    offload: str = ""
+    recompute: str = ""
+    dtype: str = ""
+    zero_stage: Stage | None = None
+    sequence_parallel: bool | None = None
+    flash_attention: bool | None = None
+    distributed_optimizer: bool | None = None
+    act_cpu_offload: bool | None = None
+    # What was measured.
+    sec_per_iter: float = 0.0
+    samples_per_sec: float = 0.0
+    tokens_per_sec_per_gpu: float = 0.0
+    tflops_per_gpu: float = 0.0
+    tflops_kind: str = ""
+    mfu: float = 0.0
+    memory_gib: float = 0.0
+    memory_kind: str = ""
+    memory_by_stage_gib: object = None
+    fits: bool | None = None
+    oom: bool | None = None
+    noisy: bool | None = None
+
+    def shown(self, name: str) -> str:
+        """A field as the row has it, for a message."""
+        return shown(self.given.get(name))
+
+
+def read_fields(row: Mapping[str, Any]) -> Fields:
+    """The fields of a row; Unusable for one that is not what the schema says. Unknown fields are ignored."""
+    stated = [entry for entry in fields(Fields)[1:] if row.get(entry.name) is not None]
+    return Fields(row, **{entry.name: _READERS[str(entry.type)](entry.name, row[entry.name]) for entry in stated})
+
+
+def stage_figures(stage: str, value: object) -> tuple[float, float, float]:
+    """A stage's steady, peak allocated and peak reserved GiB; Unusable."""
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or None in value:
+        raise Unusable(f"memory_by_stage_gib: stage {stage} has not three figures")
+    where = f"memory_by_stage_gib: stage {stage}"
+    steady, allocated, reserved = value
+    return (
+        _read_figure(f"{where}: steady", steady),
+        _read_figure(f"{where}: allocated", allocated),
+        _read_figure(f"{where}: reserved", reserved),
+    )
 
 
 def shown(value: object) -> str:
-    """A value as an error tells it: on one line, and short."""
+    """A value in a message: on one line, and short."""
     try:
         text = repr(value)
     except ValueError:  # a whole number of more than 4,300 digits
         text = "a number of thousands of digits"
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def refuse_unmodelled(row: Fields) -> None:
+    """Mixtures of experts have another shape, context parallelism splits the sequence, and a schedule other than 1F1B
+    has another bubble or holds activations otherwise."""
+    if row.ep > 1:
+        raise Unusable(f"MoE is not modelled (ep {row.ep})")
+    if row.moe:
+        raise Unusable(f"MoE is not modelled (moe {row.shown('moe')})")
+    if re.search(r"\bmoe\b|mixtral", row.model):
+        raise Unusable(f"MoE is not modelled (model {row.shown('model')})")
+    if row.cp > 1:
+        raise Unusable(f"context parallelism is not modelled (cp {row.cp})")
+    if row.schedule and "1f1b" not in row.schedule:
+        raise Unusable(f"schedule {row.shown('schedule')} is not modelled")
+
+
+def dtype_of(row: Fields, device: str) -> str:
+    """fp16, bf16 or fp32; FP8 is refused. A V100 has no bf16, so if nothing is stated it is fp16 there."""
+    if re.search(r"fp8|float8|fp4", f"{row.dtype} {row.options}"):
+        raise Unusable(f"FP8 is not modelled (dtype {row.shown('dtype')})")
+    for name in ("fp16", "bf16", "fp32"):
+        if name in row.dtype:
+            return name
+    if row.dtype:
+        raise Unusable(f"dtype is {row.shown('dtype')}, but must be fp16, bf16 or fp32")
+    return "fp16" if device.startswith("v100") else "bf16"
+
+
+def recompute_of(row: Fields) -> Recompute | None:
+    """`full (config use_checkpoint=true)` is full; None if the row does not state it."""
+    for way in get_args(Recompute):
+        if row.recompute.startswith(way):
+            return way  # type: ignore[no-any-return]
+    if row.recompute:
+        raise Unusable(f"recompute is {row.shown('recompute')}, but must be none, selective or full")
+    return None
+
+
+def degrees_of(row: Fields) -> dict[str, int]:
+    """`zero1(dp2)+tp2+pp4` as dp 2, tp 2, pp 4; empty if the row has no such words."""
+    found = re.findall(r"(?<![a-z])(tp|pp|dp|cp|ep)(\d{1,6})", row.parallelism)
+    degrees = {name: int(size) for name, size in found}
+    if any(size < 1 for size in degrees.values()):
+        raise Unusable(f"parallelism is {row.shown('parallelism')}: a degree below 1")
+    for name, what in (("cp", "context parallelism"), ("ep", "MoE")):
+        if degrees.get(name, 1) > 1:
+            raise Unusable(f"{what} is not modelled (parallelism {row.shown('parallelism')})")
+    return degrees
+
+
+def is_llama_like(row: Fields) -> bool:
+    """Gated MLP, no biases, no learned positions: stated, or told by the name or another width of the MLP than 4 h.
+
+    Three matrices of 8/3 h hold as much as two of 4 h: another width is a gated MLP's.
+    """
+    if row.swiglu is not None:
+        return row.swiglu
+    return "llama" in row.model or row.ffn not in (0, 4 * row.hidden)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The engine that a row was run by, under its name in an experiment, and how it holds its states."""
+
+    engine: str
+    zero_stage: int
+    bytes_rule: str | None
+    offload: Offload
+    sharded_optimizer: bool
+
+
+def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
+    """The engine: `engine` if it is one of ours, else by the words of `stack`, `sharding`, `options` and the citation,
+    else by the ZeRO stage."""
+    said = f"{row.parallelism} {row.stack} {row.options}"
+    cited = said if row.stack else f"{said} {row.citation} {row.source}"
+    zero, deepspeed = row.zero_stage, "deepspeed" in cited
+    if zero is None and (named := _ZERO.search(said)):
+        zero = int(named[1])
+    fsdp = bool(_FSDP.search(cited) or row.sharding) or row.fsdp > 1
+    if fsdp:
+        zero = _zero_of_sharding(row.sharding, zero)
+    zero = zero or 0
+    if zero >= 2 and pp > 1 and not fsdp:
+        raise Unusable(f"zero_stage {zero} with pp {pp}: no engine shards gradients across a pipeline")
+    sharded = bool(row.distributed_optimizer) or "distrib" in row.optimizer
+    if row.engine in OFFERS:
+        engine = row.engine
+    elif fsdp:
+        engine = "ddp" if zero == 0 else "fsdp"
+    elif pp == tp == 1 and not zero and re.search(r"\bddp\b", said):
+        engine = "ddp"
+    elif (deepspeed or zero) and pp == tp == 1 and re.search(r"\bhf\b", cited):
+        engine = "hf-deepspeed"
+    elif zero >= 2 or (deepspeed and pp == 1 and (zero or tp == 1)):
+        engine = "deepspeed-zero"
+    elif deepspeed or (zero == 1 and not sharded and not _MEGATRON_CORE.search(cited)):
+        engine = "deepspeed-3d"
+    else:
+        engine = "megatron-lm"
+        sharded = sharded or zero == 1
+    rule = None
+    if engine == "megatron-lm":
+        rule = "megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"
+    elif engine not in ("fsdp", "ddp") and row.program != OURS:
+        # Before BF16_Optimizer a pipeline in bf16 held what it holds in fp16; who sums in fp32 says so.
+        sums_in_fp32 = engine == "deepspeed-3d" and re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype)
+        rule = "bf16-optimizer" if sums_in_fp32 else "deepspeed-fp16"
+    return Stack(engine, zero, rule, _offload_of(row), sharded)
+
+
+def _zero_of_sharding(sharding: str, zero: int | None) -> int:
+    """FSDP's names for how much is sharded, as ZeRO's stages."""
+    if "hybrid" in sharding:
+        raise Unusable(f"hybrid sharding is not modelled (sharding {sharding!r})")
+    if "no_shard" in sharding:
+        return 0
+    if "grad" in sharding:
+        return 2
+    return 3 if zero is None or "full" in sharding else zero
+
+
+def _offload_of(row: Fields) -> Offload:
+    """What is on the host: `offload`, else the options' own columns, `{"Opt Offl": "Y", "Par Offl": "N"}`."""
+    if row.offload in get_args(Offload):
+        return row.offload  # type: ignore[return-value]
+    options = row.given.get("options")
+    columns = options.items() if isinstance(options, Mapping) else ()
+    on = {str(key).lower() for key, value in columns if str(value).strip().lower() == "y"}
+    if "par offl" in on:
+        return "full"
+    return "optimizer" if "opt offl" in on else "none"
+
+
+def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
+    """Whether attention keeps no scores: stated, or as every stack of the device's time does it.
+
+    FlashAttention needs Ampere; FSDP came with PyTorch 2's fused attention, and stacks for Hopper have it throughout.
+    """
+    if row.flash_attention is not None:
+        return row.flash_attention
+    if device.startswith("v100"):
+        return False
+    fused = bool(_FUSED_ATTENTION.search(f"{row.stack} {row.options}"))
+    return fused or engine == "fsdp" or device.startswith(_HOPPER_ON)
+
+
+def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
+    """Whether kept activations wait on the host: DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and
+    only it splits layers under ZeRO-3."""
+    if row.act_cpu_offload:
+        return True
+    if stack.engine != "deepspeed-zero" or stack.zero_stage != 3 or recompute_of(row) != "full":
+        return False
+    return tp > 1 or "megatron" in row.stack + row.citation
+
+
+def optimizer_mode_of(row: Fields) -> OptimizerMode:
+    """How one of our own runs computed its update; fused if nothing is stated, and on the host."""
+    mode = row.optimizer_mode
+    return mode if mode in get_args(OptimizerMode) else "fused"  # type: ignore[return-value]

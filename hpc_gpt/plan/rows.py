@@ -1,47 +1,57 @@
 """Published rows as values: a training, a machine and what was measured, or the reason why a row is left out.
 
-Two shapes of file: `{"rows": [...]}` and `{"clusters": {name: [...]}}`. A row's content never raises: what is missing,
-absurd or not modelled leaves that row out with the field named, and the file goes on.
+A row's content never raises: what is missing, absurd or not modelled leaves that row out with the field named.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from hpc_gpt import formulas
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.machines import machine_named
-from hpc_gpt.plan.published import Published, published
-from hpc_gpt.plan.row_fields import Unusable, flag, needed, shown, whole, words
-from hpc_gpt.plan.row_layout import DEFAULT_VOCAB, batch, chunks, degrees, micro_follows, stage_layers
-from hpc_gpt.plan.row_words import (
-    checkpoints_on_host,
-    compiled_of,
+from hpc_gpt.plan.machine import Machine, machine_named
+from hpc_gpt.plan.row_fields import (
+    Fields,
+    Unusable,
     degrees_of,
     dtype_of,
-    flash_of,
-    fuses_loss,
-    llama_like,
+    is_llama_like,
+    keeps_activations_on_host,
+    keeps_no_scores,
     optimizer_mode_of,
+    read_fields,
     recompute_of,
-    refuse_context,
-    refuse_experts,
-    refuse_schedule,
-    sharded_over,
-    splits_sequence,
+    refuse_unmodelled,
+    shown,
     stack_of,
+    stage_figures,
 )
-from hpc_gpt.plan.training import Shape, Training
+from hpc_gpt.plan.training import PublishedShape, Training
 from hpc_gpt.settings.devices import DEVICES, device_named
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
 
+DEFAULT_VOCAB = 51200
+MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, times tp
-_HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}: hpc-gpt help rows shows one'
+_MOST_BALANCED = 300  # layers, above which balancing them takes long
+_MOST_MICRO_BATCHES = 10_000_000
 MachineOf = Callable[[str, int, str | None], Machine]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was measured, None for what was not. `by_stage`: (stage, (steady, peak allocated, peak reserved)) in GiB."""
+
+    step_s: float | None
+    memory_gib: float | None
+    memory_kind: str | None
+    fits: bool | None
+    noisy: bool
+    by_stage: tuple[tuple[int, tuple[float, float, float]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,6 @@ class Row:
     fabric: str
     published: Published
     assumed: tuple[str, ...] = ()
-
-    @property
-    def layout(self) -> str:
-        """tp4-pp16-dp1"""
-        return f"tp{self.training.tp}-pp{self.training.pp}-dp{self.training.dp}"
 
 
 @dataclass(frozen=True)
@@ -88,47 +93,14 @@ class Rows:
         return [entry for entry in self.entries if isinstance(entry, LeftOut)]
 
 
-def read_rows(path: Path, machine_of: MachineOf = machine_named) -> Rows:
-    """Every row of a file of either shape. ConfigError where it cannot be read or has neither shape."""
-    try:
-        content = read_rows_json(path.read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise ConfigError(f"{path}: {fault.strerror or fault}", "give a file of rows that can be read") from None
-    except (ValueError, RecursionError) as fault:
-        raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None
-    return rows_of(content, str(path), machine_of)
-
-
-def read_rows_json(text: str) -> Any:
-    """As json.loads, but a number of thousands of digits is infinite, so that it costs its row alone."""
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
-
-
-def rows_of(content: object, where: str, machine_of: MachineOf = machine_named) -> Rows:
-    """The rows of a file's parsed JSON, which is `where`. Rows of one machine share its value."""
-    machine_of = lru_cache(maxsize=1000)(machine_of)
-    if isinstance(content, Mapping) and isinstance(content.get("rows"), list):
-        return Rows(tuple(row_of(row, number, None, machine_of) for number, row in enumerate(content["rows"], 1)))
-    clusters = content.get("clusters") if isinstance(content, Mapping) else None
-    if isinstance(clusters, Mapping) and all(isinstance(rows, list) for rows in clusters.values()):
-        return Rows(
-            tuple(
-                row_of(row, number, str(name), machine_of)
-                for name, rows in clusters.items()
-                for number, row in enumerate(rows, 1)
-            )
-        )
-    raise ConfigError(f"{where}: neither rows nor clusters of rows", _HINT)
-
-
 def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf = machine_named) -> Row | LeftOut:
     """One row, the `number`th of its list."""
     if not isinstance(row, Mapping):
         return LeftOut(f"row {number}", cluster or "", cluster, f"not a table of fields: {shown(row)}")
-    name = _name(row.get("id")) or f"row {number}"
-    source = _name(row.get("source")) or cluster or ""
+    name = _printable(row.get("id")) or f"row {number}"
+    source = _printable(row.get("source")) or cluster or ""
     try:
-        return _row(row, name, source, cluster, machine_of)
+        return _row(read_fields(row), name, source, cluster, machine_of)
     except (Unusable, UserError) as fault:
         reason = " ".join(str(fault).split())[:300]
     except (ArithmeticError, ValueError, TypeError, RecursionError) as fault:  # whatever else a hostile field can do
@@ -136,116 +108,196 @@ def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf 
     return LeftOut(name, source, cluster, reason)
 
 
-def _name(value: object) -> str:
+def _printable(value: object) -> str:
     """A row's own id or source as one printable line."""
     if value is None or isinstance(value, (Mapping, list)):
         return ""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:200])
 
 
-def _row(row: Mapping[str, Any], name: str, source: str, cluster: str | None, machine_of: MachineOf) -> Row:
-    refuse_experts(row)
-    refuse_context(row)
-    refuse_schedule(row)
-    device = words(row, "device").strip()
-    if not device:
+def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: MachineOf) -> Row:
+    refuse_unmodelled(row)
+    if not row.device:
         raise Unusable("device is missing")
-    device = device if device in DEVICES else device_named(str(row["device"])[:200]) or device
+    device = row.device if row.device in DEVICES else device_named(str(row.given["device"])[:200]) or row.device
     dtype = dtype_of(row, device)
-    needs = ["hidden", "layers", "heads", "seq", "micro_bs"]
-    missing = [name for name in needs if row.get(name) is None]
+    missing = [each for each in ("hidden", "layers", "heads", "seq", "micro_bs") if not getattr(row, each)]
     if missing and missing != ["micro_bs"]:
         raise Unusable(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     assumed: list[str] = []
-    split = degrees(row, assumed)
-    tp, pp, dp = split["tp"], split["pp"], split["dp"]
-    if missing and not micro_follows(row, dp):
+    layout = _layout(row, assumed)
+    if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
-    stack = stack_of(row, dtype=dtype, pp=pp, tp=tp, degrees=degrees_of(row))
-    if (sharded := sharded_over(row)) not in (None, 1, dp):
-        raise Unusable(f"hybrid sharding is not modelled (fsdp {sharded}, dp {dp})")
-    shape = _shape(row, tp, padded=stack.engine not in ("fsdp", "ddp"))
+    stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
+    if row.fsdp not in (0, 1, layout.dp):
+        raise Unusable(f"hybrid sharding is not modelled (fsdp {row.fsdp}, dp {layout.dp})")
+    shape = _shape(row, layout.tp, padded=stack.engine not in ("fsdp", "ddp"))
     recompute = recompute_of(row)
     if recompute is None:
-        recompute = "none"
         assumed.append("recompute none")
-    micro, micro_batches, global_batch = batch(row, dp, pp, assumed)
-    vp = chunks(row, shape.layers, pp, assumed)
+    micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
+    tp_under_fsdp = stack.engine == "fsdp" and layout.tp > 1  # PyTorch's parallel styles split the sequence as well
     training = Training(
-        shape=shape,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        vp=vp,
-        micro_batch=micro,
+        shape,
+        **vars(layout),
+        **vars(stack),
+        vp=_chunks(row, layout.pp, assumed),
+        micro_batch=micro_batch,
         micro_batches=micro_batches,
-        recompute=recompute,
-        sequence_parallel=splits_sequence(row, stack, tp),
-        zero_stage=stack.zero_stage,
+        recompute=recompute or "none",
+        sequence_parallel=tp_under_fsdp if row.sequence_parallel is None else row.sequence_parallel,
         dtype=dtype,
-        flash=flash_of(row, device, stack.engine),
-        engine=stack.engine,
-        bytes_rule=stack.bytes_rule,
-        distributed_optimizer=stack.distributed_optimizer,
-        offload=stack.offload,
-        stage_layers=stage_layers(row, shape.layers, pp),
-        compiled=compiled_of(row),
-        fused_loss=fuses_loss(row, stack.engine),
-        activations_on_host=checkpoints_on_host(row, stack, tp),
+        flash=keeps_no_scores(row, device, stack.engine),
+        stage_layers=_stage_layers(row, layout.pp),
+        compiled="compile" in row.options,
+        # Who states the flash-attn package under FSDP uses its loss too (flash_attn.losses.cross_entropy, the default
+        # of stacks like llm-foundry).
+        fused_loss=stack.engine == "fsdp" and bool(row.flash_attention),
+        activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
         optimizer_mode=optimizer_mode_of(row),
     )
-    machine, fabric = _machine(row, device, training.gpus, machine_of)
+    machine = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:
         raise Unusable(f"dtype {dtype}: {device} has no unit for it")
-    measured = published(row, training, global_batch, machine.peak_tflops[dtype])
-    if measured.step_s is not None and training.gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
-        assumed.append(f"fabric {fabric} joins no nodes: the time is not compared")
-        measured = replace(measured, step_s=None)
-    if global_batch is None and measured.step_s is not None:
-        if measured.memory_gib is None and not measured.by_stage:
+    published = _published(row, training, global_batch, machine.peak_tflops[dtype])
+    if published.step_s is not None and training.gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
+        assumed.append(f"fabric {row.fabric} joins no nodes: the time is not compared")
+        published = replace(published, step_s=None)
+    if not global_batch and published.step_s is not None:
+        if published.memory_gib is None and not published.by_stage:
             raise Unusable("global_bs is missing beside a time")
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
-        measured = replace(measured, step_s=None)
-    return Row(name, source, cluster, training, machine, fabric, measured, tuple(assumed))
+        published = replace(published, step_s=None)
+    return Row(name, source, cluster, training, machine, row.fabric, published, tuple(assumed))
 
 
-def _shape(row: Mapping[str, Any], tp: int, *, padded: bool) -> Shape:
-    hidden, heads = needed(row, "hidden"), needed(row, "heads")
-    if hidden % heads:
-        raise Unusable(f"hidden {hidden} is not a multiple of heads {heads}")
-    kv_heads = whole(row, "kv_heads")
-    if kv_heads is not None and heads % kv_heads:
-        raise Unusable(f"kv_heads {kv_heads} does not divide heads {heads}")
-    vocab = whole(row, "vocab") or DEFAULT_VOCAB
-    if padded:
-        step = _PADDED_TO * tp
-        vocab = -(-vocab // step) * step
-    gated = llama_like(row, hidden)
-    untied = flag(row, "untied")
-    return Shape(
-        hidden=hidden,
-        layers=needed(row, "layers"),
-        heads=heads,
-        vocab=vocab,
-        seq=needed(row, "seq"),
-        kv_heads=kv_heads,
-        ffn=whole(row, "ffn") or (_gated_width(hidden) if gated else None),
+def _layout(row: Fields, assumed: list[str]) -> Layout:
+    """tp, pp and dp: stated, in the words of `parallelism`, or what the GPUs leave."""
+    said, gpus = degrees_of(row), row.gpus
+    found = {name: getattr(row, name) or said.get(name, 0) for name in ("tp", "pp", "dp")}
+    unknown = [name for name, degree in found.items() if not degree]
+    # Data parallelism is what is left; who shards everything, or states only ZeRO, splits no layer.
+    sharded = bool(row.sharding or row.fsdp or said or "zero" in row.parallelism) or row.zero_stage == 3
+    for name in ("tp", "pp"):
+        if name in unknown and (len(unknown) > 1 or not gpus) and sharded:
+            found[name] = 1
+            unknown.remove(name)
+            assumed.append(f"{name} 1")
+    if len(unknown) > 1 or (unknown and not gpus):
+        raise Unusable(f"{' and '.join([*unknown, *([] if gpus else ['gpus'])])} missing")
+    known = math.prod(degree for degree in found.values() if degree)
+    if unknown:
+        if gpus % known:
+            raise Unusable(f"{unknown[0]} is missing, and gpus {gpus} is no multiple of the other degrees' {known}")
+        found[unknown[0]] = gpus // known
+    elif gpus not in (0, known):
+        split = " x ".join(f"{name} {degree}" for name, degree in found.items())
+        raise Unusable(f"gpus is {gpus}, but {split} is {known}")
+    return Layout(**found)
+
+
+def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, int]:
+    """Samples of a micro-batch, micro-batches of a step, and the global batch as published (0: not stated)."""
+    micro, passes, dp = row.micro_bs, row.grad_accum, layout.dp
+    global_batch = row.global_bs or _global_from_tokens(row) or (row.batch_per_dp or row.local_bs) * dp
+    if not micro:
+        passes = passes or 1
+        if global_batch % (dp * passes):
+            raise Unusable(
+                f"micro_bs is missing, and global_bs {global_batch} is not dp {dp} x grad_accum {passes} x any"
+            )
+        micro = global_batch // (dp * passes)
+    global_batch = global_batch or micro * passes * dp
+    if not global_batch:
+        if layout.pp > 1:  # enough to fill the pipeline
+            assumed.append(f"{layout.pp} micro-batches")
+            return micro, layout.pp, 0
+        assumed.append("1 micro-batch")
+        return micro, 1, micro * dp
+    if global_batch < micro * dp:
+        raise Unusable(f"global_bs {global_batch} is less than micro_bs {micro} x dp {dp}")
+    micro_batches = -(-global_batch // (micro * dp))
+    if global_batch % (micro * dp):
+        assumed.append(f"global_bs {global_batch} taken as {micro_batches} x micro_bs {micro} x dp {dp}")
+    if micro_batches > _MOST_MICRO_BATCHES:
+        raise Unusable(f"global_bs {global_batch} is absurd for micro_bs {micro} x dp {dp}")
+    return micro, micro_batches, global_batch
+
+
+def _global_from_tokens(row: Fields) -> int:
+    """`tokens_per_batch` over seq. A round count of millions that seq does not divide is one of 2^20 each."""
+    if not row.seq <= row.tokens_per_batch < 1e12:
+        return 0
+    count = int(row.tokens_per_batch)
+    if count % row.seq and count % 10**6 == 0:
+        count = count // 10**6 * 2**20
+    return max(1, round(count / row.seq))
+
+
+def _chunks(row: Fields, pp: int, assumed: list[str]) -> int:
+    """Interleaved chunks a stage. If only the schedule says so: the fewest, above one, that divide its layers."""
+    if pp == 1:
+        return 1
+    if row.vp or "interleav" not in row.schedule or row.layers % pp:
+        return row.vp or 1
+    per_stage = row.layers // pp
+    chunks = next((count for count in range(2, per_stage + 1) if per_stage % count == 0), 1)
+    assumed.append(f"vp {chunks}")
+    return chunks
+
+
+def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
+    """Layers of each stage if `partition` is not even: a list of them, or DeepSpeed's names for its methods.
+
+    `type:transformer|embedding` counts embedding and head as a layer each; "parameters" makes stages hold as many.
+    """
+    given, layers = row.partition, row.layers
+    if pp < 2 or pp > layers:
+        return None
+    if isinstance(given, (list, tuple)):
+        whole_numbers = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in given)
+        if not (whole_numbers and len(given) == pp and sum(given) == layers):
+            raise Unusable(f"partition is {shown(given)}, but must be {pp} numbers that sum up to layers {layers}")
+        return tuple(given)
+    if given == "parameters" and layers <= _MOST_BALANCED:
+        shape = ModelShape(row.hidden, layers, row.heads, vocab=row.vocab or DEFAULT_VOCAB)
+        return tuple(partition_layers(shape, pp, "parameters"))
+    if not isinstance(given, str) or "embed" not in given:
+        return None
+    first, *middle, last = stage_layers(layers + 2, pp)
+    stages = (first - 1, *middle, last - 1)
+    return stages if min(stages) > 0 else None
+
+
+def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
+    if row.hidden % row.heads:
+        raise Unusable(f"hidden {row.hidden} is not a multiple of heads {row.heads}")
+    if row.kv_heads and row.heads % row.kv_heads:
+        raise Unusable(f"kv_heads {row.kv_heads} does not divide heads {row.heads}")
+    gated = is_llama_like(row)
+    # Llama's width if none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971).
+    llama_width = -(-8 * row.hidden // 3 // 256) * 256
+    return PublishedShape(
+        row.hidden,
+        row.layers,
+        row.heads,
+        vocab=row.vocab or DEFAULT_VOCAB,
+        seq=row.seq,
+        tied=not (gated if row.untied is None else row.untied),
+        vocab_multiple=_PADDED_TO * tp if padded else 1,
+        kv_heads=row.kv_heads or None,
+        ffn=row.ffn or (llama_width if gated else None),
         gated=gated,
-        tied=not (gated if untied is None else untied),
         biases=not gated,
         positions=not gated,
     )
 
 
-def _gated_width(hidden: int) -> int:
-    """Llama's width where none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971)."""
-    return -(-8 * hidden // 3 // 256) * 256
-
-
-def _machine(row: Mapping[str, Any], device: str, gpus: int, machine_of: MachineOf) -> tuple[Machine, str]:
-    """The row's machine, and its fabric's words. What joins nodes matters only where there are several."""
-    per_node = needed(row, "gpus_per_node")
-    fabric = words(row, "fabric").strip()
+def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Machine:
+    """The row's machine. What joins nodes matters only if there are several."""
+    per_node, fabric = row.gpus_per_node, row.fabric
+    if not per_node:
+        raise Unusable("gpus_per_node is missing")
     if not fabric and gpus > per_node:
         raise Unusable("fabric is missing, and the GPUs are on several nodes")
     try:
@@ -254,6 +306,87 @@ def _machine(row: Mapping[str, Any], device: str, gpus: int, machine_of: Machine
         if gpus > per_node or not fabric:
             raise
         machine = machine_of(device, per_node, None)
-    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0 and row.get("memory_gib") is None:
+    if gpus > machine.gpus_per_node and machine.network_gb_s <= 0 and not row.memory_gib:
         raise Unusable(f"fabric {shown(fabric)} joins no nodes, but gpus {gpus} are more than gpus_per_node {per_node}")
-    return machine, fabric
+    return machine
+
+
+def _published(row: Fields, training: Training, global_batch: int, peak_tflops: float) -> Published:
+    """The figures of a row. `global_batch` in samples as published: if it is 0 only seconds can be read as seconds."""
+    by_stage = _by_stage(row, training.pp)
+    memory, kind = row.memory_gib or None, row.memory_kind or None
+    if kind is not None and kind not in MEMORY_KINDS:
+        raise Unusable(f"memory_kind is {row.shown('memory_kind')}, but must be one of {', '.join(MEMORY_KINDS)}")
+    if memory is None and by_stage:
+        kind, memory = "reserved", max(reserved for _, (_, _, reserved) in by_stage)
+    elif memory is not None and kind is None:
+        raise Unusable("memory_kind is missing beside memory_gib")
+    return Published(
+        step_s=row.sec_per_iter or _seconds_from_rates(row, training, global_batch, peak_tflops),
+        memory_gib=memory,
+        memory_kind=kind,
+        fits=False if row.oom else row.fits,
+        noisy=bool(row.noisy),
+        by_stage=by_stage,
+    )
+
+
+def _by_stage(row: Fields, pp: int) -> tuple[tuple[int, tuple[float, float, float]], ...]:
+    stages = row.memory_by_stage_gib
+    if stages is None:
+        return ()
+    if not isinstance(stages, Mapping) or not stages:
+        raise Unusable(f"memory_by_stage_gib is {shown(stages)}, not a table of stages")
+    found = []
+    for name, figures in stages.items():
+        if not (str(name).isascii() and str(name).isdigit() and len(str(name)) <= 6 and int(name) < pp):
+            raise Unusable(f"memory_by_stage_gib names stage {shown(name)}, but pp is {pp}")
+        found.append((int(name), stage_figures(name, figures)))
+    return tuple(sorted(found))
+
+
+def _seconds_from_rates(row: Fields, training: Training, global_batch: int, peak: float) -> float | None:
+    """Seconds of a step by the first of the rates that the row states."""
+    if not global_batch:
+        return None
+    if row.samples_per_sec:
+        return global_batch / row.samples_per_sec
+    if row.tokens_per_sec_per_gpu:
+        return global_batch * training.shape.seq / (row.tokens_per_sec_per_gpu * training.gpus)
+    if row.tflops_per_gpu:
+        one_second = _tflops_of_one_second(row.tflops_kind, training, global_batch)
+        if one_second is not None:
+            return _positive(one_second / row.tflops_per_gpu)
+    share = row.mfu / 100 if row.mfu > 1 else row.mfu
+    if share > 1:
+        raise Unusable(f"mfu is {row.shown('mfu')}, more than all")
+    needed = _tflops_of_one_second("model", training, global_batch) if share * peak > 0 else None
+    return _positive(needed / (share * peak)) if needed is not None else None
+
+
+def _positive(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) and seconds > 0 else None
+
+
+def _tflops_of_one_second(kind: str, training: Training, batch: int) -> float | None:
+    """TFLOP/s per GPU that a step of one second would be, by the formula that `tflops_kind` names.
+
+    "hardware, size*4*2" and "size*factor*2" are the seed's; "eq.3" and other hardware figures Narayanan's; "12*l*h^2"
+    his without attention and head; "model" PaLM's (formulas.py has them all). None if the words name no formula.
+    """
+    shape, gpus = training.shape, training.gpus
+    counted: dict[str, Any] = {"seq": shape.seq, "global_batch": batch, "gpus": gpus, "step_s": 1}
+    sizes: dict[str, Any] = {"layers": shape.layers, "hidden": shape.hidden}
+    recompute = "full" if any(sign in kind for sign in ("4*2", "96", "x4")) else training.recompute
+    model = formulas.tflops_model(params=float(shape.params), **sizes, **counted)
+    if "size*" in kind:
+        return formulas.tflops_seed(params=float(shape.params), recompute=recompute, **counted)
+    if "l*h^2" in kind:
+        return 96 * batch * shape.seq * shape.layers * shape.hidden**2 / (gpus * 1e12)
+    if "model" in kind:
+        return model
+    if "hardware" not in kind:
+        return None
+    if shape.gated or shape.kv_share != 1:  # eq. 3 is of GPT-2's shape: as many passes over these parameters
+        return model * (4 / 3 if recompute == "full" else 1.0)
+    return formulas.tflops_hardware(vocab=shape.padded_vocab, recompute=recompute, **sizes, **counted)

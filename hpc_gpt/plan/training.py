@@ -1,35 +1,40 @@
-"""What is to be predicted: a model's shape, how it is split, how it is trained. Values alone, checked."""
+"""What is predicted: a model's shape, its layout over GPUs and how it is trained, here or by who published it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
 
 from hpc_gpt.errors import LayoutError
+from hpc_gpt.settings.ds_config import stage_that_runs
+from hpc_gpt.settings.engines import OFFERS, has_zero
+from hpc_gpt.settings.experiment import Engine, EngineName, Recompute, Train
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape, partition_layers
+from hpc_gpt.settings.resolve import Resolved
 
-Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
+# Keys of [engine] that a Training has under the same name.
+_SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer")
+# Keys of [engine] that the planner chooses; it takes every other one from the experiment as it is.
+PLANNED = ("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer")
+_INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A decoder: GPT-2's by default, Llama's with `gated`, `kv_heads`, untied, no biases and no learned positions.
+class PublishedShape(ModelShape):
+    """A decoder that others trained: Llama's with `gated`, `kv_heads`, untied, no biases and no learned positions.
 
-    `vocab` has its padding. `ffn` is the width of the MLP, 4 hidden unless given.
+    `ffn` is the width of the MLP, 4 x hidden if it is None.
     """
 
-    hidden: int
-    layers: int
-    heads: int
-    vocab: int = 51200
-    seq: int = 1024
     kv_heads: int | None = None
     ffn: int | None = None
-    gated: bool = False  # SwiGLU: three matrices in the MLP
-    tied: bool = True
+    gated: bool = False
     biases: bool = True
-    positions: bool = True  # learned, s x h of them
+    positions: bool = True
 
     @property
     def mlp(self) -> int:
@@ -37,22 +42,33 @@ class Shape:
 
     @property
     def kv_share(self) -> float:
-        """Keys' and values' width over the hidden size: 1 without grouped queries."""
         return 1.0 if self.kv_heads is None else self.kv_heads / self.heads
+
+    @property
+    def block_params(self) -> int:
+        """12 h^2 + 13 h for GPT-2's; h^2 (2 + 2 kv/a) + 3 h ffn + 2 h for a gated one without biases (planner README,
+        closed form 1)."""
+        hidden, kv = self.hidden, self.head_dim * (self.kv_heads or self.heads)
+        matrices = 2 * hidden**2 + 2 * hidden * kv + (3 if self.gated else 2) * hidden * self.mlp
+        biases = 2 * hidden + 2 * kv + self.mlp + hidden if self.biases else 0
+        return matrices + biases + (2 if self.gated else 4) * hidden
+
+    @property
+    def params(self) -> int:
+        return super().params - (0 if self.positions else self.seq * self.hidden)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A shape, its layout and everything that decides memory or time. `engine` as in the experiment's.
+    """A shape, its layout and everything that decides memory or time. `engine` is a name, as in an experiment.
 
-    `bytes_rule` names how an engine holds its states, where one engine has several (memory.py lists them).
+    `bytes_rule` names how somebody else's engine holds its states (states.RULES); None means ours.
     """
 
-    shape: Shape
+    shape: ModelShape
     tp: int = 1
     pp: int = 1
     dp: int = 1
-    cp: int = 1
     vp: int = 1  # interleaved chunks a stage
     micro_batch: int = 1
     micro_batches: int = 1
@@ -60,21 +76,21 @@ class Training:
     sequence_parallel: bool = False
     zero_stage: int = 0
     dtype: str = "bf16"
-    flash: bool = False
+    flash: bool = False  # an attention kernel that keeps no matrix of scores
     engine: str = "megatron-lm"
     bytes_rule: str | None = None
-    distributed_optimizer: bool = False
+    sharded_optimizer: bool = False
     offload: Offload = "none"
-    offload_ratio: float = 1.0  # of the optimizer's states and their gradients, the part that goes to the host
+    offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host
     stage_layers: tuple[int, ...] | None = None  # None: as even as can be
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
-    compiled: bool = False  # torch.compile: passes over activations are fused
+    compiled: bool = False  # torch.compile fuses the passes over activations
     activations_on_host: bool = False  # what is kept for the backward pass waits in the host's memory
-    optimizer_mode: OptimizerMode = "fused"  # of what is on the GPU; what is offloaded the host updates
-    loss_chunks: int = 1  # logits are made and used up in so many pieces, and made again in the backward pass
+    optimizer_mode: OptimizerMode = "fused"  # of what is on the GPU; the host updates what is offloaded
+    loss_chunks: int = 1  # logits are made and used in so many pieces, and made again in the backward pass
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
+        for name in ("tp", "pp", "dp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
         if self.shape.heads % self.tp:
@@ -89,14 +105,104 @@ class Training:
             )
 
     @property
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.dp)
+
+    @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.dp * self.cp
+        return self.tp * self.pp * self.dp
 
     @property
     def sharding(self) -> int:
-        """What is sharded over dp, as ZeRO's stages count; of FSDP everything, unless it says less."""
+        """What is sharded over dp, as ZeRO counts stages. FSDP shards everything unless its stage is less."""
         return 3 if self.engine == "fsdp" and self.zero_stage == 0 else self.zero_stage
 
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.micro_batches * self.dp
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed runs it, ours or somebody else's."""
+        return has_zero(self.engine)
+
+
+def training_of(resolved: Resolved) -> Training:
+    """What would run, for the planner to predict. A folder on NVMe counts as the host's memory."""
+    engine, model, batch, dtype = resolved.engine, resolved.model, resolved.batch, resolved.train.dtype
+    pp = resolved.layout.pp
+    return Training(
+        model,
+        **asdict(resolved.layout),
+        vp=_chunks(engine, model.layers, pp),
+        micro_batch=batch.micro_batch,
+        micro_batches=batch.micro_batches,
+        zero_stage=stage_that_runs(engine.name, engine.zero_stage or 0, dtype),
+        dtype=dtype,
+        engine=engine.name,
+        stage_layers=None if engine.partition == "layers" else tuple(partition_layers(model, pp, engine.partition)),
+        optimizer_mode=update_mode(resolved.train),
+        **{name: getattr(engine, name) for name in _SHARED},
+        **traits_of(engine, engine.name, resolved.cluster.device),
+    )
+
+
+def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
+    """Fields of a Training that follow from switches and device alone: of the engine `name`, under those of `engine`
+    that it has.
+
+    Our engines use PyTorch's attention kernels, of which only `math` keeps a matrix of scores. Megatron-LM's kernels
+    that keep none need an Ampere or later.
+    """
+    if name == "megatron-lm":
+        return {"flash": not (device or "").startswith("v100")}
+    switches = OFFERS[name].switches
+    return {
+        "flash": engine.attention != "math",
+        "compiled": engine.compile != "none",
+        "activations_on_host": engine.activation_offload and "activation_offload" in switches,
+        "loss_chunks": engine.loss_chunks if "loss_chunks" in switches else 1,
+    }
+
+
+def update_mode(train: Train) -> OptimizerMode:
+    """How the GPU computes the update: fused by default. `host` is that kernel on the processor."""
+    mode = train.optimizer_mode
+    return "fused" if mode is None or mode == "host" else mode
+
+
+def engine_for(training: Training, base: Engine) -> Engine:
+    """The `[engine]` of an experiment that runs the training, with those switches of `base` that the engine has."""
+    switches = {name: getattr(base, name) for name in OFFERS[training.engine].switches}
+    if training.pp == 1:
+        switches["partition"] = "layers"
+    if training.zero_stage != 3:
+        switches["tiles"] = 1
+    if training.offload == "none":
+        switches["offload_path"] = None
+    if training.engine == "megatron-lm":
+        switches["megatron_args"] = _with_chunks(base.megatron_args, training)
+    switches |= {name: getattr(training, name) for name in _SHARED}
+    zero_stage = training.zero_stage if has_zero(training.engine) else None
+    return Engine(**switches, name=cast(EngineName, training.engine), zero_stage=zero_stage)
+
+
+def _chunks(engine: Engine, layers: int, pp: int) -> int:
+    """Interleaved chunks a stage, as Megatron-LM's own arguments ask for them."""
+    words = [part for word in engine.megatron_args for part in word.split("=", 1)]
+    if _INTERLEAVED not in words[:-1]:
+        return 1
+    deep = words[words.index(_INTERLEAVED) + 1]
+    return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+
+
+def _with_chunks(words: Sequence[str], training: Training) -> tuple[str, ...]:
+    """Megatron-LM's arguments with the training's chunks in place of any that were there."""
+    kept: list[str] = []
+    for place, word in enumerate(words):
+        is_value = place > 0 and words[place - 1] == _INTERLEAVED
+        if not is_value and word.partition("=")[0] != _INTERLEAVED:
+            kept.append(word)
+    if training.vp > 1:
+        kept += [_INTERLEAVED, str(training.shape.layers // (training.pp * training.vp))]
+    return tuple(kept)

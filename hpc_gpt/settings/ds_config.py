@@ -10,26 +10,32 @@ from typing import Any
 from hpc_gpt.settings.resolve import Resolved
 
 ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
-# What a bucket holds at the most; where nothing is sent, gradients only wait in it until it is full.
+# The most that a bucket holds; if nothing is sent, gradients only wait in it until it is full.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
 # ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
-_SUB_GROUP_ELEMENTS = 1_000_000_000
+SUB_GROUP_ELEMENTS = 1_000_000_000
 _SUB_GROUPS_TO_DEAL_OUT = 32
+# Of ZeRO-3's weights: those gathered ahead of their use, and those that may be whole at once.
+PREFETCH_ELEMENTS = 50_000_000
+LIVE_ELEMENTS = 1_000_000_000
 
 
-def zero_stage(resolved: Resolved) -> int:
-    """The ZeRO stage that runs; 0 for an engine that is not DeepSpeed's.
+def stage_that_runs(engine: str, stage: int, dtype: str) -> int:
+    """The ZeRO stage that runs if an engine (by name) is asked for `stage`; the same if it is not DeepSpeed's.
 
     fp32 runs the stage asked for. With bf16 and fp16 stage 0 becomes 1: a pipeline in bf16 always gets
     BF16_Optimizer, which shards the optimizer whatever the stage, and DeepSpeed sums bf16 gradients in fp32 only from
     stage 1 on; fp16 without ZeRO has no gradient norm that is right for tied weights. The arithmetic is the same.
     """
+    return max(1, stage) if engine in ENGINES and dtype != "fp32" else stage
+
+
+def zero_stage(resolved: Resolved) -> int:
+    """The run's `stage_that_runs`; 0 for an engine that is not DeepSpeed's."""
     stage = resolved.engine.zero_stage
     assert stage is not None, "resolve settles it"
-    if resolved.engine.name not in ENGINES or resolved.train.dtype == "fp32":
-        return stage
-    return max(1, stage)
+    return stage_that_runs(resolved.engine.name, stage, resolved.train.dtype)
 
 
 def clips_itself(resolved: Resolved) -> bool:
@@ -40,27 +46,46 @@ def clips_itself(resolved: Resolved) -> bool:
     return zero_stage(resolved) == 0
 
 
+def takes_bf16_optimizer(dtype: str, stage: int, offload: str) -> bool:
+    """Whether DeepSpeed's BF16_Optimizer runs: ZeRO-1 (`stage` as it runs) in bf16, gradients summed in fp32."""
+    return dtype == "bf16" and stage == 1 and offload == "none"
+
+
 def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
-    """Whether it is DeepSpeed's BF16_Optimizer that runs: ZeRO-1 in bf16 whose gradients are summed in fp32."""
-    return resolved.train.dtype == "bf16" and zero_stage(resolved) == 1 and resolved.engine.offload == "none"
+    """`takes_bf16_optimizer` of a run."""
+    return takes_bf16_optimizer(resolved.train.dtype, zero_stage(resolved), resolved.engine.offload)
 
 
-def is_alone(resolved: Resolved) -> bool:
+def has_all_weights(
+    engine: str, dtype: str, dp: int, stage: int, offload: str, offload_path: str | None = None
+) -> bool:
     """Whether one data-parallel rank has all weights, and on its own device: `train.engines.zero_alone`.
 
     Of ZeRO-3 the optimizer's states may be on the host. fp16 goes DeepSpeed's own way, which its loss scale is bound up
     with, and so do transformers' model and NVMe, untried.
     """
-    engine = resolved.engine
-    if engine.name == "hf-deepspeed" or resolved.train.dtype == "fp16" or resolved.layout.dp > 1:
+    if engine == "hf-deepspeed" or dtype == "fp16" or dp > 1:
         return False
-    states_on_host = engine.offload == "optimizer" and engine.offload_path is None
-    return engine.offload == "none" or (states_on_host and zero_stage(resolved) == 3)
+    return offload == "none" or (offload == "optimizer" and offload_path is None and stage == 3)
+
+
+def is_alone(resolved: Resolved) -> bool:
+    """`has_all_weights` of a run."""
+    engine, dp = resolved.engine, resolved.layout.dp
+    return has_all_weights(
+        engine.name, resolved.train.dtype, dp, zero_stage(resolved), engine.offload, engine.offload_path
+    )
+
+
+def longest_bucket(alone: bool, params: int) -> int:
+    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model's `params`. `alone`: see
+    `has_all_weights`."""
+    return min(BUCKET_ELEMENTS_ALONE if alone else BUCKET_ELEMENTS, params)
 
 
 def bucket_elements(resolved: Resolved) -> int:
-    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model has."""
-    return min(BUCKET_ELEMENTS_ALONE if is_alone(resolved) else BUCKET_ELEMENTS, resolved.model.params)
+    """`longest_bucket` of a run."""
+    return longest_bucket(is_alone(resolved), resolved.model.params)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
@@ -156,13 +181,13 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     if stage == 3:
         zero |= {
             "sub_group_size": _sub_group_elements(resolved),
-            "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
             # another rank for a part of it.
             "stage3_param_persistence_threshold": 2**63 - 1 if is_alone(resolved) else 4 * resolved.model.hidden,
             "stage3_model_persistence_threshold": 2**63 - 1,
-            "stage3_max_live_parameters": 1_000_000_000,
-            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_max_live_parameters": LIVE_ELEMENTS,
+            "stage3_max_reuse_distance": LIVE_ELEMENTS,
             "stage3_module_granularity_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": False,
             "stage3_use_all_reduce_for_fetch_params": False,
@@ -197,9 +222,9 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
 
 def _sub_group_elements(resolved: Resolved) -> int:
     if resolved.engine.offload_ratio == 1:
-        return _SUB_GROUP_ELEMENTS
+        return SUB_GROUP_ELEMENTS
     own = resolved.model.params // (resolved.layout.tp * resolved.layout.dp)
-    return min(_SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_DEAL_OUT))
+    return min(SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_DEAL_OUT))
 
 
 def _place(resolved: Resolved) -> dict[str, Any]:

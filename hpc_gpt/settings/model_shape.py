@@ -81,6 +81,33 @@ class ModelShape:
         """
         return 12 * self.hidden**2 + 13 * self.hidden
 
+    # What another decoder may have otherwise: the planner's PublishedShape has fields for these.
+
+    @property
+    def mlp(self) -> int:
+        """Width of the MLP."""
+        return 4 * self.hidden
+
+    @property
+    def kv_share(self) -> float:
+        """Width of the keys (and of the values) over the hidden size: 1 without grouped queries."""
+        return 1.0
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a third matrix, as SwiGLU has."""
+        return False
+
+    @property
+    def biases(self) -> bool:
+        """Whether matrices and norms have biases."""
+        return True
+
+    @property
+    def positions(self) -> bool:
+        """Whether positions are learned: seq x hidden of them."""
+        return True
+
 
 def preset(name: str) -> ModelShape:
     """The shape stored under `name`, in any case; ConfigError with close matches if there is none."""

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hpc_gpt.bench.fitting import Capacity, advice_on_memory, nearest_micro_batch
 from hpc_gpt.bench.here import profile_here
 from hpc_gpt.bench.preparation import Asked, prepare_cells
-from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import Shape, Training
-from hpc_gpt.plan.translation import training_of
+from hpc_gpt.plan.training import Training, training_of
+from hpc_gpt.settings.model_shape import ModelShape
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])
-SMALL = Training(Shape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)
+SMALL = Training(ModelShape(768, 12, 12, vocab=50304), dtype="bf16", engine="ddp", flash=True)
 
 
 def resolved(profile, micro_batch, model="gpt2"):

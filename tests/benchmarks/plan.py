@@ -21,14 +21,14 @@ from pathlib import Path
 # The figures' own module lies among the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.plan.machines import machine_named
+from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.question import Question
 from hpc_gpt.plan.rows import Row
-from hpc_gpt.plan.scores import Errors
 from hpc_gpt.plan.search import search
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import Shape
+from hpc_gpt.plan.validation import Errors
+from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.published_figures import (
     CALIBRATED,
     COMMITTED,
@@ -44,8 +44,8 @@ from tests.plan.published_figures import (
 SHARED = Path(os.environ.get("HPC_GPT_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 _GOALS = {DATA_SHEETS: "12 %", CALIBRATED: "8 %", WITHOUT_SOURCE: "none", WITHOUT_ROW: "8 %"}
 SEARCHES = {
-    "175B on 1,024 GPUs": (Shape(12288, 96, 96, vocab=51200, seq=2048), 1024, 1536),
-    "1T on 16,384 GPUs": (Shape(25600, 128, 160, vocab=51200, seq=2048), 16384, 3072),
+    "175B on 1,024 GPUs": (ModelShape(12288, 96, 96, vocab=51200, seq=2048), 1024, 1536),
+    "1T on 16,384 GPUs": (ModelShape(25600, 128, 160, vocab=51200, seq=2048), 16384, 3072),
 }
 
 
@@ -122,7 +122,7 @@ def _search(name: str) -> str:
     seconds = time.process_time() - begun
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     tried = found.fitting + found.not_fitting
-    return f"{seconds:.2f} s, {tried:,} settings, {more:.1f} MiB; first is {found.candidates[0].split}"
+    return f"{seconds:.2f} s, {tried:,} settings, {more:.1f} MiB; first is {found.candidates[0].layout}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from hpc_gpt.plan import buffers, memory
-from hpc_gpt.plan.rows import Row, read_rows
+from hpc_gpt.plan import memory
+from hpc_gpt.plan.row_files import read_rows
+from hpc_gpt.plan.rows import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 TRIED = {
     (memory, "RENEWED_SLACK"): (0.6, 0.7, 0.8, 0.9, 1.0),
     (memory, "REPEATED_SLACK"): (0.0, 0.03, 0.06),
-    (buffers, "CONTEXT_GIB"): (0.5, 0.75, 1.0),
-    (buffers, "COMMUNICATOR_GIB"): (0.2, 0.4, 0.6),
+    (memory, "CONTEXT_GIB"): (0.5, 0.75, 1.0),
+    (memory, "COMMUNICATOR_GIB"): (0.2, 0.4, 0.6),
 }
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hpc_gpt.paths import config_dir
-from hpc_gpt.plan.machines import machine_named
-from hpc_gpt.plan.rows import rows_of
+from hpc_gpt.plan.machine import machine_named
+from hpc_gpt.plan.row_files import rows_of
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import load_profile
 from tests.cli.command import error_of, in_process

@@ -9,11 +9,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.plan.calibrate import calibrate_clusters
-from hpc_gpt.plan.crossing import without_row, without_source
-from hpc_gpt.plan.rows import Rows, read_rows
-from hpc_gpt.plan.scores import Errors, Scores, score
-from hpc_gpt.plan.validate import Predicted, choosing, predict_rows, predicted_only
+from hpc_gpt.plan.calibration import calibrate_clusters
+from hpc_gpt.plan.row_files import read_rows
+from hpc_gpt.plan.rows import Rows
+from hpc_gpt.plan.validation import (
+    Errors,
+    Predicted,
+    Scores,
+    choosing,
+    predict_rows,
+    predicted_only,
+    score,
+    without_row,
+    without_source,
+)
 
 COMMITTED = Path(__file__).with_name("published_figures.json")
 DATA_SHEETS = "data sheets only"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.prediction import StageMemory
-from hpc_gpt.plan.translation import training_of
+from hpc_gpt.plan.memory import StageMemory, predict_memory
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.resolve import Resolved
 from tests.plan.held_bytes import CASES, COMPILED, OFFLOADED
 

@@ -8,27 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.buffers import NOTHING, buckets, gathered
-from hpc_gpt.plan.machines import machine_named
-from hpc_gpt.plan.memory import fits, predict_memory
-from hpc_gpt.plan.parameters import stage_params
-from hpc_gpt.plan.prediction import StageMemory
+from hpc_gpt.plan.layers import stage_params
+from hpc_gpt.plan.machine import machine_named
+from hpc_gpt.plan.memory import NOTHING, StageMemory, bucket_elements, buckets, fits, gathered, predict_memory
 from hpc_gpt.plan.states import RULES, held
 from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import OptimizerMode, Shape, Training
-from hpc_gpt.plan.translation import shape_of
-from hpc_gpt.plan.zero_buffers import bucket_elements
+from hpc_gpt.plan.training import OptimizerMode, PublishedShape, Training
 from hpc_gpt.settings.model_shape import ModelShape
 
 GIB = 2.0**30
 ENGINES = ("deepspeed-3d", "deepspeed-zero", "hf-deepspeed", "fsdp", "ddp", "megatron-lm")
-SMALL = Shape(hidden=2048, layers=24, heads=16, vocab=50304, seq=2048)
-LLAMA = Shape(
+SMALL = ModelShape(hidden=2048, layers=24, heads=16, vocab=50304, seq=2048)
+LLAMA = PublishedShape(
     4096, 32, 32, vocab=128256, seq=8192, kv_heads=8, ffn=14336, gated=True, tied=False, biases=False, positions=False
 )
 # Seed 001's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
 SEED_18B = Training(
-    Shape(6144, 40, 32, vocab=50688, seq=1024),
+    ModelShape(6144, 40, 32, vocab=50688, seq=1024),
     tp=4,
     pp=4,
     micro_batches=4,
@@ -65,7 +61,7 @@ def trainings(draw: st.DrawFn) -> Training:
         dtype=draw(st.sampled_from(("bf16", "fp16", "fp32"))),
         flash=draw(st.booleans()),
         engine=engine,
-        distributed_optimizer=engine in ("ddp", "megatron-lm") and draw(st.booleans()),
+        sharded_optimizer=engine in ("ddp", "megatron-lm") and draw(st.booleans()),
         fused_loss=draw(st.booleans()),
         compiled=draw(st.booleans()),
         loss_chunks=draw(st.sampled_from((1, 4))),
@@ -99,7 +95,9 @@ def test_a_larger_micro_batch_or_sequence_never_needs_less(training: Training, m
 def test_a_loss_in_chunks_keeps_one_chunks_logits_and_makes_each_twice() -> None:
     """124M, 16 samples of 1024: 7.7 GiB of logits at 10 bytes become an eighth; an H200 makes the head's product again,
     2 x 16384 x 768 x 50304 FLOPs, 1.3 TFLOP of the step's 14."""
-    plain = Training(Shape(768, 12, 12, vocab=50304, seq=1024), micro_batch=16, engine="ddp", flash=True, compiled=True)
+    plain = Training(
+        ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=16, engine="ddp", flash=True, compiled=True
+    )
     chunks = replace(plain, loss_chunks=8)
     whole, eighth = predict_memory(plain).stages[0], predict_memory(chunks).stages[0]
     assert whole.logits == pytest.approx(16 * 1024 * 50304 * 10 / 2**30)
@@ -138,7 +136,7 @@ def test_states_fall_with_every_zero_stage(engine: str, dtype: str) -> None:
 def test_more_of_every_axis_needs_less(engine: str) -> None:
     plain = Training(
         LLAMA, tp=2, pp=2, dp=4, micro_batches=32, recompute="full", flash=True, engine=engine, zero_stage=1,
-        distributed_optimizer=engine == "megatron-lm",
+        sharded_optimizer=engine == "megatron-lm",
     )  # fmt: skip
     for axis in ("tp", "pp", "dp"):
         assert peak(replace(plain, **{axis: 2 * getattr(plain, axis)})) < peak(plain)
@@ -149,9 +147,9 @@ def test_more_of_every_axis_needs_less(engine: str) -> None:
 @pytest.mark.parametrize("shape", [(768, 12, 12), (1600, 48, 25)])
 def test_parameters_are_the_models(shape: tuple[int, int, int], tied: bool) -> None:
     model = ModelShape(*shape, tied=tied)
-    assert sum(stage_params(Training(shape_of(model)))) == model.params
+    assert sum(stage_params(Training(model))) == model.params
     rows = model.padded_vocab * model.hidden if tied else 0
-    assert sum(stage_params(Training(shape_of(model), pp=4))) == model.params + rows  # the last stage has a copy
+    assert sum(stage_params(Training(model, pp=4))) == model.params + rows  # the last stage has a copy
 
 
 def test_parameters_of_llama_are_its_own() -> None:
@@ -188,7 +186,7 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
 )
 def test_bytes_of_a_parameter(rule: str, dp: int, zero: int, sharded: bool, work: float, step: float) -> None:
     dtype = "fp32" if rule == "fp32" else "fp16"
-    training = Training(SMALL, dp=dp, zero_stage=zero, dtype=dtype, bytes_rule=rule, distributed_optimizer=sharded)
+    training = Training(SMALL, dp=dp, zero_stage=zero, dtype=dtype, bytes_rule=rule, sharded_optimizer=sharded)
     states = held(training)
     assert states.parameters + states.optimizer + states.gradients == work
     assert states.parameters + states.optimizer + states.step_gradients == step
@@ -226,7 +224,7 @@ def test_an_unknown_rule_is_refused() -> None:
 def test_activations_are_korthikantis(
     hidden: int, layers: int, heads: int, pp: int, vp: int, batch: int, gib: float, percent: float
 ) -> None:
-    shape = Shape(hidden, layers, heads, seq=2048)
+    shape = ModelShape(hidden, layers, heads, seq=2048)
     plain = Training(shape, tp=8, pp=pp, vp=vp, micro_batch=batch, micro_batches=64)
     none = predict_memory(plain).stages[0].activations
     assert none == pytest.approx(gib, rel=1e-3)
@@ -258,7 +256,7 @@ def test_a_published_stage() -> None:
 # Seed 001's 52B under DeepSpeed 3D, micro-batch 4: peak allocated by stage, GiB. The middle stages differ by what one
 # micro-batch more in flight holds: 0.266, four layers' inputs and a quarter of the output; Megatron's by 0.314, five.
 SEED_52B = Training(
-    Shape(8192, 64, 32, vocab=50688, seq=1024),
+    ModelShape(8192, 64, 32, vocab=50688, seq=1024),
     tp=4,
     pp=16,
     micro_batch=4,
@@ -334,7 +332,7 @@ def test_what_is_reserved_stays_within_the_card_while_what_is_allocated_does() -
     card = machine_named("v100-32g", 4, "omni-path 4x100G")
     # Seed 001's 36B with micro-batch 6, which ran ("a very snag fit"): more is wished for than there is.
     training = replace(
-        SEED_18B, shape=Shape(8192, 48, 32, vocab=50688, seq=1024), pp=8, micro_batch=6, micro_batches=128
+        SEED_18B, shape=ModelShape(8192, 48, 32, vocab=50688, seq=1024), pp=8, micro_batch=6, micro_batches=128
     )
     wished = predict_memory(training)
     assert not fits(wished, card)
@@ -375,7 +373,7 @@ def test_one_rank_that_exchanges_nothing_has_no_bucket(training: Training) -> No
     alone = replace(training, dp=1)
     params = stage_params(alone)[0]
     if alone.engine in ("deepspeed-3d", "deepspeed-zero") and alone.dtype != "fp16":
-        longest = max(bucket_elements(alone), alone.shape.vocab * alone.shape.hidden)
+        longest = max(bucket_elements(alone), alone.shape.padded_vocab * alone.shape.hidden)
         assert buckets(alone, params) <= (2 if alone.dtype == "bf16" else 4) * min(longest, params)
         assert gathered(alone) == NOTHING
         if alone.zero_stage < 2:
@@ -386,7 +384,7 @@ def test_one_rank_that_exchanges_nothing_has_no_bucket(training: Training) -> No
 
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0))
 def test_what_does_not_go_to_the_host_stays_on_the_gpu(one: float, other: float) -> None:
-    shape = Shape(hidden=5120, layers=40, heads=40)
+    shape = ModelShape(hidden=5120, layers=40, heads=40)
     training = Training(shape, engine="deepspeed-zero", zero_stage=3, offload="optimizer", dp=2)
     first, second = (held(replace(training, offload_ratio=ratio)) for ratio in (one, other))
     assert first.host + first.optimizer == pytest.approx(second.host + second.optimizer)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.calibrate import calibrate_clusters
+from hpc_gpt.plan.calibration import calibrate_clusters
 from hpc_gpt.plan.rows import LeftOut, Rows
-from hpc_gpt.plan.scores import Scores
-from hpc_gpt.plan.validate import choosing, predict_rows, predicted_only
+from hpc_gpt.plan.validation import Scores, choosing, predict_rows, predicted_only
 from tests.plan.published_figures import (
     CALIBRATED,
     COMMITTED,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.plan.calibrate import fastest, samples_of
-from hpc_gpt.plan.constants import DEFAULT, Constants
-from hpc_gpt.plan.fit import fit
-from hpc_gpt.plan.rows import Row, read_rows
-from hpc_gpt.plan.step_time import StepModel
+from hpc_gpt.plan.calibration import fastest, fit, samples_of
+from hpc_gpt.plan.rates import DEFAULT, Constants
+from hpc_gpt.plan.row_files import read_rows
+from hpc_gpt.plan.rows import Row
+from hpc_gpt.plan.step_time import predict_step
 
 pytestmark = pytest.mark.shared
 Errors = dict[str, list[float]]
@@ -32,7 +32,7 @@ def rows(shared: Path) -> list[Row]:
 def _errors(rows: Iterable[Row], constants_of: Callable[[Row], Constants]) -> Errors:
     errors: Errors = defaultdict(list)
     for row in rows:
-        step = StepModel(row.machine, constants_of(row)).predict(row.training)
+        step = predict_step(row.training, row.machine, constants_of(row))
         assert row.published.step_s is not None
         errors[row.source].append(step.step_s / row.published.step_s - 1)
     return errors

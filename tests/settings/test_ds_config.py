@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.plan.translation import training_of
-from hpc_gpt.plan.zero_buffers import bucket_elements as planned_bucket
-from hpc_gpt.plan.zero_buffers import is_alone as planned_alone
+from hpc_gpt.plan.memory import bucket_elements as planned_bucket
+from hpc_gpt.plan.memory import is_alone as planned_alone
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train

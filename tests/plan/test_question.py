@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.plan.asking import check_dtype, check_possible, fewest_gpus, question_of, working_counts
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.question import divisors
-from hpc_gpt.plan.search import search
-from hpc_gpt.plan.translation import engine_for, training_of
+from hpc_gpt.plan.machine import Machine, check_dtype
+from hpc_gpt.plan.question import check_possible, divisors, question_of, working_counts
+from hpc_gpt.plan.search import fewest_gpus, search
+from hpc_gpt.plan.training import engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve

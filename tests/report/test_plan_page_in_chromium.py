@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.report.plans.page import build_page, write_page
+from hpc_gpt.report.plan_page import build_page, write_page
 from tests.report.page.chromium import PROGRAM, Chromium
 from tests.report.page.test_in_chromium import CONTRASTS, OVERFLOW
-from tests.report.plans.searches import figures_for, searched_for
+from tests.report.plan_searches import figures_for, searched_for
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
 

@@ -1,18 +1,28 @@
-"""Drawings of a plan: the memory of each stage, the time of a step, as bars in parts that hatching tells apart."""
+"""A plan as one page that draws the memory of each stage and the time of a step.
+
+It is a file that needs no server, no network, no script and no other file. Parts of a bar differ by their hatching.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hpc_gpt.plan.search import Candidate
+from hpc_gpt import __version__
+from hpc_gpt.plan.search import Candidate, Figures, Searched
+from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
-from hpc_gpt.report.plans.words import PARTS
+from hpc_gpt.report.plan_table import PARTS, candidate_words, figures_words, heading, left_out_words
+from hpc_gpt.small_files import replace_whole
 
+LINES = 40
+CHARTED = 6
+MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 _REST = "not allocated: reserved, context"
-# Of more stages than these the drawing has those that differ from their neighbours and the first, middle and last.
+# Of more stages than these a chart has so many, evenly spread.
 STAGES = 24
 _WIDTH, _LABEL, _ROW, _BAR = 800, 150, 22, 16
 # Lines over the colour of a part, by its place; the first has none.
@@ -21,8 +31,56 @@ _HATCHES = (
 )  # fmt: skip
 
 
+def check_page(path: Path) -> None:
+    """ConfigError unless `write_page` may put its page there: anything but a plan's page is never overwritten."""
+    check_target(path, MARKER, "plan")
+
+
+def write_page(
+    path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
+) -> None:
+    """Write the page, whole or not at all. `figures` are of the candidates, in order."""
+    check_page(path)
+    replace_whole(path, build_page(searched, figures, name, params, command))
+
+
+def build_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
+    """The page's text. A pure function of the search and this version."""
+    best = searched.best_of_layouts
+    shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
+    charted = [*best[:CHARTED], *searched.too_large[:1]]
+    style = asset("page.css") + asset("plan.css")
+    page: str = page_environment().get_template("report/plan.html.j2").render(
+        version=__version__,
+        name=name,
+        gpus=searched.question.gpus,
+        device=searched.machine.device,
+        card=f"{searched.machine.memory_gib:.3g}",
+        style=Svg(style),
+        style_hash=csp_hash(style),
+        hatches=hatches(),
+        summary=heading(searched, name, params),
+        lines=[
+            candidate_words(candidate, best[0] if best else candidate) | {"bar": _memory_bar(candidate)}
+            for candidate in shown
+        ],
+        left_out=left_out_words(searched),
+        figures=figures_words(figures[0], searched.question.gpus) if figures else [],
+        command=command,
+        memories=memory_section(charted),
+        times=time_section(best[:LINES]),
+    )  # fmt: skip
+    return page
+
+
+def _memory_bar(candidate: Candidate) -> Svg:
+    filled = min(1.0, candidate.need_gib / candidate.card_gib)
+    bar = element("rect", x=0, y=0, width=60 * filled, height=10, class_="bar")
+    return ornament(bar + element("rect", x=0.5, y=0.5, width=59, height=9, class_="frame"), 60, 10, "bars")
+
+
 @dataclass(frozen=True)
-class Name:
+class LegendEntry:
     """An entry of a legend."""
 
     swatch: Svg
@@ -46,7 +104,7 @@ class Section:
     anchor: str
     title: str
     words: str
-    legend: Sequence[Name]
+    legend: Sequence[LegendEntry]
     charts: Sequence[Chart]
 
 
@@ -75,13 +133,12 @@ def memory_section(candidates: Sequence[Candidate]) -> Section:
         "A bar is one GPU of a stage at its peak, in GiB; the dashed line is the card. Beyond what is allocated lie "
         "what PyTorch reserves and what CUDA and NCCL hold."
     )
-    return Section(
-        "memory", "Memory of each stage", words, [_name(place, name) for place, name in enumerate(names)], charts
-    )
+    legend = [_legend_entry(place, name) for place, name in enumerate(names)]
+    return Section("memory", "Memory of each stage", words, legend, charts)
 
 
 def time_section(candidates: Sequence[Candidate]) -> Section | None:
-    """One chart: a bar a layout; None where nothing fits."""
+    """One chart, a bar a layout; None if nothing fits."""
     timed = [candidate for candidate in candidates if candidate.step is not None]
     if not timed:
         return None
@@ -91,15 +148,15 @@ def time_section(candidates: Sequence[Candidate]) -> Section | None:
     for one in timed:
         scale = tokens / (one.training.global_batch * one.training.shape.seq)
         seconds = [getattr(one.step, part.field) * scale for part in used]
-        rows.append((str(one.split), seconds))
-        figures.append([str(one.split), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
+        rows.append((str(one.layout), seconds))
+        figures.append([str(one.layout), *(f"{each:.3g}" for each in seconds), f"{sum(seconds):.4g}"])
     name = "Time of a step by layout"
     picture = _bars(name, rows, [PARTS.index(part) for part in used], None, "s", "time-0", [part.name for part in used])
     chart = Chart(picture, f"{name}, seconds", ["Layout", *(part.name for part in used), "step"], figures)
     words = f"Seconds of one step of {tokens:,} tokens, by where they go. Each part is: " + "; ".join(
         f"{part.name}, {part.means}" for part in used
     )
-    legend = [_name(PARTS.index(part), part.name) for part in used]
+    legend = [_legend_entry(PARTS.index(part), part.name) for part in used]
     return Section("time", "Time of a step", words + ".", legend, [chart])
 
 
@@ -115,7 +172,7 @@ def _memory_chart(candidate: Candidate, place: int) -> Chart:
         rows.append((f"stage {number}{mark}", [*sizes, rest]))
         cells = [*sizes, stage.allocated, stage.reserved, stage.nvidia_smi, stage.host]
         figures.append([f"{number}", *(f"{size:.2f}" for size in cells)])
-    name = f"Memory of {candidate.split}"
+    name = f"Memory of {candidate.layout}"
     if len(shown) < len(stages):
         name += f", {len(shown)} of {len(stages)} stages"
     picture = _bars(
@@ -179,5 +236,5 @@ def _part(left: float, top: float, wide: float, place: int) -> str:
     return drawn + (element("rect", fill=f"url(#hatch-{place})", **box) if _HATCHES[place] else "")
 
 
-def _name(place: int, text: str) -> Name:
-    return Name(ornament(_part(0.0, 0.0, 14.0, place), 14, 14, "swatch"), text)
+def _legend_entry(place: int, text: str) -> LegendEntry:
+    return LegendEntry(ornament(_part(0.0, 0.0, 14.0, place), 14, 14, "swatch"), text)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.fabrics import link_gb_s, parse_fabric
-from hpc_gpt.plan.machines import check_reach, machine_named, machine_of
+from hpc_gpt.plan.machine import check_reach, link_gb_s, machine_named, machine_of, parse_fabric
 from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.settings.devices import DEVICES
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.record_rows import read_any
+from hpc_gpt.plan.row_files import read_any
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import load_profile
 from tests.plan.row_examples import row

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_gpt.plan.activations import in_flight, kept_of_layer, layer_bytes
-from hpc_gpt.plan.figures import Figures
+from hpc_gpt.plan.layers import in_flight, kept_of_layer, layer_bytes, layer_params, layers_of_stages, outer_params
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.parameters import layer_params, layers_of_stages, outer_params
-from hpc_gpt.plan.search import Candidate
+from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
 from hpc_gpt.report.grid import Grid
-from hpc_gpt.report.plans.table import tokens_words
-from hpc_gpt.report.plans.words import PARTS, does_not_fit, settings_words
+from hpc_gpt.report.plan_table import PARTS, does_not_fit, settings_words, tokens_words
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
            "nvidia_smi", "host")  # fmt: skip
 
 
 def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> str:
-    """The text of `plan --why`. `figures` is None where it does not fit."""
+    """The text of `plan --why`. `figures` is None if it does not fit."""
     return "\n".join(_lines(candidate, machine, figures)) + "\n"
 
 
 def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
     run = candidate.training
-    yield f"{candidate.split} on {run.gpus} {machine.device}, engine {run.engine}: {settings_words(run)}"
+    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {run.engine}: {settings_words(run)}"
     yield ""
     yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
     yield (
@@ -71,8 +68,8 @@ def _widths(run: Training) -> str:
         return f"hidden {shape.hidden}, MLP {shape.mlp}, {shape.heads} heads, whole on every GPU"
     return (
         f"over tp {run.tp}: hidden {shape.hidden} / {run.tp} = {shape.hidden // run.tp}, MLP {shape.mlp} / {run.tp} = "
-        f"{shape.mlp // run.tp}, heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary {shape.vocab} / "
-        f"{run.tp} = {shape.vocab // run.tp}"
+        f"{shape.mlp // run.tp}, heads {shape.heads} / {run.tp} = {shape.heads // run.tp}, vocabulary "
+        f"{shape.padded_vocab} / {run.tp} = {shape.padded_vocab // run.tp}"
     )
 
 

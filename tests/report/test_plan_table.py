@@ -9,16 +9,29 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.prediction import Memory, StageMemory, StepTime
+from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate
-from hpc_gpt.plan.training import Shape, Training
-from hpc_gpt.report.plans.as_json import as_tables
-from hpc_gpt.report.plans.bars import memory_bar, time_bar
-from hpc_gpt.report.plans.explanation import explain
-from hpc_gpt.report.plans.table import LINES, as_table, heading, left_out_words, legend, unchecked, wrapped
-from hpc_gpt.report.plans.words import does_not_fit, loses, settings_words, shares
+from hpc_gpt.plan.step_time import StepTime
+from hpc_gpt.plan.training import Training
+from hpc_gpt.report.plan_explanation import explain
+from hpc_gpt.report.plan_table import (
+    LINES,
+    does_not_fit,
+    heading,
+    left_out_words,
+    legend,
+    loses,
+    memory_bar,
+    search_table,
+    search_tables,
+    settings_words,
+    shares,
+    time_bar,
+    unchecked,
+    wrapped,
+)
 from hpc_gpt.settings.model_shape import ModelShape
-from tests.report.plans.searches import figures_for, searched_for
+from tests.report.plan_searches import figures_for, searched_for
 
 STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
 
@@ -26,7 +39,7 @@ STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
 def candidate(step=STEP, need=20.0, **fields):
     stage = StageMemory(5, 5, 5, 2, 0, 0, 18, need)
     lower = replace(stage, nvidia_smi=need - 1)
-    training = Training(Shape(1024, 8, 8), tp=2, pp=2, dp=2, micro_batches=4, **fields)
+    training = Training(ModelShape(1024, 8, 8), tp=2, pp=2, dp=2, micro_batches=4, **fields)
     return Candidate(training, Memory((stage, lower)), 32.0, step)
 
 
@@ -74,8 +87,8 @@ def test_bars_fill_what_they_stand_for():
 
 
 def test_settings_that_are_the_engines_own_are_not_told():
-    assert settings_words(Training(Shape(64, 2, 2), engine="fsdp")) == "-"
-    run = Training(Shape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", distributed_optimizer=True,
+    assert settings_words(Training(ModelShape(64, 2, 2), engine="fsdp")) == "-"
+    run = Training(ModelShape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", sharded_optimizer=True,
                    sequence_parallel=True, recompute="selective")  # fmt: skip
     words = "sharded optimizer, recompute selective, sequence parallel, 2 chunks a stage"
     assert settings_words(run) == words
@@ -84,7 +97,7 @@ def test_settings_that_are_the_engines_own_are_not_told():
 @pytest.mark.parametrize("width", [40, 60, 100, 160, None])
 def test_no_line_is_wider_than_the_terminal(width):
     searched, model = searched_for()
-    text = as_table(searched, width, blocks=True)
+    text = search_table(searched, width, blocks=True)
     assert searched.too_large
     for part in (
         heading(searched, "48b", model.params),
@@ -94,16 +107,16 @@ def test_no_line_is_wider_than_the_terminal(width):
     ):
         text += "\n".join(wrapped(part, width)) + "\n"
     assert width is None or max(map(len, text.splitlines())) <= width
-    assert all(str(each.split) in text for each in searched.best_of_splits[:LINES])
+    assert all(str(each.layout) in text for each in searched.best_of_layouts[:LINES])
 
 
 def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
     searched, model = searched_for(recompute="full")
     figures, source = figures_for(searched, model), {"source": "data sheets"}
-    page = as_tables(searched, figures, {"name": "48b"}, "hpc-gpt submit", source)
+    page = search_tables(searched, figures, {"name": "48b"}, "hpc-gpt submit", source)
     again = json.loads(json.dumps(page, allow_nan=False))
     assert len(again["candidates"]) == len(searched.candidates)
-    assert [each["layout"] for each in again["too_large"]] == [str(each.split) for each in searched.too_large]
+    assert [each["layout"] for each in again["too_large"]] == [str(each.layout) for each in searched.too_large]
     assert again["settings_fitting"] + again["settings_not_fitting"] >= len(searched.candidates)
 
 
@@ -137,7 +150,7 @@ def test_an_explanation_shows_the_sums_it_states(place):
 def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
     searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
     one = searched.candidates[0]
-    assert (one.training.engine, str(one.split)) == ("deepspeed-3d", "tp4-pp16-dp1")
+    assert (one.training.engine, str(one.layout)) == ("deepspeed-3d", "tp4-pp16-dp1")
     text = explain(one, searched.machine, None)
     stage = one.memory.deciding
     params = float(re.search(r"= ([\d,.]+)e6 of one GPU", text)[1].replace(",", "")) * 1e6
@@ -150,7 +163,7 @@ def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
 
 def test_interleaving_is_explained():
     machine = Machine("a100-80g", 79, {"bf16": 312.0}, 2000, 8, 300, 100, 25)
-    run = Training(Shape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
+    run = Training(ModelShape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
     one = Candidate(run, candidate().memory, 79.0, STEP)
     text = explain(one, machine, None)
     assert "4 stages: 2 a stage, in 2 chunks" in text

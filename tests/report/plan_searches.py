@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from hpc_gpt.plan.figures import figures_of
-from hpc_gpt.plan.machines import machine_of
+from hpc_gpt.plan.machine import machine_of
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import search
-from hpc_gpt.plan.translation import shape_of
+from hpc_gpt.plan.search import figures_of, search
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.model_shape import ModelShape, preset
 
@@ -15,14 +13,11 @@ def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", **settled):
     profile = load_profile(cluster)
     model = preset(name)
     asked = Question(
-        shape_of(model), gpus, profile.gpus_per_node, "fp16", 1024,
-        engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), settled=settled, model=model,
+        model, gpus, profile.gpus_per_node, "fp16", 1024,
+        engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), settled=settled,
     )  # fmt: skip
     return search(asked, machine_of(profile)), model
 
 
 def figures_for(searched, model: ModelShape):
-    return [
-        figures_of(each.training, each.step.step_s, each.step.band, model.params, searched.machine, 300e9)
-        for each in searched.candidates
-    ]
+    return [figures_of(each.training, each.step, searched.machine, 300e9) for each in searched.candidates]

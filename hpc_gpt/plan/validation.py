@@ -1,0 +1,327 @@
+"""Every row of a file predicted, beside what was published of it; and how far off the predictions are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from hpc_gpt.errors import UserError
+from hpc_gpt.plan.calibration import DATA_SHEET, Calibrated, calibrate, chosen_for, fastest
+from hpc_gpt.plan.memory import Memory, fits, predict_memory
+from hpc_gpt.plan.rates import DEFAULT, Constants
+from hpc_gpt.plan.rows import LeftOut, Row, Rows
+from hpc_gpt.plan.step_time import StepTime, predict_step
+from hpc_gpt.runs.record import finite
+
+SCHEMA = 1
+WITHIN_TIME, WITHIN_MEMORY, WITHIN_PICK = 0.15, 0.10, 0.05
+FOLDS = 50
+_KEYS = (
+    "id",
+    "source",
+    "step_s",
+    "published_step_s",
+    "memory_gib",
+    "memory_kind",
+    "published_memory_gib",
+    "fits",
+    "published_fits",
+    "layout",
+    "left_out",
+    "step_error",
+    "memory_error",
+    "noisy",
+    "band",
+    "calibration",
+    "assumed",
+    "parts",
+    "stages",
+)
+Chosen = tuple[Constants, str]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row, what is predicted of it, and whose constants it was predicted with."""
+
+    row: Row
+    step: StepTime
+    memory: Memory
+    fits: bool
+    calibration: str = DATA_SHEET
+
+    @property
+    def memory_kind(self) -> str:
+        """The kind the row was measured in, nvidia-smi if it was not."""
+        return self.row.published.memory_kind or "nvidia_smi"
+
+    @property
+    def memory_gib(self) -> float:
+        """Of the stage that needs most, in the row's kind. Stages that the source does not list do not count."""
+        stages = self.memory.stages
+        listed = [stages[stage] for stage, _ in self.row.published.by_stage] or list(stages)
+        if self.memory_kind == "component":
+            first = stages[0]
+            return first.parameters + first.gradients + first.optimizer + first.activations
+        return max(float(getattr(stage, self.memory_kind)) for stage in listed)
+
+    @property
+    def time_error(self) -> float | None:
+        """Predicted over published seconds, less 1."""
+        published = self.row.published.step_s
+        return None if published is None else self.step.step_s / published - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over published GiB, less 1."""
+        published = self.row.published.memory_gib
+        return None if published is None else self.memory_gib / published - 1
+
+
+def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -> Callable[[Row], Chosen]:
+    """Whose constants a row takes: `always`, else `chosen_for`'s, else those of data sheets."""
+
+    def choose(row: Row) -> Chosen:
+        cluster = always or chosen_for(row, clusters)
+        return (cluster.constants, cluster.name) if cluster else (DEFAULT, DATA_SHEET)
+
+    return choose
+
+
+def predict_rows(rows: Rows, choose: Callable[[Row], Chosen]) -> list[Predicted | LeftOut]:
+    """Every entry of a file, in its order. What cannot be predicted after all is left out with the reason."""
+    return [entry if isinstance(entry, LeftOut) else _predict_row(entry, *choose(entry)) for entry in rows.entries]
+
+
+def _predict_row(row: Row, constants: Constants, name: str) -> Predicted | LeftOut:
+    try:
+        memory = predict_memory(row.training, row.machine)
+        step = predict_step(row.training, row.machine, constants)
+        predicted = Predicted(row, step, memory, fits(memory, row.machine), name)
+        if not (math.isfinite(step.step_s) and math.isfinite(predicted.memory_gib)):
+            raise ValueError("a prediction beyond all numbers")
+    except (UserError, ArithmeticError, ValueError) as fault:
+        return LeftOut(row.id, row.source, row.cluster, f"cannot be predicted: {' '.join(str(fault).split())[:200]}")
+    return predicted
+
+
+def predicted_only(entries: Iterable[Predicted | LeftOut]) -> list[Predicted]:
+    """Those that are not left out."""
+    return [entry for entry in entries if isinstance(entry, Predicted)]
+
+
+def without_source(rows: Sequence[Row]) -> list[Predicted]:
+    """Every source's rows with constants fitted to the other sources': of the same device if there are such.
+
+    These are the errors to expect of rows that nobody has seen. Sources that state no time are left out.
+    """
+    predicted: list[Predicted] = []
+    for source in dict.fromkeys(row.source for row in fastest(rows)):
+        own = [row for row in rows if row.source == source]
+        others = [row for row in rows if row.source != source]
+        for device in dict.fromkeys(row.machine.device for row in own):
+            alike = [row for row in others if row.machine.device == device]
+            fitted_to = alike if fastest(alike) else others
+            predicted += _predict_from(fitted_to, [row for row in own if row.machine.device == device])
+    return predicted
+
+
+def without_row(rows: Sequence[Row]) -> list[Predicted]:
+    """Every row of each cluster with constants fitted to the cluster's other rows.
+
+    A cluster of many rows is dealt into FOLDS parts, and each part predicted with constants of the others.
+    """
+    predicted: list[Predicted] = []
+    for cluster in dict.fromkeys(row.cluster for row in rows if row.cluster is not None):
+        own = fastest(row for row in rows if row.cluster == cluster)
+        folds = min(len(own), FOLDS)
+        for fold in range(folds):
+            kept = [row for place, row in enumerate(own) if place % folds != fold]
+            predicted += _predict_from(kept, own[fold::folds])
+    return predicted
+
+
+def _predict_from(fitted_to: Sequence[Row], rows: Sequence[Row]) -> list[Predicted]:
+    """The rows with constants fitted to others, or those of data sheets if none of these states a time."""
+    chosen = (calibrate("others", fitted_to).constants, "others") if fastest(fitted_to) else (DEFAULT, DATA_SHEET)
+    return predicted_only(_predict_row(row, *chosen) for row in rows)
+
+
+def as_table(entry: Predicted | LeftOut) -> dict[str, object]:
+    """One row of the output. Keys are the same for every row; what does not apply is null."""
+    tables: dict[str, object] = dict.fromkeys(_KEYS)
+    if isinstance(entry, LeftOut):
+        return tables | {"id": entry.id, "source": entry.source, "left_out": entry.reason}
+    row, published, step = entry.row, entry.row.published, entry.step
+    tables |= {
+        "id": row.id,
+        "source": row.source,
+        "step_s": step.step_s,
+        "published_step_s": published.step_s,
+        "memory_gib": entry.memory_gib,
+        "memory_kind": entry.memory_kind,
+        "published_memory_gib": published.memory_gib,
+        "fits": entry.fits,
+        "published_fits": published.fits,
+        "layout": str(row.training.layout),
+        "step_error": entry.time_error,
+        "memory_error": entry.memory_error,
+        "noisy": published.noisy,
+        "band": step.band,
+        "calibration": entry.calibration,
+        "assumed": list(row.assumed),
+        "parts": {part: seconds for part, seconds in vars(step).items() if part != "band"},
+        "stages": [{"stage": stage, **_stage(entry, stage, figures)} for stage, figures in published.by_stage],
+    }
+    return dict(finite(tables))
+
+
+def _stage(entry: Predicted, stage: int, figures: tuple[float, float, float]) -> dict[str, float]:
+    predicted = entry.memory.stages[stage]
+    return {
+        "allocated_gib": predicted.allocated,
+        "published_allocated_gib": figures[1],
+        "reserved_gib": predicted.reserved,
+        "published_reserved_gib": figures[2],
+    }
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of some rows: how many, the mean absolute error as a share, and the share of rows within 10 or 15 %."""
+
+    rows: int
+    mean: float | None
+    within_10: float | None
+    within_15: float | None
+    bias: float | None  # the geometric mean of predicted over published, less 1
+
+
+@dataclass(frozen=True)
+class SourceScore:
+    """One source's errors."""
+
+    source: str
+    time: Errors
+    memory: Errors
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Rows that differ by layout alone: what was predicted fastest, and how much slower it was than the fastest."""
+
+    source: str
+    gpus: int
+    layouts: int
+    picked: str
+    best: str
+    slower: float
+
+    @property
+    def is_good(self) -> bool:
+        return self.slower <= WITHIN_PICK
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All of a file. `time_mean` and `memory_mean` are means over sources; the shares are of all rows."""
+
+    sources: tuple[SourceScore, ...]
+    time: Errors
+    memory: Errors
+    time_mean: float | None
+    memory_mean: float | None
+    said_to_fit: tuple[str, ...]  # that ran out
+    said_not_to: tuple[str, ...]  # that ran
+    fits_judged: int
+    picks: tuple[Pick, ...]
+
+    def to_tables(self) -> dict[str, object]:
+        """As JSON's own kinds."""
+        return dict(finite(asdict(self)))
+
+
+def score(predicted: Sequence[Predicted]) -> Scores:
+    """The scores of a file's predicted rows. Noisy rows and those without a figure are not in the means."""
+    by_row = {id(entry.row): entry for entry in predicted}
+    counted = [by_row[id(row)] for row in fastest(entry.row for entry in by_row.values())]
+    weighed = [entry for entry in predicted if entry.memory_error is not None and not entry.row.published.noisy]
+    names = list(dict.fromkeys(entry.row.source for entry in predicted))
+    sources = tuple(
+        SourceScore(
+            name,
+            _errors(entry.time_error for entry in counted if entry.row.source == name),
+            _errors(entry.memory_error for entry in weighed if entry.row.source == name),
+        )
+        for name in names
+    )
+    judged = [entry for entry in predicted if _tells_fit(entry)]
+    return Scores(
+        sources=sources,
+        time=_errors(entry.time_error for entry in counted),
+        memory=_errors(entry.memory_error for entry in weighed),
+        time_mean=_mean([each.time.mean for each in sources if each.time.mean is not None]),
+        memory_mean=_mean([each.memory.mean for each in sources if each.memory.mean is not None]),
+        said_to_fit=tuple(entry.row.id for entry in judged if entry.fits and not entry.row.published.fits),
+        said_not_to=tuple(entry.row.id for entry in judged if entry.row.published.fits and not entry.fits),
+        fits_judged=len(judged),
+        picks=tuple(_picks(counted)),
+    )
+
+
+def _errors(signed: Iterable[float | None]) -> Errors:
+    """The errors of some rows, each predicted over published less 1."""
+    sizes = [error for error in signed if error is not None]
+    if not sizes:
+        return Errors(0, None, None, None, None)
+    count = len(sizes)
+    return Errors(
+        rows=count,
+        mean=sum(map(abs, sizes)) / count,
+        within_10=sum(abs(error) <= WITHIN_MEMORY for error in sizes) / count,
+        within_15=sum(abs(error) <= WITHIN_TIME for error in sizes) / count,
+        bias=math.exp(sum(math.log(max(1 + error, 1e-12)) for error in sizes) / count) - 1,
+    )
+
+
+def _picks(counted: Sequence[Predicted]) -> list[Pick]:
+    """Groups of rows of one source, model, batch and machine in two layouts or more."""
+    groups: dict[tuple[object, ...], list[Predicted]] = {}
+    for entry in counted:
+        training, machine = entry.row.training, entry.row.machine
+        shape = training.shape  # without its vocabulary, which is padded by tp
+        model = (shape.hidden, shape.layers, shape.heads, shape.kv_share, shape.mlp, shape.seq)
+        where = (entry.row.source, machine.device, machine.gpus_per_node, entry.row.fabric)
+        groups.setdefault((*where, training.gpus, training.global_batch, *model), []).append(entry)
+    found = []
+    for group in groups.values():
+        if len({_setting(entry) for entry in group}) < 2:
+            continue
+        picked = min(group, key=lambda entry: entry.step.step_s)
+        best = min(group, key=_published_s)
+        slower = _published_s(picked) / _published_s(best) - 1
+        found.append(Pick(picked.row.source, picked.row.training.gpus, len(group), picked.row.id, best.row.id, slower))
+    return found
+
+
+def _tells_fit(entry: Predicted) -> bool:
+    """Whether a row ran out, or ran: of one that fits something was measured, else it is theory."""
+    published = entry.row.published
+    measured = published.step_s is not None or (published.memory_gib is not None and entry.memory_kind != "component")
+    return published.fits is False or (published.fits is True and measured)
+
+
+def _setting(entry: Predicted) -> tuple[object, ...]:
+    run = entry.row.training
+    return (run.layout, run.vp, run.micro_batch, run.zero_stage, run.recompute, run.offload)
+
+
+def _published_s(entry: Predicted) -> float:
+    seconds = entry.row.published.step_s
+    assert seconds is not None
+    return seconds
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,364 @@
+"""A search for layouts as a table for a terminal, in words, and as JSON."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar
+
+from hpc_gpt.plan.search import KEPT, NEAR, Candidate, Figures, Searched
+from hpc_gpt.plan.step_time import StepTime
+from hpc_gpt.plan.training import Training
+from hpc_gpt.report.grid import Grid, plain
+from hpc_gpt.settings.engines import has_zero
+
+T = TypeVar("T")
+
+SCHEMA = 1
+_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
+# Fields of a Training that the JSON has under their own names.
+_JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload")
+LINES = 7  # that fit, and half as many that do not
+_HEADINGS = (
+    "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
+)  # fmt: skip
+_RIGHT = (False, False, True, False, False, True, True, True, False, False)
+
+
+class Part(NamedTuple):
+    """A part of a step: the field of a StepTime, its letter in a bar, its name, and what it is."""
+
+    field: str
+    letter: str
+    name: str
+    means: str
+
+
+PARTS = (
+    Part("compute_s", "c", "compute", "forward and backward passes"),
+    Part("recompute_s", "r", "recompute", "forward passes done again"),
+    Part("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
+    Part("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
+    Part("p2p_s", "p", "p2p", "activations sent from stage to stage"),
+    Part("dp_s", "d", "dp", "gradients and parameters between replicas, as far as nothing hides it"),
+    Part("optimizer_s", "o", "optimizer", "the update"),
+    Part("offload_s", "f", "offload", "what moves between host and GPU"),
+)
+
+
+def settings_words(training: Training) -> str:
+    """What a candidate has besides its layout and micro-batch.
+
+    >>> from hpc_gpt.settings.model_shape import ModelShape
+    >>> settings_words(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
+    'ZeRO-3, recompute full'
+    """
+    words = []
+    if has_zero(training.engine):
+        words.append(f"ZeRO-{training.zero_stage}")
+    if training.sharded_optimizer:
+        words.append("sharded optimizer")
+    if training.recompute != "none":
+        words.append(f"recompute {training.recompute}")
+    if training.sequence_parallel:
+        words.append("sequence parallel")
+    if training.vp > 1:
+        words.append(f"{training.vp} chunks a stage")
+    if training.offload != "none":
+        words.append(f"offload {training.offload}")
+    return ", ".join(words) or "-"
+
+
+def shares(step: StepTime) -> dict[str, float]:
+    """Each part's share of the step, by the part's name, 0 to 1."""
+    return {part.name: getattr(step, part.field) / step.step_s for part in PARTS}
+
+
+def does_not_fit(candidate: Candidate) -> str:
+    """How far it is from fitting, and where."""
+    return f"does not fit: {_needs(candidate)}"
+
+
+def _needs(candidate: Candidate) -> str:
+    return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
+
+
+def seconds(figure: float) -> str:
+    """A figure with three digits, or with all of its integer part.
+
+    >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
+    ('0.123', '88.0', '1,512')
+    """
+    if figure >= 100:
+        return f"{figure:,.0f}"
+    return f"{figure:#.3g}"
+
+
+def _smaller(candidate: Candidate, best: Candidate) -> str:
+    """What makes a GPU's products smaller, and so slower, than the best one's; empty if nothing does."""
+    run, other = candidate.training, best.training
+    if run.micro_batch < other.micro_batch:
+        return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
+    return f" (tp {run.tp} against {other.tp})" if run.tp > other.tp else ""
+
+
+def count_words(params: float) -> str:
+    """Parameters in 10^9.
+
+    >>> count_words(51_966_918_656), count_words(3.71e12)
+    ('52.0e9', '3,710e9')
+    """
+    return f"{seconds(params / 1e9)}e9"
+
+
+def loses(candidate: Candidate, best: Candidate) -> str:
+    """Why the candidate is not the first: the part of its step that costs most against the best one's, per token."""
+    if candidate.step is None or best.step is None:
+        return does_not_fit(candidate)
+    if candidate is best:
+        return "best" if not best.is_tight else "best, but tight"
+    if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
+        if candidate.is_tight and not best.is_tight:
+            return f"tight: {_needs(candidate)}"
+        return "as fast within 1 %, but less plain"
+    scale = best.training.global_batch / candidate.training.global_batch
+    costs = {
+        part: getattr(candidate.step, part.field) * scale - getattr(best.step, part.field) for part in PARTS
+    }  # fmt: skip
+    worst = max(costs, key=lambda part: costs[part])
+    own, other = shares(candidate.step)[worst.name], shares(best.step)[worst.name]
+    if worst.name == "compute" or round(100 * own) <= round(100 * other):
+        mine = seconds(getattr(candidate.step, worst.field) * scale)
+        return f"{worst.name} {mine} s against {seconds(getattr(best.step, worst.field))} s{_smaller(candidate, best)}"
+    return f"{worst.name} {100 * own:.0f} % against {100 * other:.0f} %"
+
+
+def can_draw_blocks() -> bool:
+    """Whether stdout takes the block characters."""
+    try:
+        "█░".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> str:
+    """The card as a bar, filled as far as it is needed; a `>` at its end if more is needed.
+
+    >>> memory_bar(24, 32, 8, False), memory_bar(40, 32, 8, False)
+    ('######..', '#######>')
+    """
+    full, empty = ("█", "░") if blocks else ("#", ".")
+    if need_gib > card_gib:
+        return full * (length - 1) + ">"
+    filled = max(1, round(length * need_gib / card_gib))
+    return full * filled + empty * (length - filled)
+
+
+def time_bar(step: StepTime, length: int) -> str:
+    """A step as a bar of the parts' letters; what is less than half a letter has none.
+
+    >>> time_bar(StepTime(6, 2, 1, 1, 0, 0, 0, 0, 0.1), 10)
+    'ccccccrrtb'
+    """
+    bar, done = "", 0.0
+    for part in PARTS:
+        done += getattr(step, part.field)
+        bar += part.letter * (round(length * done / step.step_s) - len(bar))
+    return bar
+
+
+def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
+    """An aligned table, a line a layout. If `width` columns (None: any width) cannot hold it, a layout's words go on a
+    line of their own, or each layout becomes a block of lines."""
+    best = searched.best_of_layouts
+    shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
+    grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
+    if width is None or grid.width <= width:
+        return grid.aligned()
+    narrow = Grid(_figures_of(_HEADINGS), _figures_of(_RIGHT), [_figures_of(cells) for cells in grid.lines])
+    if narrow.width <= width:
+        head, *rows = narrow.aligned().splitlines()
+        both = [f"{row}\n{_words(cells, width)}\n" for row, cells in zip(rows, grid.lines, strict=True)]
+        return f"{head}\n" + "".join(both)
+    margin = max(map(len, _HEADINGS[1:]))
+    return "\n".join(_block(cells, margin, width) for cells in grid.lines)
+
+
+def candidate_words(candidate: Candidate, best: Candidate) -> dict[str, str]:
+    """What a table says of a candidate beside `best`, by what each is; `-` for what it has not."""
+    run, step = candidate.training, candidate.step
+    return {
+        "layout": str(run.layout),
+        "engine": run.engine,
+        "batch": f"{run.micro_batch} x {run.micro_batches}",
+        "settings": settings_words(run),
+        "memory": f"{candidate.need_gib:.1f}",
+        "step": seconds(step.step_s) if step else "-",
+        "tokens": f"{candidate.tokens_per_s:,.0f}" if step else "-",
+        "why": loses(candidate, best),
+    }
+
+
+def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
+    layout, engine, batch, settings, memory, step, tokens, why = candidate_words(candidate, best).values()
+    card = memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks)
+    time = time_bar(candidate.step, 20) if candidate.step else "-"
+    return [layout, engine, batch, settings, card, memory, step, tokens, time, why]
+
+
+def _figures_of(cells: Sequence[T]) -> list[T]:
+    """The cells of the columns that are narrow."""
+    return [cells[place] for place in (0, 4, 5, 6, 7, 8)]
+
+
+def _words(cells: Sequence[str], width: int) -> str:
+    engine, batch, settings, against = cells[1], cells[2], cells[3], cells[9]
+    text = f"{engine} {batch}" + (f", {settings}" if settings != "-" else "") + f": {against}"
+    return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _block(cells: Sequence[str], margin: int, width: int) -> str:
+    text = f"{cells[0]}\n"
+    for heading, cell in zip(_HEADINGS[1:], cells[1:], strict=True):
+        if cell != "-":
+            lead = f"  {heading:<{margin}}  "
+            text += textwrap.fill(cell, max(width, 40), initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
+    return text
+
+
+def legend(searched: Searched) -> str:
+    """What each letter of the bars stands for, of those that occur."""
+    used = [
+        part
+        for part in PARTS
+        if any(getattr(candidate.step, part.field) > 0 for candidate in searched.best_of_layouts if candidate.step)
+    ]
+    return "batch: samples of a micro-batch x micro-batches; time: " + ", ".join(
+        f"{part.letter} {part.name}" for part in used
+    )
+
+
+def heading(searched: Searched, name: str, params: int) -> str:
+    """What was asked, and how much of it fits."""
+    question, machine = searched.question, searched.machine
+    batch = f"global batch {question.global_batch}" if question.global_batch else (
+        f"micro-batches: {question.settled['micro_batches']}"
+    )  # fmt: skip
+    total = searched.fitting + searched.not_fitting
+    card = f"{question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB)"
+    fitting = f"{searched.fitting:,} of {total:,} settings fit"
+    return plain(
+        f"{name} ({count_words(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
+        f"{question.dtype}: {fitting}"
+    )
+
+
+def figures_words(figures: Figures, gpus: int) -> list[str]:
+    """Of the best: a few lines, each figure by its name."""
+    low, high = figures.step_s_low, figures.step_s_high
+    return [
+        f"step {seconds(figures.step_s)} s ({seconds(low)} to {seconds(high)}), {figures.tokens_per_s:,.0f} tokens/s, "
+        f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
+        f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
+        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
+        f"{tokens_words(figures.budget_tokens)} tokens: {_days(figures.days)} on {gpus} GPUs, "
+        f"{figures.gpu_hours:,.0f} GPU-hours",
+    ]
+
+
+def left_out_words(searched: Searched) -> str:
+    """Layouts that were left out, counted by why; empty if none was."""
+    parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
+    if searched.too_large:
+        parts.append(f"{len(searched.too_large)} as none of their settings fits")
+    return f"layouts left out: {'; '.join(parts)}" if parts else ""
+
+
+def unchecked(searched: Searched) -> str:
+    """What the search could not check; empty if it checked everything."""
+    moved = any(candidate.training.offload != "none" for candidate in searched.candidates)
+    if not moved or searched.machine.host_memory_gib is not None:
+        return ""
+    return "how much memory a host has is not known: give host_memory_gib in the profile's [machine] to check offload"
+
+
+def tokens_words(tokens: float) -> str:
+    """A budget of tokens.
+
+    >>> tokens_words(300e9), tokens_words(2.5e6), tokens_words(15e12)
+    ('300e9', '2.5e6', '15,000e9')
+    """
+    unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)
+    return f"{tokens / unit:,.5g}e{power}"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """The text in lines of `width` columns; in one line if there is no terminal (None)."""
+    if width is None or len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _candidate_tables(candidate: Candidate, figures: Figures | None, against: str) -> dict[str, Any]:
+    """One candidate. Memory is of one GPU of each stage, first to last, in GiB; time is of one step, in seconds."""
+    run, step = candidate.training, candidate.step
+    stages = candidate.memory.stages
+    return {
+        "layout": str(candidate.layout),
+        "engine": run.engine,
+        **{name: getattr(run, name) for name in _JSON_FIELDS},
+        "sequence_parallel": run.sequence_parallel,
+        "sharded_optimizer": run.sharded_optimizer,
+        "chunks": run.vp,
+        "fits": step is not None,
+        "tight": candidate.is_tight,
+        "memory_gib": candidate.need_gib,
+        "deciding_stage": candidate.memory.deciding,
+        "stages": [
+            {f"{name}_gib": value for name, value in asdict(stage).items()} | {"allocated_gib": stage.allocated}
+            for stage in stages
+        ],
+        "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
+        "band": step.band if step else None,
+        "figures": asdict(figures) if figures else None,
+        "against_best": against,
+    }
+
+
+def search_tables(
+    searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str, constants: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole search. `figures` are of its candidates, in order; `command` is the next one, `constants` those
+    that times were predicted with."""
+    best = searched.candidates[0] if searched.candidates else None
+    question = searched.question
+    return {
+        "schema": SCHEMA,
+        "model": model,
+        "machine": asdict(searched.machine),
+        "constants": constants,
+        "gpus": question.gpus,
+        "dtype": question.dtype,
+        "global_batch": question.global_batch,
+        "engines": list(question.engines),
+        "settled": {_JSON_NAMES.get(name, name): value for name, value in question.settled.items()},
+        "candidates": [
+            _candidate_tables(candidate, figures[place], loses(candidate, best or candidate))
+            for place, candidate in enumerate(searched.candidates)
+        ],
+        "too_large": [
+            _candidate_tables(candidate, None, does_not_fit(candidate)) for candidate in searched.too_large
+        ],
+        "left_out": dict(searched.left_out),
+        "kept_per_layout": KEPT,
+        "settings_fitting": searched.fitting,
+        "settings_not_fitting": searched.not_fitting,
+        "next": command,
+    }  # fmt: skip

@@ -1,1 +1,0 @@
-"""A search for layouts as a table, in words, as JSON and as a page."""
