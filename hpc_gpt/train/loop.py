@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.tokens.samples import Samples
-from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.run_data import Samples
+from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream

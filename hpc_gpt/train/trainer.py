@@ -14,9 +14,8 @@ from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
-from hpc_gpt.tokens import ensure_data, located
-from hpc_gpt.tokens.samples import Samples, open_samples
-from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
+from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.retention import Retention
 from hpc_gpt.train.ending import is_preemption, write_end

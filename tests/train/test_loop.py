@@ -14,7 +14,7 @@ import torch
 
 from hpc_gpt.runs.requests import answer_of, ask
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tokens.samples import Samples
+from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.ending import WALLTIME, End
 from hpc_gpt.train.engines.protocol import StepResult
