@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
+from hpc_gpt.settings.experiment_text import experiment_text
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import write_once
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
@@ -31,6 +38,22 @@ def collect() -> dict[str, Any]:
         "gpus": gpus,
         "device": gpus[0]["name"] if gpus else None,
     }
+
+
+def complete_run(run: RunFolder, resolved: Resolved) -> None:
+    """Completes a run folder made by a plain `sbatch job.sh`, which has only job.sh and resolved.json.
+
+    Writes experiment.toml, provenance.json and a DeepSpeed engine's ds_config.json if they are missing. Raises
+    RunFolderError if the folder cannot be written.
+    """
+    if not (run.path / "experiment.toml").exists():
+        write_once(
+            run.path / "experiment.toml", experiment_text(resolved, "Written by the trainer from resolved.json.")
+        )
+    if resolved.engine.name in ENGINES and not (run.path / "ds_config.json").exists():
+        write_once(run.path / "ds_config.json", json.dumps(deepspeed_config(resolved), indent=1) + "\n")
+    if not (run.path / "provenance.json").exists():
+        write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
 
 
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:

@@ -24,9 +24,9 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
-from hpc_gpt.train.checkpoints.peers import Alone
 from hpc_gpt.train.engines.protocol import MODULES
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
+from hpc_gpt.train.ranks import Alone
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
 _INDEX = "model.safetensors.index.json"

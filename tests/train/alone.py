@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from hpc_gpt.train.agreement import Word
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.ranks import Ranks, Word
 
 
 class _Alone:

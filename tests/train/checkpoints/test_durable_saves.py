@@ -11,7 +11,8 @@ import pytest
 
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.save import Refusal, _Part
+from hpc_gpt.train.checkpoints.save import _Part
+from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.ranks import Ranks
 from tests.train.alone import ALONE, CountingEngine
 
