@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import hpc_gpt
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.experiment_text import experiment_text
@@ -22,16 +25,12 @@ _PATIENCE_S = 10
 
 def collect() -> dict[str, Any]:
     """`git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`, `gpus`."""
-    from hpc_gpt import __version__
-
     sha, dirty = git_state(Path(__file__).resolve().parent)
-    versions = {"hpc-gpt": __version__, "python": platform.python_version()}
-    versions |= {name: version for name in _PACKAGES if (version := _version(name))}
     gpus = list_gpus()
     return {
         "git_sha": sha,
         "git_dirty": dirty,
-        "versions": versions,
+        "versions": versions_of(_PACKAGES),
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
@@ -82,11 +81,13 @@ def list_gpus() -> list[dict[str, Any]]:
     return gpus
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of hpc-gpt, Python, and those of the packages that are installed."""
+    found = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _words(*command: str) -> str | None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import sys
 import threading
 import time
@@ -51,11 +52,10 @@ class Refusal:
 
 def find_room(folder: Path, needed_bytes: int) -> Refusal:
     """Whether the disk has room for a checkpoint; a refusal with figures if it has not."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
-    if not found.f_blocks or free >= needed_bytes:
+    room = shutil.disk_usage(folder)
+    if not room.total or room.free >= needed_bytes:
         return Refusal()
-    return Refusal(f"the disk has {_size(free)} free, the checkpoint needs {_size(needed_bytes)}", errno.ENOSPC)
+    return Refusal(f"the disk has {_size(room.free)} free, the checkpoint needs {_size(needed_bytes)}", errno.ENOSPC)
 
 
 def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
@@ -72,8 +72,7 @@ def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
         raise fault
     words = f"{fault.strerror}: {fault.filename or folder}"
     with contextlib.suppress(OSError):
-        room = os.statvfs(folder)
-        words += f" ({_size(room.f_bavail * room.f_frsize)} are free)"
+        words += f" ({_size(shutil.disk_usage(folder).free)} are free)"
     return Refusal(words, fault.errno or errno.EIO)
 
 

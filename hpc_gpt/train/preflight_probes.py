@@ -13,28 +13,27 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hpc_gpt import __version__
 from hpc_gpt.preflight_lines import NODE_FILE, SEEN_BY_ALL, SHARED
+from hpc_gpt.runs.provenance import versions_of
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GIB = 2**30
 _MIB = 2**20
-_PACKAGES = ("torch", "deepspeed", "numpy")
+
 # Long enough for a clock that has to rise, short enough that nobody waits.
 _MEASURED_S = 0.2
 _WRITTEN_MIB = 8
@@ -66,7 +65,7 @@ def probe_device(
         "host_to_device_gb_s": lambda: host_to_device_gb_s(device),
         "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
         "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
-        "free_gib": lambda: round(_free_bytes(attempt) / _GIB, 3),
+        "free_gib": lambda: round(shutil.disk_usage(attempt).free / _GIB, 3),
         "versions": versions,
     }
     figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
@@ -139,12 +138,7 @@ def four_digits(rate: float) -> float:
 
 def versions() -> dict[str, str]:
     """Versions that must be equal on all nodes: Python, the packages that train, CUDA and NCCL."""
-    found = {"hpc-gpt": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = versions_of(("torch", "deepspeed", "numpy"))
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
@@ -179,11 +173,6 @@ def _memory_free(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 @dataclass(frozen=True)
@@ -276,6 +265,6 @@ def _swap(mine: torch.Tensor, theirs: torch.Tensor, peer: int) -> None:
 
 
 def _timed(device: torch.device, work: Callable[[], Any]) -> float:
-    """Seconds of one `work`, after one that opens the connection."""
+    """Seconds of one `work`: the mean of three, after one that opens the connection."""
     work()
     return _mean_seconds(device, work, _TIMES)

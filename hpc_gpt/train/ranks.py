@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -77,46 +77,34 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
     )
 
 
-class Peers(Protocol):
-    """The ranks that share a checkpoint's work: `Ranks`, or `Alone`."""
+class Peers:
+    """The ranks that share a checkpoint's work: here a process alone, as a command that reads a run's checkpoints."""
 
-    rank: int
-    size: int
-    is_first: bool
-
-    def share(self, value: T) -> T: ...
-
-    def gather(self, value: T) -> list[T]: ...
-
-    def collect(self, value: T) -> list[T]: ...
-
-    def deal(self, values: Sequence[T]) -> T: ...
-
-    def barrier(self) -> None: ...
-
-
-class Alone:
-    """The peers of a process that is the only one, as a command that reads a run's checkpoints."""
-
-    rank, size, is_first = 0, 1, True
+    rank = 0
+    size = 1
+    is_first = True
 
     def share(self, value: T) -> T:
+        """Rank 0's value, on all ranks."""
         return value
 
     def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on all ranks."""
         return [value]
 
     def collect(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on rank 0; nothing on the others. For values that grow with the ranks."""
         return [value]
 
     def deal(self, values: Sequence[T]) -> T:
+        """This rank's own of rank 0's `values`, one for each rank."""
         return values[0]
 
     def barrier(self) -> None:
-        return None
+        """Waits until all ranks have come to it."""
 
 
-class Ranks:
+class Ranks(Peers):
     """The ranks of a run after they have met: the device's process group, and a gloo group between the hosts."""
 
     def __init__(
@@ -145,25 +133,21 @@ class Ranks:
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def share(self, value: T) -> T:
-        """Rank 0's value, on all ranks."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on all ranks."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on rank 0; nothing on the others. For values that grow with the ranks."""
         values: list[Any] = [None] * self.size if self.is_first else []
         dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
 
     def deal(self, values: Sequence[T]) -> T:
-        """This rank's own of rank 0's `values`, one for each rank."""
         own: list[T | None] = [None]
         dist.scatter_object_list(own, list(values) if self.is_first else None, src=0, group=self.control)
         return cast(T, own[0])

@@ -85,8 +85,7 @@ class Checkpoints:
         self.folder = folder
         self._ranks = ranks
         self._background = background or Background()
-        self._retention = retention or Retention()
-        self._removal = Removal(folder)
+        self._removal = Removal(folder, retention or Retention())
         self._newest = ""
         self._copies = HostCopies()
         self._save: Save | None = None
@@ -133,8 +132,7 @@ class Checkpoints:
         if refusal:
             return Outcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
-        retention = Retention() if wait else self._retention
-        save = Save(self.folder, self._ranks, files, marker, retention, self._removal)
+        save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
         # If one rank cannot copy, all write at once: the others would wait for it in the next step's collectives, whose
         # time limit is shorter than a save.
         held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
@@ -168,12 +166,8 @@ class Checkpoints:
     def retain(self) -> None:
         """Removes, on a thread, what need not stay beside the newest checkpoint that was saved or resumed from here. To
         be called on rank 0."""
-        try:
-            if removed := self._newest and self._retention.apply(self.folder, self._newest):
-                self._say(self._retention.words(removed))
-        except OSError as fault:
-            self._say(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}")
-        self._removal.begin()
+        if removed := self._removal.retain(self._newest):
+            self._say(Retention.words(removed))
 
     def await_removal(self, patience_s: float | None = None) -> None:
         """Waits until all that is to be removed is; `patience_s` at most. To be called on rank 0."""

@@ -196,9 +196,19 @@ class Removal:
     process ends is removed by the next save.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, retention: Retention) -> None:
+        self._folder, self._retention = folder, retention
         self._thread: threading.Thread | None = None
+
+    def retain(self, newest: str) -> list[str]:
+        """Removes what need not stay beside `newest`, "" for none; returns the names."""
+        removed: list[str] = []
+        try:
+            removed = self._retention.apply(self._folder, newest)
+        except OSError as fault:
+            print(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}", flush=True)
+        self.begin()
+        return removed
 
     def discard(self, *paths: Path) -> None:
         """Removes folders that were never completed. Nothing in them is of use; one that cannot be renamed stays."""

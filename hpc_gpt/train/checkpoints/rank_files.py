@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.train.checkpoints.folders import Sums
-from hpc_gpt.train.ranks import Alone, Peers
+from hpc_gpt.train.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
 # The part of free memory that copies may take; the rest is for the training, the data and the files' pages.
@@ -45,7 +45,7 @@ class RankFiles:
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
-        self.peers = peers or Alone()
+        self.peers = peers or Peers()
         self._entries: list[_Entry] = []
         self._finish: Finish | None = None
 

@@ -20,7 +20,6 @@ from typing import Any
 from hpc_gpt.train.checkpoints.folders import (
     WRITING,
     Removal,
-    Retention,
     Sums,
     complete,
     folder_name,
@@ -56,23 +55,16 @@ class _Part:
 
 
 class Save:
-    """See above. Every method but `busy` is collective."""
+    """See above; `retains`: it also removes what need not stay beside it. Every method but `busy` is collective."""
 
     def __init__(
-        self,
-        folder: Path,
-        ranks: Peers,
-        files: RankFiles,
-        marker: dict[str, Any],
-        retention: Retention,
-        removal: Removal,
+        self, folder: Path, ranks: Peers, files: RankFiles, marker: dict[str, Any], removal: Removal, retains: bool
     ) -> None:
         self.step = int(marker["step"])
         self._folder, self._ranks, self._files, self._marker = folder, ranks, files, marker
         self._aside = folder / f"{WRITING}{folder_name(self.step)}"
-        self._retention, self._removal = retention, removal
-        self._began = time.perf_counter()
-        self._stall_s = 0.0
+        self._removal, self._retains = removal, retains
+        self._began = self._stall_s = 0.0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._part = _Part()
@@ -167,11 +159,7 @@ class Save:
             self._refusal = disk_refusal(fault, self._folder)
             self._discard()
             return
-        try:
-            self._removed = self._retention.apply(self._folder, folder_name(self.step))
-        except OSError as fault:
-            print(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}", flush=True)
-        self._removal.begin()
+        self._removed = self._removal.retain(folder_name(self.step) if self._retains else "")
 
     def _discard(self) -> None:
         if self._ranks.is_first:
