@@ -59,7 +59,7 @@ class Saver:
     def hear(self, busy: bool) -> None:
         """To be called at a step's edge, with whether any rank was writing at the one before."""
         if outcome := self._checkpoints.hear(busy):
-            self._take(outcome)
+            self._report(outcome)
 
     def save(
         self, step: int, train_s: float, progress: Callable[[float], Progress], asked: bool, wait: bool = False
@@ -69,11 +69,11 @@ class Saver:
         A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._take(self._checkpoints.finish())
+            self._report(self._checkpoints.finish())
             if self.gave_up:
                 return True
         if wait:
-            self._look_again()
+            self._look_for_requests()
         lines = Refusal()
         if self._ranks.is_first:
             self._metrics.fetch()
@@ -90,7 +90,7 @@ class Saver:
             # If the disk refuses the step's line, the checkpoint must not be: the record would lack that step.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:
-                self._take(outcome)
+                self._report(outcome)
         else:
             self._inbox.answer("save", step, True)
         self._metrics.begin_clock()
@@ -100,8 +100,8 @@ class Saver:
         """Takes the place of an attempt's last save: waits for one that has begun, and logs that `step` is not saved;
         False if the weights are not finite."""
         if self._checkpoints.is_saving:
-            self._take(self._checkpoints.finish())
-        self._look_again()
+            self._report(self._checkpoints.finish())
+        self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()
         poisoned = self._ranks.share(self._metrics.poisoned)
@@ -126,7 +126,7 @@ class Saver:
     def _refusal_class(self) -> str:
         return "disk_full" if self.refusal.is_full else "error"
 
-    def _take(self, outcome: Outcome) -> None:
+    def _report(self, outcome: Outcome) -> None:
         """Counts and logs a save that is over."""
         step, self.refusal = outcome.step, outcome.refusal
         words = ""
@@ -154,7 +154,7 @@ class Saver:
             self._inbox.answer("save", step, not outcome.refusal, words)
         self._metrics.begin_clock()
 
-    def _look_again(self) -> None:
+    def _look_for_requests(self) -> None:
         """At an attempt's end: a request made during its last steps must be answered, too."""
         if self._ranks.is_first:
             self._inbox.look(at_once=True)
