@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import hpc_gpt
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
+from hpc_gpt.settings.resolve import Resolved, experiment_text
+from hpc_gpt.small_files import write_once
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
@@ -15,22 +24,34 @@ _PATIENCE_S = 10
 
 def collect() -> dict[str, Any]:
     """`git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`, `gpus`."""
-    from hpc_gpt import __version__
-
     sha, dirty = git_state(Path(__file__).resolve().parent)
-    versions = {"hpc-gpt": __version__, "python": platform.python_version()}
-    versions |= {name: version for name in _PACKAGES if (version := _version(name))}
     gpus = list_gpus()
     return {
         "git_sha": sha,
         "git_dirty": dirty,
-        "versions": versions,
+        "versions": versions_of(_PACKAGES),
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
         "gpus": gpus,
         "device": gpus[0]["name"] if gpus else None,
     }
+
+
+def complete_run(run: RunFolder, resolved: Resolved) -> None:
+    """Completes a run folder made by a plain `sbatch job.sh`, which has only job.sh and resolved.json.
+
+    Writes experiment.toml, provenance.json and a DeepSpeed engine's ds_config.json if they are missing. Raises
+    RunFolderError if the folder cannot be written.
+    """
+    if not (run.path / "experiment.toml").exists():
+        write_once(
+            run.path / "experiment.toml", experiment_text(resolved, "Written by the trainer from resolved.json.")
+        )
+    if resolved.engine.name in ENGINES and not (run.path / "ds_config.json").exists():
+        write_once(run.path / "ds_config.json", json.dumps(deepspeed_config(resolved), indent=1) + "\n")
+    if not (run.path / "provenance.json").exists():
+        write_once(run.path / "provenance.json", json.dumps(collect(), indent=1) + "\n")
 
 
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
@@ -59,11 +80,13 @@ def list_gpus() -> list[dict[str, Any]]:
     return gpus
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of hpc-gpt, Python, and those of the packages that are installed."""
+    found = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _words(*command: str) -> str | None:

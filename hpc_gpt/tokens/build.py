@@ -1,5 +1,5 @@
-"""Token files from text, by any tokenizer; and what is made of the standard library's own sources, for every kind of
-data: a token file, Megatron's pair of files, or a folder of shards."""
+"""Makes token files from text, with any tokenizer; from the standard library's own sources also Megatron's pair of
+files and a folder of shards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.paths import data_dir
 from hpc_gpt.small_files import give_name
 from hpc_gpt.tokens import megatron
-from hpc_gpt.tokens.character import CHAR, CharTokenizer, collect_characters, table_path
 from hpc_gpt.tokens.sources import file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens
-from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, Tokenizer, open_tokenizer
+from hpc_gpt.tokens.tokenizer import (
+    BYTE,
+    CHAR,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    collect_characters,
+    open_tokenizer,
+    table_path,
+)
 
 STDLIB = "stdlib"
-# Not every machine has the tests, and installed packages are not the standard library.
+# Not every machine has the tests, and installed packages are no part of the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 STDLIB_SHARDS = 40
 _ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
@@ -34,66 +42,60 @@ _ELSEWHERE = "give a file name in a folder with room that you can write"
 def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> TokenFile:
     """Makes the token file `out` from a text file, a jsonl file, either compressed, a folder of all, or "stdlib".
 
-    The same source gives the same bytes. `out` has its name only once it is complete; with tokenizer "char" its table
-    of characters is written beside it. Raises DataError where the source is missing, damaged or has no text, where
-    `out` is there already, or where the disk refuses; then nothing is left.
+    The same source gives the same bytes. `out` gets its name when it is complete; with tokenizer "char" its table of
+    characters is written beside it. Raises DataError if the source is missing, damaged or has no text, if `out` exists,
+    or if the disk refuses; then nothing is left.
     """
     read, out = _reader(source), Path(out)
+    table = None
     _refuse_taken(out, table_path(out) if tokenizer == CHAR else out)
-    chosen = collect_characters(read(), str(source)) if tokenizer == CHAR else open_tokenizer(tokenizer)
-    with contextlib.ExitStack() as undo:
-        try:
-            if tokenizer == CHAR:
-                assert isinstance(chosen, CharTokenizer)
-                _write_table(chosen, table_path(out))
-                undo.callback(table_path(out).unlink)
-            _write(read(), out, chosen, str(source), _ELSEWHERE)
-        except FileExistsError:
-            raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
+    if tokenizer == CHAR:
+        table = collect_characters(read(), str(source))
+    chosen = table or open_tokenizer(tokenizer)
+    with contextlib.ExitStack() as undo, _refusals(out, _ELSEWHERE):
+        if table is not None:
+            _write_table(table, table_path(out))
+            undo.callback(table_path(out).unlink)
+        _write(read(), out, chosen, str(source))
         undo.pop_all()
     return open_tokens(out)
 
 
 def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE) -> int:
-    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, a sequence a document; returns the number of tokens."""
+    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document; returns the number of
+    tokens."""
     prefix, chosen = Path(prefix), open_tokenizer(tokenizer)
     _refuse_taken(*megatron.paths(prefix))
-    try:
-        return megatron.write(_reader(source)(), prefix, chosen, str(source))
-    except FileExistsError:
-        raise DataError(f"{prefix} is there already: someone else just wrote it", "use it, or another name") from None
-    except OSError as fault:
-        raise DataError(f"cannot write {prefix}: {fault.strerror}", _ELSEWHERE) from None
+    with _refusals(prefix, _ELSEWHERE):
+        count = megatron.write(_reader(source)(), prefix, chosen, str(source))
+    return count  # noqa: RET504 (to mypy the `with` may swallow an exception)
 
 
 def build_stdlib(path: Path | None = None) -> TokenFile:
-    """The token file of the standard library's own sources, of the Python that runs; made where it is missing.
+    """The token file of the standard library's own sources, of the Python that runs; made if it is missing.
 
-    Two builders at once are safe: both write the same bytes aside, and the first to finish gives them their name.
-    Raises DataError where the sources are missing or the disk refuses.
+    Two builders at once are safe: both write the same bytes under another name, and the first to finish gives them
+    their name. Raises DataError if the sources are missing or the disk refuses.
     """
     path = path or stdlib_path()
     if not path.exists():
-        with contextlib.suppress(FileExistsError):
-            _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"), _ROOM)
+        with _refusals(path, _ROOM, same=True):
+            _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"))
     return open_tokens(path)
 
 
 def build_stdlib_megatron() -> Path:
-    """The prefix of Megatron's pair of files with the same text, by bytes; made where one is missing, as safely."""
+    """The prefix of Megatron's pair of files with the same text, by bytes; made if one is missing, as safely."""
     prefix = stdlib_path("-megatron")
     if not all(path.exists() for path in megatron.paths(prefix)):
-        try:
-            with contextlib.suppress(FileExistsError):
-                megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same=True)
-        except OSError as fault:
-            raise DataError(f"cannot write {prefix}: {fault.strerror}", _ROOM) from None
+        with _refusals(prefix, _ROOM, same=True):
+            megatron.write(_stdlib_pieces(), prefix, ByteTokenizer(), sysconfig.get_path("stdlib"), same=True)
     return prefix
 
 
 def build_stdlib_shards() -> Path:
-    """A folder of shards with the same text, a quarter each plain text, jsonl, and both by gzip; made where it is
-    missing, as safely."""
+    """A folder of shards with the same text, a quarter each plain text, jsonl, and both by gzip; made if it is missing,
+    as safely."""
     folder = stdlib_path("-shards")
     if folder.exists():
         return folder
@@ -106,7 +108,7 @@ def build_stdlib_shards() -> Path:
         try:
             aside.rename(folder)
         except OSError:
-            # Another builder was first: a folder that is not empty takes no other's name.
+            # Another builder was first: a folder cannot be renamed to one that is not empty.
             if not folder.is_dir():
                 raise
     except OSError as fault:
@@ -117,12 +119,12 @@ def build_stdlib_shards() -> Path:
 
 
 def stdlib_path(suffix: str = ".tokens") -> Path:
-    """Where those are kept; the name carries the Python version, since each has sources of its own."""
+    """The path of these data; its name has the Python version, because each version has sources of its own."""
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
 def stdlib_length() -> int:
-    """Tokens that the standard library's sources are by bytes; nothing is made."""
+    """The number of tokens of the standard library's sources, by bytes; nothing is made."""
     return sum(len(piece) for piece in _stdlib_pieces())
 
 
@@ -146,7 +148,7 @@ def _write_shard(folder: Path, number: int, files: list[Path]) -> None:
         content = "".join(f"{line}\n" for line in lines).encode("ascii")
     else:
         content = b"".join(texts)
-    # No time in the header: the same text, the same bytes.
+    # Without a time in the header the same text gives the same bytes.
     packed = gzip.compress(content, compresslevel=6, mtime=0) if kind.endswith(".gz") else content
     (folder / f"{number:03d}.{kind}").write_bytes(packed)
 
@@ -161,30 +163,28 @@ def _refuse_taken(*paths: Path) -> None:
             raise DataError(f"{path} is there already", "give another name, or remove it first")
 
 
-def _write_table(table: CharTokenizer, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+@contextlib.contextmanager
+def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
+    """Makes a DataError of what the disk refuses. `same`: a file that another builder has just written will do."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(table.to_json(), encoding="utf-8")
-        give_name(aside, path)
+        yield
     except FileExistsError:
-        raise
-    except OSError as fault:
-        raise DataError(f"cannot write {path}: {fault.strerror}", _ELSEWHERE) from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-
-
-def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str, hint: str) -> None:
-    try:
-        with TokenWriter(out, tokenizer.vocab, tokenizer.name) as writer:
-            for tokens in tokenizer.encode(text, source):
-                writer.add(tokens)
-            if not writer.count:
-                raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
-            writer.finish()
-    except FileExistsError:
-        raise
+        if not same:
+            raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
     except OSError as fault:
         raise DataError(f"cannot write {out}: {fault.strerror}", hint) from None
+
+
+def _write_table(table: CharTokenizer, path: Path) -> None:
+    with _refusals(path, _ELSEWHERE), megatron.aside(path) as aside:
+        aside.write_text(table.to_json(), encoding="utf-8")
+        give_name(aside, path)
+
+
+def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:
+    with TokenWriter(out, tokenizer.vocab, tokenizer.name) as writer:
+        for tokens in tokenizer.encode(text, source):
+            writer.add(tokens)
+        if not writer.count:
+            raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")
+        writer.finish()

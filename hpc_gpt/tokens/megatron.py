@@ -10,8 +10,8 @@
                8 n  where each begins in PREFIX.bin, in bytes, int64
                8 d  the first sequence of each document, and n, int64
 
-As Megatron-LM's core/datasets/indexed_dataset.py writes them. Megatron shuffles documents, then joins them and shuffles
-windows of seq + 1 tokens that share one token. Ours are such windows of the documents in the file's order, shuffled.
+The format is that of Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and then
+shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in the file's order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
-# All of a smaller file is looked at for tokens outside the vocabulary, of a larger one as much, spread evenly.
+# As many tokens are checked to be in the vocabulary: all of a smaller file, evenly spread parts of a larger one.
 _LOOK_TOKENS = 1 << 28
 _LOOK_AT_ONCE = 1 << 22
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
@@ -52,9 +52,9 @@ def paths(prefix: Path) -> tuple[Path, Path]:
 
 
 def open_megatron(prefix: Path, vocab: int) -> TokenFile:
-    """Maps a pair of files; `tokens` [count] are all documents' in a row, `sha` that of the index and the sizes.
+    """Maps a pair of files; `tokens` [count] are those of all documents in a row, `sha` is that of the index.
 
-    Raises DataError, with file and offset, where one is missing, damaged or of a kind that is not Megatron's.
+    Raises DataError, with file and offset, if one is missing, damaged or of a kind that is not Megatron's.
     """
     bin_path, idx_path = paths(prefix)
     index = _read_index(idx_path)
@@ -72,8 +72,8 @@ def open_megatron(prefix: Path, vocab: int) -> TokenFile:
 
 
 def check_tokens(file: TokenFile) -> None:
-    """DataError for a token outside the vocabulary, with its place: of a file of more than 2^28 tokens a sample is
-    looked at, and the others as they are read (`check_window`)."""
+    """DataError for a token outside the vocabulary, with its offset. Of a file of more than 2^28 tokens a part is
+    checked here, and the rest as it is read (`check_window`)."""
     count = len(file.tokens)
     looks = -(-min(count, _LOOK_TOKENS) // _LOOK_AT_ONCE)
     for number in range(looks):
@@ -93,13 +93,12 @@ def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
         )
 
 
-class _Index:
+class _Index(NamedTuple):
     """What an .idx says: the tokens' type, the bytes of the .bin, and the SHA-256 of the .idx itself."""
 
-    def __init__(self, dtype: np.dtype[Any], size: int, sha: str) -> None:
-        self.dtype = dtype
-        self.bytes = size
-        self.sha = sha
+    dtype: np.dtype[Any]
+    bytes: int
+    sha: str
 
 
 def _read_index(path: Path) -> _Index:
@@ -160,16 +159,16 @@ def _size(path: Path) -> int:
 
 
 def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
-    """Writes a pair of files, a sequence and a document for each document of the text; returns its tokens.
+    """Writes a pair of files, a sequence and a document for each document of the text; returns the number of tokens.
 
-    Each file is written aside and named when it is complete, the .idx last. FileExistsError where one is there; with
-    `same` a .bin is another builder's of the same text, and does.
+    Each file is written under another name and gets its own when it is complete, the .idx last. FileExistsError if one
+    exists; with `same` a .bin that exists is of the same text, from another builder, and is kept.
     """
     bin_path, idx_path = paths(prefix)
     dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]
     code = next(code for code, kind in DTYPES.items() if kind == dtype)
     lengths: list[int] = []
-    with _aside(bin_path) as bin_aside, _aside(idx_path) as idx_aside:
+    with aside(bin_path) as bin_aside, aside(idx_path) as idx_aside:
         with open(bin_aside, "xb") as file:
             for document in _documents(text):
                 size = 0
@@ -201,18 +200,18 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
 
 
 @contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """A name to write under beside `path`; nothing is left of it."""
+def aside(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write under; at the end no file of that name is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        yield aside
+        yield own
     finally:
-        aside.unlink(missing_ok=True)
+        own.unlink(missing_ok=True)
 
 
 def _documents(text: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
-    """Each document's pieces, its END with them; each is to be read to its end before the next."""
+    """Each document's pieces, with its END; read each document to its end before the next."""
     pieces = iter(text)
     for first in pieces:
         yield _one_document(first, pieces)

@@ -1,12 +1,19 @@
-"""A reader in a process of its own: `python -m hpc_gpt.tokens.reader_process`, started by the rank, no torch in it.
+"""One reader of a stream: it tokenises its shards as it reads them and cuts them into samples. Needs no torch.
 
-It gets its task as JSON on stdin, and answers on stdout with frames: the lengths of both parts, a JSON head, and the
-samples' bytes. The pipe lets it be one chunk ahead. It ends with its rank, however that ends: its stdin is closed then.
+It goes through its shards in an order that the seed and the epoch give, and through each in blocks of 256 samples that
+are shuffled within. Neither depends on the number of readers. What is left at a shard's end, less than a sample, is
+passed over.
+
+A reader may run in a process of its own, `python -m hpc_gpt.tokens.reader_process`, which the rank starts. The process
+gets its task as JSON on stdin and answers on stdout in frames: the lengths of both parts, a JSON head, and the samples'
+bytes. The pipe lets it be one chunk ahead. It ends with its rank, however the rank ends, because its stdin is closed
+then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -16,28 +23,144 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError, UserError
-from hpc_gpt.tokens.shard_reader import Chunk, ReaderTask, read_chunks
+from hpc_gpt.tokens.sources import file_pieces
+from hpc_gpt.tokens.token_file import token_dtype
+from hpc_gpt.tokens.tokenizer import Tokenizer, open_tokenizer
 
+BLOCK = 256
 _FRAME = struct.Struct("<QQ")
 _LOOK_S = 2.0
-# Slurm and terminals send these to every process; the reader goes on for as long as its rank does.
+# Slurm and terminals send these to every process; the reader runs for as long as its rank does.
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+
+# How often a shard has been read to its end, and how many samples were taken since.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ReaderTask:
+    """What a reader is to read, and from which place of each shard."""
+
+    folder: str
+    places: dict[str, Place]
+    tokenizer: str
+    seq: int
+    seed: int
+    skip: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples of one shard: the `first`-th of an epoch and those after it, unsigned [n, seq + 1], n may be 0.
+
+    `ends`: the shard has no more in this epoch; `fault` then says why it was left before its end, if it was.
+    """
+
+    shard: str
+    epoch: int
+    first: int
+    rows: NDArray[Any]
+    ends: bool
+    fault: str | None = None
+
+
+def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
+    """A reader's chunks, without end. DataError for a damaged shard, unless such shards are to be skipped."""
+    tokenizer = open_tokenizer(task.tokenizer)
+    places = dict(task.places)
+    while True:
+        epoch = min(places.values())[0]
+        for shard in epoch_order(list(places), task.seed, epoch):
+            at, taken = places[shard]
+            if at == epoch:
+                yield from _shard_chunks(task, tokenizer, shard, epoch, taken)
+                places[shard] = epoch + 1, 0
+
+
+def epoch_order(shards: Sequence[str], seed: int, epoch: int) -> list[str]:
+    """The order of shards in an epoch; some of the shards alone come in the same order."""
+    return sorted(shards, key=lambda shard: _digest(seed, epoch, shard))
+
+
+def read_windows(folder: Path, shards: Sequence[str], tokenizer: Tokenizer, seq: int, skip: bool) -> Iterator[Any]:
+    """The samples of some shards in their own order, [n, seq + 1] at a time: for evaluation."""
+    for shard in shards:
+        for _, windows, _, _ in _blocks(folder / shard, tokenizer, seq, skip):
+            yield windows
+
+
+def _shard_chunks(task: ReaderTask, tokenizer: Tokenizer, shard: str, epoch: int, taken: int) -> Iterator[Chunk]:
+    for first, windows, ends, fault in _blocks(Path(task.folder, shard), tokenizer, task.seq, task.skip):
+        count = len(windows)
+        if first + count <= taken and not ends:
+            continue
+        before = min(max(0, taken - first), count)
+        key = np.frombuffer(_digest(task.seed, epoch, shard, first), dtype="<u8")
+        # The raw words: numpy keeps their stream from version to version.
+        order = np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
+        yield Chunk(shard, epoch, first + before, windows[order[before:]], ends, fault)
+
+
+def _blocks(
+    path: Path, tokenizer: Tokenizer, seq: int, skip: bool
+) -> Iterator[tuple[int, NDArray[Any], bool, str | None]]:
+    """(number of the first sample, samples [n, seq + 1] as a view, whether they are the last, fault) of a shard."""
+    dtype = token_dtype(tokenizer.vocab)
+    arrays, size, first, fault = [np.empty(0, dtype)], 0, 0, None
+    # A block is yielded once there is another sample after it, so that the last block is known to be the last.
+    needed = (BLOCK + 1) * seq + 1
+    source = tokenizer.encode(file_pieces(path), str(path))
+    while True:
+        try:
+            array = next(source, None)
+        except DataError as error:
+            if not skip:
+                raise
+            array, fault = None, str(error)
+        if array is not None:
+            arrays.append(array.astype(dtype, copy=False))
+            size += len(array)
+            if size < needed:
+                continue
+        tokens, start = np.concatenate(arrays), 0
+        while len(tokens) - start >= needed:
+            yield first, _windows(tokens[start:], BLOCK, seq), False, None
+            start += BLOCK * seq
+            first += BLOCK
+        if array is None:
+            yield first, _windows(tokens[start:], max(0, (len(tokens) - start - 1) // seq), seq), True, fault
+            return
+        arrays, size = [tokens[start:]], len(tokens) - start
+
+
+def _windows(tokens: NDArray[Any], count: int, seq: int) -> NDArray[Any]:
+    """The first `count` windows of seq + 1 tokens, each sharing one with the next, as a view."""
+    if not count:
+        return np.empty((0, seq + 1), tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(tokens[: count * seq + 1], seq + 1)[::seq]
+
+
+def _digest(seed: int, epoch: int, shard: str, block: int = -1) -> bytes:
+    words = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
+    return hashlib.blake2b(words, digest_size=16).digest()
 
 
 class ReaderProcess:
-    """The rank's end: an iterator of chunks, as `read_chunks` gives them."""
+    """The rank's side: an iterator of chunks, as `read_chunks` gives them."""
 
     def __init__(self, task: ReaderTask) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
-        # A blocked signal stays so in the child, from its first moment on.
+        # The child inherits the blocked signals, so that none can end it from its first moment on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _RANKS_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -52,7 +175,7 @@ class ReaderProcess:
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._answers: Any = self._process.stdout
-        # stdin stays open: its end is the rank's.
+        # stdin stays open: when it is closed, the rank has ended.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"parent": os.getpid(), **asdict(task)}).encode() + b"\n")
             self._process.stdin.flush()
@@ -61,7 +184,7 @@ class ReaderProcess:
         return self
 
     def __next__(self) -> Chunk:
-        """The next chunk; waits for it. DataError where the reader met one, RuntimeError where it ended otherwise."""
+        """The next chunk; waits for it. DataError if the reader met one, RuntimeError if it ended otherwise."""
         lengths = self._answers.read(_FRAME.size)
         if len(lengths) == _FRAME.size:
             head_size, body_size = _FRAME.unpack(lengths)
@@ -92,17 +215,17 @@ def _chunk(head: dict[str, Any], body: bytes) -> Chunk:
 
 
 def main() -> None:
-    """The reader's end."""
+    """The reader's side."""
     # What a library prints must not come between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    words = json.loads(sys.stdin.buffer.readline() or b"{}")
-    if not words:
+    task = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not task:
         os._exit(0)
-    threading.Thread(target=_leave_with, args=(words.pop("parent"),), daemon=True).start()
-    words["places"] = {shard: tuple(place) for shard, place in words["places"].items()}
+    threading.Thread(target=_leave_with, args=(task.pop("parent"),), daemon=True).start()
+    task["places"] = {shard: tuple(place) for shard, place in task["places"].items()}
     try:
-        for chunk in read_chunks(ReaderTask(**words)):
+        for chunk in read_chunks(ReaderTask(**task)):
             rows = np.ascontiguousarray(chunk.rows)
             head = {"shard": chunk.shard, "epoch": chunk.epoch, "first": chunk.first, "ends": chunk.ends}
             head |= {"fault": chunk.fault, "dtype": rows.dtype.str, "shape": rows.shape}
@@ -125,7 +248,8 @@ def _answer(answers: BinaryIO, head: dict[str, Any], body: Any = b"") -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """Ends this process with its parent: at the end of stdin, or where a copy of that pipe has outlived the parent."""
+    """Ends this process with its parent: at the end of stdin, or, if a copy of that pipe is still open, when the parent
+    changes."""
     while True:
         readable, _, _ = select.select([0], [], [], _LOOK_S)
         if (readable and not os.read(0, 4096)) or os.getppid() != parent:

@@ -1,10 +1,17 @@
-"""Which data a run reads, making them where they can be made, and refusing those that do not fit it."""
+"""The data of a run: where they are, whether they fit the run, and its samples.
+
+A sample has seq + 1 tokens: `seq` to read, and the same moved by one to predict.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.experiment import Data
@@ -19,21 +26,22 @@ from hpc_gpt.tokens.build import (
     stdlib_length,
     stdlib_path,
 )
-from hpc_gpt.tokens.character import CHAR, check_table
-from hpc_gpt.tokens.megatron import check_tokens, open_megatron
-from hpc_gpt.tokens.shards import ShardSet, check_count, list_shards
+from hpc_gpt.tokens.megatron import check_tokens, check_window, open_megatron
+from hpc_gpt.tokens.order import sample_position
+from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import find_path
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
-from hpc_gpt.tokens.tokenizer import BYTE, open_tokenizer, tokenizer_name
+from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
+Sample = NDArray[Any]
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
 
 def data_path(resolved: Resolved) -> Path | None:
     """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens.
 
-    A relative data.path is looked for in the current folder, then in the data folder; before them beside the file that
-    states it, where `located` was asked first.
+    A relative data.path is looked for in the current folder, then in the data folder. To look first beside the file
+    that states it, call `located` before.
     """
     data = resolved.data
     if data.source == "random":
@@ -41,7 +49,7 @@ def data_path(resolved: Resolved) -> Path | None:
     if _is_stdlib(data):
         return stdlib_path(_STDLIB_SUFFIXES[data.source])
     if data.source == "megatron":
-        # The name before .bin and .idx; no file has it.
+        # The prefix of .bin and .idx; no file has that name itself.
         return find_path(f"{data.path}.idx").with_suffix("")
     return find_path(data.path or "")
 
@@ -51,7 +59,7 @@ def _is_stdlib(data: Data) -> bool:
 
 
 def located(resolved: Resolved, beside: Path | None) -> Resolved:
-    """The settings with data.path as the one in folder `beside`, of the file that states it, where it is there."""
+    """The settings with data.path in the folder `beside`, that of the file which states it, if the data are there."""
     here = _relative(resolved.data)
     if beside is None or here is None or not (beside / here).exists():
         return resolved
@@ -59,8 +67,11 @@ def located(resolved: Resolved, beside: Path | None) -> Resolved:
 
 
 def check_beside(data: Data, beside: Path) -> Path | None:
-    """`beside` where data.path is looked for there, else None. DataError where there and in the current folder lie two
-    files of that name: which one was meant is the user's to say, before the run exists."""
+    """`beside` if data.path is to be looked for there, else None.
+
+    DataError if there are two files of that name, in `beside` and in the current folder: the user must say which one
+    is meant, before the run exists.
+    """
     here = _relative(data)
     if here is None:
         return None
@@ -74,7 +85,7 @@ def check_beside(data: Data, beside: Path) -> Path | None:
 
 
 def _relative(data: Data) -> Path | None:
-    """The file to look for beside that which states data.path, and in the current folder; None where it is not."""
+    """The file to look for in both folders; None if data.path names none, or an absolute one."""
     if data.path is None or data.source == "random" or _is_stdlib(data):
         return None
     path = Path(f"{data.path}.idx" if data.source == "megatron" else data.path)
@@ -82,11 +93,11 @@ def _relative(data: Data) -> Path | None:
 
 
 def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
-    """The data that a run reads, there and fit for it; built first where they are the standard library's sources.
-    Without `make` nothing is built, and those sources are judged by what would be.
+    """Checks that the data which a run reads exist and fit it; returns their path, None for random tokens.
 
-    None for random tokens. Raises DataError where they are missing, damaged, of a larger vocabulary than the model's
-    or of another tokenizer than data.tokenizer, or too few for one sample or for so many readers.
+    Data from the standard library's sources are built if they are missing. Without `make` nothing is built, and what
+    would be built is checked. Raises DataError if data are missing, damaged, of a larger vocabulary than the model's or
+    of another tokenizer than data.tokenizer, or too few for one sample or for all readers.
     """
     path = data_path(resolved)
     if path is None:
@@ -122,7 +133,7 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
 
 
 def open_file(resolved: Resolved) -> TokenFile:
-    """The run's token file or Megatron's pair; DataError where it is missing, damaged or does not fit the run."""
+    """The run's token file or Megatron's pair; DataError if it is missing, damaged or does not fit the run."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
     if data.source == "megatron":
@@ -137,44 +148,44 @@ def open_file(resolved: Resolved) -> TokenFile:
 
 
 def open_shards(resolved: Resolved) -> ShardSet:
-    """The run's shards; DataError where they are missing, too few, or of another vocabulary than the model's."""
+    """The run's shards; DataError if they are missing, too few, or of a larger vocabulary than the model's."""
     path = data_path(resolved)
     assert path is not None
     _check_vocab(resolved)
     return list_shards(path, resolved)
 
 
-def check_tokenizer(file: TokenFile, words: str) -> None:
-    """DataError unless a token file was made with tokenizer `words`, and has its table where that is of characters."""
+def check_tokenizer(file: TokenFile, wanted: str) -> None:
+    """DataError unless a token file was made with tokenizer `wanted`; a file of characters must have its table, too."""
     kind = file.tokenizer.partition(":")[0]
-    if not (words == kind == CHAR or tokenizer_name(words) == file.tokenizer):
-        # A tokenizer.json goes by its path; the file knows no more than its sum.
+    if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
+        # data.tokenizer has the path of a tokenizer.json; the token file knows only its checksum.
         nearest = CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else file.tokenizer
         raise DataError(
-            f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {words}",
-            f"set data.tokenizer = {nearest}, or make the file again: hpc-gpt data SOURCE -o FILE --tokenizer {words}",
+            f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
+            f"set data.tokenizer = {nearest}, or make the file again: hpc-gpt data SOURCE -o FILE --tokenizer {wanted}",
         )
     if kind == CHAR:
         check_table(file.path, file.tokenizer)
 
 
 def _check_vocab(resolved: Resolved) -> None:
-    tokenizer, words = open_tokenizer(resolved.data.tokenizer), resolved.data.tokenizer
+    tokenizer, wanted = open_tokenizer(resolved.data.tokenizer), resolved.data.tokenizer
     if tokenizer.vocab > resolved.model.vocab:
         raise DataError(
-            f"tokenizer {words} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",
+            f"tokenizer {wanted} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",
             f"set model.vocab = {tokenizer.vocab}, or another data.tokenizer",
         )
 
 
 def split_tokens(count: int, eval_fraction: float) -> int:
-    """Tokens for training; the rest, the last `eval_fraction` of the file, is kept for evaluation."""
+    """The number of tokens to train on; the rest, the last `eval_fraction` of the file, is kept for evaluation."""
     return count - int(count * eval_fraction)
 
 
 def check_length(path: Path, count: int, resolved: Resolved) -> None:
-    """DataError where of `count` tokens the training part, or the evaluation part if it is used, has no whole sample
-    of seq + 1."""
+    """DataError if the training part of `count` tokens, or the evaluation part if it is used, is shorter than one
+    sample of seq + 1."""
     seq, fraction = resolved.model.seq, resolved.data.eval_fraction
     training = split_tokens(count, fraction)
     evaluation = count - training
@@ -193,7 +204,7 @@ def check_length(path: Path, count: int, resolved: Resolved) -> None:
 
 
 def _fraction_for(tokens: int, count: int) -> float:
-    """The smallest fraction of three digits that keeps so many of `count` tokens; 0.99 where none does.
+    """The smallest fraction of three digits that keeps so many of `count` tokens; 0.99 if none does.
 
     >>> _fraction_for(1025, 100_000)
     0.0103
@@ -204,3 +215,80 @@ def _fraction_for(tokens: int, count: int) -> float:
     if int(count * fraction) < tokens:
         fraction += 10.0**-digits
     return round(min(0.99, fraction), digits)
+
+
+class Samples(Protocol):
+    """A source of samples. `identity` tells one source from another: a file's SHA-256, or the word "random"."""
+
+    identity: str
+
+    def train(self, number: int) -> Sample:
+        """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], not to be changed."""
+
+    def evaluation(self, number: int) -> Sample:
+        """Evaluation sample `number`, the same ones at every evaluation: integers [seq + 1]."""
+
+
+def open_samples(resolved: Resolved) -> Samples | ShardSet:
+    """The run's samples, or the shards they come from; DataError if data are missing, damaged or do not fit."""
+    if resolved.data.source == "random":
+        return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
+    if resolved.data.source == "stream":
+        return open_shards(resolved)
+    return FileSamples(open_file(resolved), resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
+
+
+class FileSamples:
+    """Neighbouring windows of a token file; two share one token, the target of the first and the start of the next.
+
+    Training windows come in the seed's order, epoch after epoch. Evaluation windows come in the file's order, from its
+    last part, and start over when there are no more.
+    """
+
+    def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
+        self.identity = file.sha
+        split = split_tokens(len(file.tokens), eval_fraction)
+        self._file = file
+        # Not as a memmap: slicing one takes longer than reading the slice.
+        self._tokens = np.asarray(file.tokens)
+        self._split = split
+        self._seed = seed
+        self._seq = seq
+        self.train_size = (split - 1) // seq
+        self.eval_size = max(0, (len(file.tokens) - split - 1) // seq)
+
+    def train(self, number: int) -> Sample:
+        return self._window(sample_position(number, self.train_size, self._seed) * self._seq)
+
+    def evaluation(self, number: int) -> Sample:
+        return self._window(self._split + number % self.eval_size * self._seq)
+
+    def _window(self, start: int) -> Sample:
+        window = self._tokens[start : start + self._seq + 1]
+        if not self._file.tokenizer:
+            # Megatron's files do not state their vocabulary.
+            check_window(self._file, start, window)
+        return window
+
+
+class RandomSamples:
+    """Random tokens, for measuring speed: a function of (seed, sample number), from numpy's Philox."""
+
+    identity = "random"
+
+    def __init__(self, seed: int, seq: int, vocab: int) -> None:
+        self._seed = seed & (1 << 64) - 1
+        self._seq = seq
+        self._vocab = vocab
+
+    def train(self, number: int) -> Sample:
+        return self._draw(number)
+
+    def evaluation(self, number: int) -> Sample:
+        # The upper half of the sample numbers, which no training reaches.
+        return self._draw(number + (1 << 63))
+
+    def _draw(self, number: int) -> Sample:
+        # The raw words: numpy keeps their stream from version to version, but not that of `integers`.
+        words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
+        return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)

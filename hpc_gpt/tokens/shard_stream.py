@@ -1,14 +1,22 @@
-"""The stream of one data-parallel rank: its readers' samples in turn, and where it stands.
+"""Streamed data: the shards of a data set, and the samples that one data-parallel rank takes from them.
+
+A shard is a file of text. A sample is a window of seq + 1 tokens within one shard, so that the samples of a shard are
+the same whoever reads it. A data-parallel rank has `data.workers` readers, or one within the rank itself if that is 0;
+reader w of rank d is number w dp + d of all. Shards are dealt out by size, so that no rank ends its own long before the
+others.
 
 A sample counts as taken when the training has it, not when a reader has it ready. All readers of a rank end an epoch
-before one begins the next; data-parallel ranks go on without waiting for each other, since nobody knows how many
-samples a shard has before it is read. Every epoch of every shard has each of its samples once, whatever the layout.
+before one begins the next. Data-parallel ranks do not wait for each other, because nobody knows how many samples a
+shard has before it is read. In every epoch each sample of each shard is taken once, whatever the layout.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +24,102 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.tokens.reader_process import ReaderProcess
-from hpc_gpt.tokens.shard_reader import Chunk, Place, ReaderTask, read_chunks, read_windows
-from hpc_gpt.tokens.shards import ShardSet, readers_per_rank
-from hpc_gpt.tokens.tokenizer import open_tokenizer
+from hpc_gpt.tokens.reader_process import Chunk, Place, ReaderProcess, ReaderTask, read_chunks, read_windows
+from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
+from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
+
+# About how much longer a text is than its compressed file.
+_COMPRESSION = 4
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The shards under `folder`, by their names in it. `sizes` are of the training ones, in bytes of text, a guess for
+    compressed ones. `identity` is a SHA-256 of names, sizes on disk and tokenizer."""
+
+    folder: Path
+    training: tuple[str, ...]
+    sizes: tuple[int, ...]
+    evaluation: tuple[str, ...]
+    identity: str
+
+    def deal(self, readers: int) -> list[tuple[str, ...]]:
+        """Each reader's training shards: the largest shard first, always to the reader that has least."""
+        dealt: list[list[str]] = [[] for _ in range(readers)]
+        heap = [(0, number) for number in range(readers)]
+        # The sort is stable: shards of equal size keep their order.
+        for size, shard in sorted(zip(self.sizes, self.training, strict=True), key=lambda pair: -pair[0]):
+            total, number = heap[0]
+            dealt[number].append(shard)
+            heapq.heapreplace(heap, (total + size, number))
+        return [tuple(shards) for shards in dealt]
+
+
+def readers_per_rank(resolved: Resolved) -> int:
+    """Readers of a data-parallel rank: its worker processes, or the rank itself."""
+    return max(1, resolved.data.workers)
+
+
+def list_shards(path: Path, resolved: Resolved) -> ShardSet:
+    """The shards of a folder, or one file. The last `eval_fraction` of them, rounded down, is kept for evaluation:
+    whole files, so that no document is both trained and evaluated on.
+
+    DataError if nothing is there, or if a reader or the evaluation would have no shard.
+    """
+    files = text_files(path)
+    folder = path if path.is_dir() else path.parent
+    names = tuple(file.relative_to(folder).as_posix() for file in files)
+    if not names:
+        raise DataError(f"{path} has no text to stream", "give a folder of text, jsonl, .gz or .zst files")
+    for file in files:
+        check_readable(file)
+    split = check_count(path, len(names), resolved)
+    listed = hashlib.sha256(tokenizer_name(resolved.data.tokenizer).encode())
+    sizes = [file.stat().st_size for file in files]
+    for name, size in zip(names, sizes, strict=True):
+        listed.update(f"\n{name} {size}".encode("utf-8", errors="surrogateescape"))
+    unpacked = [
+        size * _COMPRESSION if file.suffix in COMPRESSED_SUFFIXES else size
+        for size, file in zip(sizes, files, strict=True)
+    ]
+    return ShardSet(folder, names[:split], tuple(unpacked[:split]), names[split:], listed.hexdigest())
+
+
+def check_count(path: Path, count: int, resolved: Resolved) -> int:
+    """How many of `count` shards are trained on; DataError if a reader or the evaluation would have none."""
+    dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
+    training = count - int(count * fraction)
+    readers = dp * readers_per_rank(resolved)
+    kept = f" ({count} less {count - training} for evaluation)" if training < count else ""
+    if training < readers:
+        nearest = training // dp
+        fewer = f"set data.workers = {nearest}" if nearest else f"use dp {training} or less" if training else ""
+        raise DataError(
+            f"{path} has {training} shards to train on{kept}, but dp {dp} x data.workers {readers // dp} = {readers} "
+            "readers need one each",
+            f"{fewer or 'set data.eval_fraction = 0'}, or split the text into {readers + count - training} files",
+        )
+    if resolved.train.eval_every and training == count:
+        raise DataError(
+            f"{path} has {count} shards, of which data.eval_fraction = {fraction} leaves none for evaluation",
+            f"set data.eval_fraction to {_fraction_for_one(count)} or more, or train.eval_every = 0"
+            if count > readers
+            else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
+        )
+    return training
+
+
+def _fraction_for_one(count: int) -> float:
+    """The smallest fraction of three decimals that keeps one of `count`."""
+    fraction = round(1 / count, 3)
+    return fraction if int(count * fraction) else round(fraction + 0.001, 3)
 
 
 @dataclass
 class Position:
-    """Where a rank stands: each shard's place, whose turn it is, and the shards that were left early, with the fault.
+    """How far a rank has read: each shard's place, whose turn it is, and the shards that were left early, with why.
 
-    A change of position is one too, with the shards alone that have moved.
+    A change of position is a `Position` too, with only the shards that have moved.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
@@ -34,14 +127,14 @@ class Position:
     faults: dict[str, str] = field(default_factory=dict)
 
     def move(self, change: Position) -> None:
-        """Takes a change over."""
+        """Applies a change."""
         self.places.update(change.places)
         self.turn = change.turn
         self.faults.update(change.faults)
 
 
 class ShardStream:
-    """The training samples of data-parallel rank `dp_rank`. Readers start with the first sample asked for."""
+    """The training samples of data-parallel rank `dp_rank`. Readers start when the first sample is asked for."""
 
     def __init__(self, shards: ShardSet, resolved: Resolved, dp_rank: int) -> None:
         self._shards = shards
@@ -60,9 +153,9 @@ class ShardStream:
         self._epochs: list[int] = []
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> Position:
-        """Goes on from all ranks' positions (`to_json`), of whatever layout; returns this rank's own.
+        """Continues from all ranks' positions (`to_json`), saved in any layout; returns this rank's own.
 
-        A shard that nobody knows begins with the epoch that the others are in.
+        A shard that is in no position begins with the epoch that the others are in.
         """
         assert not self._readers, "the stream has begun"
         known = {
@@ -90,7 +183,7 @@ class ShardStream:
         }
 
     def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:
-        """(`count` samples, unsigned [seq + 1] each, what they change in the position)."""
+        """(`count` samples, unsigned [seq + 1] each; the change that they make to the position)."""
         if not self._readers:
             self._begin()
         self._change = Position()
@@ -99,7 +192,7 @@ class ShardStream:
         return rows, self._change
 
     def close(self) -> None:
-        """Ends the worker processes; a later sample starts new ones, from where the stream stands."""
+        """Ends the worker processes; a later sample starts new ones, from the current position."""
         for reader in self._readers:
             reader.close()  # type: ignore[attr-defined]
         self._readers = []
@@ -122,7 +215,7 @@ class ShardStream:
         self._readers = [ReaderProcess(task) if self._data.workers else read_chunks(task) for task in tasks]
 
     def _take_one(self) -> NDArray[Any]:
-        """The next sample, of the reader whose turn it is among those in the earliest epoch."""
+        """The next sample, from the reader whose turn it is among those in the earliest epoch."""
         begun = min(self._epochs)
         while True:
             epoch, turn = min(self._epochs), self._position.turn
@@ -139,7 +232,7 @@ class ShardStream:
                 return row
 
     def _from_reader(self, worker: int) -> NDArray[Any] | None:
-        """A reader's next sample; None where its shard had none."""
+        """A reader's next sample; None if its shard had none."""
         chunk = self._chunks[worker]
         if chunk is None:
             chunk = self._chunks[worker] = next(self._readers[worker])
@@ -161,9 +254,9 @@ class ShardStream:
 
 
 def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, own: set[int]) -> dict[int, NDArray[Any]]:
-    """The samples numbered `own` among the first `count` of the evaluation shards, starting over where they run out.
+    """The samples numbered `own` among the first `count` of the evaluation shards, which start over at their end.
 
-    They are read here and now. DataError where the shards have not one sample.
+    They are read at once. DataError if the shards have not one sample.
     """
     tokenizer = open_tokenizer(resolved.data.tokenizer)
     seq, skip = resolved.model.seq, resolved.data.on_bad_shard == "skip"

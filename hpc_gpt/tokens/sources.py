@@ -1,7 +1,7 @@
-"""Text to make tokens from: a file, a jsonl file, either of them compressed, or a folder of all, always in one order.
+"""Text to make tokens from: a text file, a jsonl file, either of them compressed, or a folder of all, in a fixed order.
 
-Documents come in pieces, so that a file larger than memory passes through; `END` follows each. What is compressed by
-gzip (.gz) or Zstandard (.zst, an extra) is named as what it holds: corpus.jsonl.gz.
+Documents come in pieces, so that a file may be larger than memory; `END` follows each document. A file compressed by
+gzip (.gz) or Zstandard (.zst, an extra) is named after its content: corpus.jsonl.gz.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hpc_gpt.settings.requirements import check_package
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 _PIECE_BYTES = 1 << 20
-# A fault is told to as many bytes; a piece may become a thousand times as long.
+# The place of damage is known to so many bytes; a piece may become a thousand times as long.
 _COMPRESSED_BYTES = 1 << 14
 
 
 class _End(bytes):
-    """Like no piece of text: Python keeps one object for all bytes of length 1."""
+    """A class of its own, because Python keeps one object for all equal bytes of length 1."""
 
 
 END = _End(b"\0")
 
 
 def find_path(name: str) -> Path:
-    """The file or folder that the user means: a relative path is looked for here, then in the data folder."""
+    """The file or folder of that name: a relative path is looked for in the current folder, then in the data folder."""
     path = Path(name).expanduser()
     beside = data_dir() / path
     return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
@@ -40,8 +40,8 @@ def find_path(name: str) -> Path:
 def text_files(source: Path) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
-    In a folder hidden files, empty ones, tar archives and binaries (a NUL byte among the first 8192) are passed over.
-    DataError where there is nothing of that name.
+    In a folder, hidden files, empty ones, tar archives and binaries (a NUL byte among the first 8192) are left out.
+    DataError if `source` does not exist.
     """
     if not source.exists():
         raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
@@ -66,8 +66,8 @@ def pieces(source: Path) -> Iterator[bytes]:
 def file_pieces(path: Path) -> Iterator[bytes]:
     """The documents of one file as bytes in pieces, `END` itself after each.
 
-    A text file is one document; a jsonl file has one a line, under the key "text". DataError, with file and offset,
-    where the file cannot be read, its compressed data are damaged or cut off, or a jsonl line has no text.
+    A text file is one document; a jsonl file has one in each line, under the key "text". DataError, with file and
+    offset, if the file cannot be read, its compressed data are damaged or cut off, or a jsonl line has no text.
     """
     inner = path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
     try:
@@ -84,13 +84,13 @@ def file_pieces(path: Path) -> Iterator[bytes]:
 
 
 def check_readable(path: Path) -> None:
-    """ConfigError where the file is compressed in a way that this machine has no package for."""
+    """ConfigError if the file is compressed in a way for which this machine has no package."""
     if path.suffix == ".zst":
         check_package("zstandard", "zstd", str(path))
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """What is in the file, decompressed, in pieces that are not empty."""
+    """The file's content, decompressed, in pieces that are not empty."""
     check_readable(path)
     if path.suffix == ".gz":
         return _decompressed(path, lambda: zlib.decompressobj(31), zlib.error)
@@ -152,7 +152,7 @@ def _jsonl_pieces(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines without their ends; one that is longer than a piece is put together once."""
+    """Lines without their ends; a line longer than a piece is joined once, at its end."""
     begun: list[bytes] = []
     for piece in content:
         first, *others = piece.split(b"\n")
@@ -168,7 +168,7 @@ def _is_binary(path: Path) -> bool:
     if path.suffix in COMPRESSED_SUFFIXES:
         return path.with_suffix("").suffix == ".tar"
     if path.suffix in (".txt", *JSONL_SUFFIXES):
-        # Not looked into: a data set may have very many, and every rank makes the list.
+        # These are not opened: a data set may have very many files, and every rank lists them.
         return False
     try:
         with open(path, "rb") as file:

@@ -1,17 +1,22 @@
-"""What cuts text into tokens: bytes, characters, or a tokenizer of the packages `tokenizers` and `tiktoken` (extras).
+"""Tokenizers: bytes, characters, or one of the packages `tokenizers` and `tiktoken` (extras).
 
-A tokenizer goes by the words that data.tokenizer and `hpc-gpt data --tokenizer` have for it:
+data.tokenizer and `hpc-gpt data --tokenizer` name a tokenizer in one of these ways:
 
     byte                 each byte is a token, a zero byte ends a document
-    char                 a table of the text's own characters, kept beside its token file (see `character`)
+    char                 a table of the text's own characters, in a file beside the token file
     FILE.vocab.json      such a table, for other text
     FILE.json            a tokenizer.json of Hugging Face's tokenizers
     tiktoken:NAME        an encoding of tiktoken, as gpt2, whose files are in its cache: nothing is downloaded
+
+A table of characters, as `corpus.tokens.vocab.json`, holds `schema`, `tokenizer` and `characters`, one string sorted by
+code point. Its character n is token n + 1, and token 0 ends a document. The token file's header names its table by the
+first 16 hex digits of the characters' SHA-256, so that a table and a token file can be checked against each other.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,14 +28,15 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.tokens.sources import END, find_path
 
-BYTE = "byte"
-TIKTOKEN = "tiktoken:"
+BYTE, CHAR, TIKTOKEN = "byte", "char", "tiktoken:"
 TABLE_SUFFIX = ".vocab.json"
+TABLE_SCHEMA = 1
 _GATHERED_BYTES = 1 << 20
 # A package takes twice as long for as much text in one piece of a MiB.
 _CHUNK_BYTES = 1 << 16
-# The token that ends a document goes by one of these in a tokenizer.json.
+# Names of the token that ends a document in a tokenizer.json.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
+_REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 
 Tokens = NDArray[Any]
 
@@ -42,40 +48,37 @@ class Tokenizer(Protocol):
     vocab: int
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
-        """The tokens of documents in pieces (`sources.file_pieces`), in arrays of any length, unsigned.
+        """The tokens of documents that come in pieces (`sources.file_pieces`), in unsigned arrays of any length.
 
-        `where` names the text in a DataError, which bytes that are no UTF-8 give, with their offset.
+        DataError, with `where` as the text's name and the offset, for bytes that are no UTF-8.
         """
 
 
-def open_tokenizer(words: str) -> Tokenizer:
-    """The tokenizer of that description; DataError or ConfigError, in one line, where it cannot be had."""
-    if words == BYTE:
+def open_tokenizer(description: str) -> Tokenizer:
+    """The tokenizer that the description names; DataError or ConfigError, in one line, if there is none."""
+    if description == BYTE:
         return ByteTokenizer()
-    if words.startswith(TIKTOKEN):
-        return _open_tiktoken(words)
-    if words.endswith(".json"):
-        path = find_path(words)
-        if words.endswith(TABLE_SUFFIX):
-            from hpc_gpt.tokens.character import read_table
-
-            return read_table(path)
-        return _open_file(path)
-    if words == "char":
+    if description.startswith(TIKTOKEN):
+        return _open_tiktoken(description)
+    if description.endswith(".json"):
+        path = find_path(description)
+        return read_table(path) if description.endswith(TABLE_SUFFIX) else _open_file(path)
+    if description == CHAR:
         raise DataError(
             "tokenizer char needs its table of characters, which is made from a text",
             f"make it: hpc-gpt data SOURCE -o FILE --tokenizer char, then name FILE{TABLE_SUFFIX}",
         )
     raise DataError(
-        f"no tokenizer {words!r}; known: byte, char, FILE{TABLE_SUFFIX}, a tokenizer.json, tiktoken:NAME", 'use "byte"'
+        f"no tokenizer {description!r}; known: byte, char, FILE{TABLE_SUFFIX}, a tokenizer.json, tiktoken:NAME",
+        'use "byte"',
     )
 
 
-def tokenizer_name(words: str) -> str:
-    """The name in a token file's header, without loading the tokenizer or needing its package."""
-    if words.endswith(".json") and not words.endswith(TABLE_SUFFIX):
-        return _file_name(_read(find_path(words)))
-    return open_tokenizer(words).name if words.endswith(TABLE_SUFFIX) else words
+def tokenizer_name(description: str) -> str:
+    """The name that a token file's header has for it. Loads no tokenizer and needs no package."""
+    if description.endswith(".json") and not description.endswith(TABLE_SUFFIX):
+        return _file_name(_read(find_path(description)))
+    return open_tokenizer(description).name if description.endswith(TABLE_SUFFIX) else description
 
 
 class ByteTokenizer:
@@ -96,14 +99,14 @@ class ByteTokenizer:
                     yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
                     gathered, size = [], 0
         except DataError:
-            # What was sound before the fault counts.
+            # The text before the fault counts.
             yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
             raise
         yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
 
 
 class WordTokenizer:
-    """A tokenizer of a package: `encode_text` is its own, `end` its token after a document, None if it has none."""
+    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if it has one."""
 
     def __init__(self, name: str, vocab: int, encode_text: Any, end: int | None) -> None:
         self.name = name
@@ -117,11 +120,83 @@ class WordTokenizer:
             yield self._end if text is None else np.array(self._encode_text(text), dtype=np.uint32)
 
 
-def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None]]:
-    """(offset in bytes, text) of documents in chunks of 64 KiB at most; None in place of a text ends a document.
+class CharTokenizer:
+    """Each character of the table is a token; see `Tokenizer`."""
 
-    A longer document is cut behind the last line's end within 64 KiB, so that where it is cut depends on it alone.
-    DataError, with the offset, for what is no UTF-8.
+    def __init__(self, characters: str) -> None:
+        self.characters = characters
+        self.name = f"{CHAR}:{hashlib.sha256(characters.encode('utf-8')).hexdigest()[:16]}"
+        self.vocab = 1 + len(characters)
+        self._points = np.frombuffer(characters.encode("utf-32-le"), dtype="<u4")
+
+    def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
+        """See `Tokenizer`; DataError also for a character that the table lacks."""
+        for offset, text in texts(pieces, where):
+            if text is None:
+                yield np.zeros(1, dtype=np.uint32)
+                continue
+            points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+            places = np.searchsorted(self._points, points)
+            known = self._points[np.minimum(places, len(self._points) - 1)] == points
+            if not known.all():
+                first = int(np.argmin(known))
+                at = offset + len(text[:first].encode("utf-8"))
+                raise DataError(
+                    f"{where} has the character {text[first]!r} at byte {at} of its text; table {self.name} has none",
+                    "make a table from all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char",
+                )
+            yield (places + 1).astype(np.uint32)
+
+    def to_json(self) -> str:
+        """The text of the table's file."""
+        table = {"schema": TABLE_SCHEMA, "tokenizer": self.name, "characters": self.characters}
+        return json.dumps(table, indent=1, ensure_ascii=True) + "\n"
+
+
+def collect_characters(pieces: Iterable[bytes], where: str) -> CharTokenizer:
+    """The table of all characters of a text, which is read once."""
+    found: set[str] = set()
+    for _, text in texts(pieces, where):
+        found.update(text or "")
+    return CharTokenizer("".join(sorted(found)))
+
+
+def table_path(tokens: Path) -> Path:
+    """The file with the table of a token file."""
+    return tokens.with_name(tokens.name + TABLE_SUFFIX)
+
+
+def read_table(path: Path) -> CharTokenizer:
+    """The tokenizer of a table's file; DataError if it is missing or no sound table."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
+        found = CharTokenizer(characters)
+        sound = schema == TABLE_SCHEMA and name == found.name and list(characters) == sorted(set(characters))
+    except OSError as fault:
+        raise DataError(f"cannot read the table of characters {path}: {fault.strerror}", _REBUILD) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound or not characters:
+        raise DataError(f"{path} is no table of characters, or was changed", _REBUILD)
+    return found
+
+
+def check_table(tokens: Path, name: str) -> None:
+    """DataError unless the table beside a token file exists and is the one that its header names."""
+    path = table_path(tokens)
+    found = read_table(path)
+    if found.name != name:
+        raise DataError(
+            f"{path} is table {found.name}, but {tokens} was made with {name}: they do not belong together", _REBUILD
+        )
+
+
+def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None]]:
+    """(offset in bytes, text) of documents in chunks of at most 64 KiB; None in place of a text ends a document.
+
+    A longer document is cut after the last end of a line within 64 KiB, so that the cuts depend on the text alone.
+    DataError, with the offset, for bytes that are no UTF-8.
     """
     begun, offset = bytearray(), 0
 
@@ -152,7 +227,7 @@ def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None
 
 
 def _cut(begun: bytearray) -> int:
-    """Where to cut: behind the last line's end among the first 64 KiB, else where a character begins."""
+    """The size of the next chunk: up to the last end of a line within 64 KiB, else up to the start of a character."""
     line = begun.rfind(b"\n", 0, _CHUNK_BYTES) + 1
     if line:
         return line
@@ -170,14 +245,15 @@ def _open_file(path: Path) -> Tokenizer:
     try:
         found = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
     except Exception as fault:
-        # The package raises no class of its own.
-        raise DataError(f"{path} is no tokenizer.json: {_first_line(fault)}", "give a tokenizer.json") from None
+        # The package has no exception class of its own.
+        words = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise DataError(f"{path} is no tokenizer.json: {words}", "give a tokenizer.json") from None
     found.no_truncation()
     found.no_padding()
     ends = (found.token_to_id(end) for end in _ENDS)
     return WordTokenizer(
         _file_name(text),
-        # Ids may have gaps.
+        # Token numbers may have gaps.
         1 + max(found.get_vocab(with_added_tokens=True).values(), default=0),
         lambda text: found.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         next((end for end in ends if end is not None), None),
@@ -195,12 +271,12 @@ def _file_name(text: bytes) -> str:
     return f"json:{hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def _open_tiktoken(words: str) -> Tokenizer:
-    check_package("tiktoken", "tiktoken", f"tokenizer {words}")
+def _open_tiktoken(description: str) -> Tokenizer:
+    check_package("tiktoken", "tiktoken", f"tokenizer {description}")
     import tiktoken
     import tiktoken.load
 
-    name = words.removeprefix(TIKTOKEN)
+    name = description.removeprefix(TIKTOKEN)
     if name not in tiktoken.list_encoding_names():
         raise DataError(f"no encoding {name!r} in tiktoken", f"known: {', '.join(tiktoken.list_encoding_names())}")
     reader = tiktoken.load.read_file
@@ -210,19 +286,15 @@ def _open_tiktoken(words: str) -> Tokenizer:
             raise FileNotFoundError(blobpath)
         return reader(blobpath)
 
-    # Else it would ask the network, with no limit of time: on a compute node, for minutes, and then in vain.
+    # It would otherwise ask the network without a time limit, which on a compute node fails after minutes.
     tiktoken.load.read_file = read_local
     try:
         found = tiktoken.get_encoding(name)
     except FileNotFoundError:
         raise DataError(
-            f"the files of tokenizer {words} are not in tiktoken's cache (TIKTOKEN_CACHE_DIR)",
+            f"the files of tokenizer {description} are not in tiktoken's cache (TIKTOKEN_CACHE_DIR)",
             f"where there is network: python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")'",
         ) from None
     finally:
         tiktoken.load.read_file = reader
-    return WordTokenizer(words, found.n_vocab, found.encode_ordinary, found.eot_token)
-
-
-def _first_line(fault: Exception) -> str:
-    return next(iter(str(fault).splitlines()), type(fault).__name__)
+    return WordTokenizer(description, found.n_vocab, found.encode_ordinary, found.eot_token)

@@ -1,7 +1,7 @@
 """`python -m hpc_gpt.train`: one rank of the run in HPC_GPT_RUN. Takes no arguments.
 
 Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and who this rank is (see `ranks.identify`).
-Exit codes: 0 for every orderly end, 2 for a fault of the settings or the data, 130 after the second Ctrl-C, else 1.
+Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.train import patient_output
+from hpc_gpt.train.failure import report_failure
+from hpc_gpt.train.full_disk import install_patient_output
 from hpc_gpt.train.signals import Signals
 
 
 def main() -> None:
-    # Before torch, whose import takes seconds in which a signal would otherwise end the process.
+    # Before numpy and torch, whose imports take seconds in which a signal would otherwise end the process.
     signals = Signals()
     signals.install()
-    patient_output.install()
-
+    install_patient_output()
     attempt: Attempt | None = None
     trainer = None
     named = os.environ.get("RANK", "")
@@ -56,12 +56,10 @@ def main() -> None:
         assert trainer.ranks is not None
         trainer.ranks.leave_together(code)
     except BaseException as error:
-        from hpc_gpt.train.failure import report_failure
-
         code = report_failure(error, rank, attempt, trainer.step if trainer else 0)
         if trainer is not None and trainer.ranks is not None:
             trainer.ranks.announce_failure(code)
-        # As `ranks.leave`, whose module needs torch: that may be what is missing.
+        # As `ranks.leave`, but that module needs torch, which may be missing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -80,7 +78,7 @@ def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
         )
     place = folder.attempt(int(attempt))
     if not os.access(place.folder, os.W_OK):
-        # Every rank looks, so that none waits for a rendezvous that rank 0 cannot write.
+        # Every rank checks, so that none waits for a rendezvous that rank 0 cannot write.
         raise RunFolderError(f"cannot write {place.folder}", "is the disk read-only, or the folder someone else's?")
     return folder, place
 

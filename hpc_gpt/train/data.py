@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.tokens.order import micro_batch_numbers
-from hpc_gpt.tokens.samples import Sample, Samples
-from hpc_gpt.tokens.shard_stream import Position, ShardStream, evaluation_samples
-from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.run_data import Sample, Samples
+from hpc_gpt.tokens.shard_stream import Position, ShardSet, ShardStream, evaluation_samples
 
 MicroBatch = tuple[Tensor, Tensor]
 _READ_AHEAD = 4
@@ -26,7 +25,7 @@ class Stream(Protocol):
 
     @property
     def skipped_shards(self) -> int:
-        """Shards of this data-parallel rank that were left early, data.on_bad_shard being "skip"."""
+        """How many shards of this data-parallel rank were left early, in all attempts (data.on_bad_shard = "skip")."""
 
     def step(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches of a training step, counted from 0; steps are asked for in order."""
@@ -35,26 +34,26 @@ class Stream(Protocol):
         """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
 
     def position(self) -> dict[str, Any] | None:
-        """What this data-parallel rank has consumed, as JSON; None where the step alone says it."""
+        """What this data-parallel rank has consumed, as JSON; None if the step alone determines it."""
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Goes on from the positions of all data-parallel ranks, however many there were; before the first step."""
+        """Continues from the positions of all data-parallel ranks, however many there were; before the first step."""
 
 
 def open_stream(
     samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, speaks: bool = True
 ) -> Stream:
-    """The stream of a data-parallel rank; of the ranks that read the same, one `speaks` of the shards that it skips."""
+    """The stream of a data-parallel rank; of the ranks that read the same, one `speaks`: it logs shards left early."""
     if isinstance(samples, ShardSet):
         return StreamedShards(samples, resolved, dp_rank, device, speaks)
     return DataStream(samples, resolved, dp_rank, device)
 
 
 class DataStream:
-    """The micro-batches of a data-parallel rank: (tokens, targets), int64 [micro_batch, seq] each.
+    """A stream (`Stream`) whose samples depend on the step alone.
 
-    Which samples they hold depends on the step alone. On a GPU a thread reads up to four micro-batches ahead into
-    pinned memory, from which they are copied without waiting.
+    On a GPU a thread reads up to four micro-batches ahead into pinned memory, from which they are copied without
+    waiting.
     """
 
     skipped_shards = 0
@@ -70,7 +69,6 @@ class DataStream:
         self._ahead: dict[tuple[int, int], Future[MicroBatch]] = {}
 
     def step(self, step: int) -> Iterator[MicroBatch]:
-        """The micro-batches of a training step, counted from 0."""
         if self._reader is None:
             for index in range(self._batch.micro_batches):
                 yield self._read(self._samples.train, step, index)
@@ -82,19 +80,18 @@ class DataStream:
             yield _to_device(self._ahead.pop((step, index)).result(), self._device)
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
-        """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
         for batch in range(batches):
             for index in range(self._batch.micro_batches):
                 yield _to_device(self._read(self._samples.evaluation, batch, index), self._device)
 
     def position(self) -> None:
-        """Nothing: the step says it all."""
+        return None
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Nothing to do."""
+        pass
 
     def _submit(self, step: int, index: int) -> None:
-        """Has the reader fetch a micro-batch unless it already does; an index past the step's end is in the next."""
+        """Has the reader fetch a micro-batch unless it already does; an index past the step's end is of the next."""
         step, index = step + index // self._batch.micro_batches, index % self._batch.micro_batches
         if (step, index) not in self._ahead and step <= self._last_step:
             assert self._reader is not None
@@ -106,10 +103,10 @@ class DataStream:
 
 
 class StreamedShards:
-    """The micro-batches of a rank that reads shards: which samples they hold depends on what was taken before.
+    """A stream (`Stream`) from shards, whose samples depend on what was taken before.
 
     A thread reads up to four micro-batches ahead; a sample counts as taken with its micro-batch. A rank whose engine
-    asks for no micro-batches, as one amid a pipeline, reads nothing.
+    asks for no micro-batches, as one in the middle of a pipeline, reads nothing.
     """
 
     def __init__(
@@ -129,34 +126,30 @@ class StreamedShards:
 
     @property
     def skipped_shards(self) -> int:
-        """Shards of this data-parallel rank that were left early, in all attempts."""
         return len(self._position.faults)
 
     def step(self, step: int) -> Iterator[MicroBatch]:
-        """The micro-batches of a training step, counted from 0."""
         first = step * self._resolved.batch.micro_batches
         taken = first if self._taken is None else self._taken
         assert taken <= first, f"step {step} was begun before"
         for index in range(taken, first + self._resolved.batch.micro_batches):
             micro_batch = self._next(index)
             self._taken = index + 1
-            # What the step before has left is passed over.
+            # What the step before did not use is passed over.
             if index >= first:
                 yield _to_device(micro_batch, self._device)
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
-        """The micro-batches of an evaluation over `batches` global batches, read once and kept."""
+        # The same at every evaluation, so that they are read once and kept.
         if not self._evaluation:
             self._evaluation = self._read_evaluation(batches)
         for micro_batch in self._evaluation:
             yield _to_device(micro_batch, self._device)
 
     def position(self) -> dict[str, Any]:
-        """What this data-parallel rank has taken, as JSON."""
         return self._stream.to_json(self._position)
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Goes on from the positions of all data-parallel ranks, however many there were."""
         self._position = self._stream.restore(positions)
 
     def close(self) -> None:
@@ -165,7 +158,7 @@ class StreamedShards:
         self._stream.close()
 
     def _next(self, index: int) -> MicroBatch:
-        """Micro-batch `index` of the run, the position moved on by it; has the reader go on to the four behind it."""
+        """Micro-batch `index` of the run; moves the position, and has the reader fetch the four after it."""
         last = self._resolved.train.steps * self._resolved.batch.micro_batches - 1
         while len(self._ahead) <= min(_READ_AHEAD, last - index):
             self._ahead.append(self._reader.submit(self._read))
@@ -193,16 +186,16 @@ class StreamedShards:
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
-    """One thread; pinning memory there must not wake GPU 0, which a new thread would take for its own."""
+    """One thread, whose current GPU is set: pinning memory would otherwise initialise GPU 0."""
     if device.type == "cuda":
         return ThreadPoolExecutor(1, "read-ahead", torch.cuda.set_device, (device,))
     return ThreadPoolExecutor(1, "read-ahead")
 
 
 def _tensors(samples: Sequence[NDArray[Any]], device: torch.device) -> MicroBatch:
-    """(tokens, targets) of samples of [seq + 1] integers; in pinned memory where they are to go to a GPU.
+    """(tokens, targets) of samples of [seq + 1] integers; in pinned memory if they are to go to a GPU.
 
-    Each token is read once for each of the two, and written where it stays: in one piece, as a pinned tensor is.
+    Each token is copied straight to its final place in each of the two.
     """
     pin = device.type == "cuda"
     shape = len(samples), len(samples[0]) - 1

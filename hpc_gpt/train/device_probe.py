@@ -54,7 +54,7 @@ class DeviceProbe:
                 self._over, self._factors = True, None
 
     def _ask(self) -> None:
-        from hpc_gpt.train.preflight.device_probes import ProbeFailed, figures_of_command
+        from hpc_gpt.train.preflight_probes import ProbeFailed, figures_of_command
 
         try:
             self.probe_s = float(figures_of_command(self._command)["probe_s"])

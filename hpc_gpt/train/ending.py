@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.train.room import release
+from hpc_gpt.train.full_disk import release
 from hpc_gpt.train.signals import Signals
 
 

@@ -24,9 +24,9 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
-from hpc_gpt.train.checkpoints.peers import Alone
 from hpc_gpt.train.engines.protocol import MODULES
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
+from hpc_gpt.train.ranks import Peers
 
 PIECE_BYTES = 5 * 10**9  # what transformers writes too
 _INDEX = "model.safetensors.index.json"
@@ -79,7 +79,7 @@ def check_export(folder: Path) -> None:
 
 
 def _find_checkpoint(run: RunFolder, step: int | None) -> tuple[Path, int]:
-    for path, marker in Checkpoints(run.checkpoints, Alone()).sound(step):
+    for path, marker in Checkpoints(run.checkpoints, Peers()).sound(step):
         return path, int(marker["step"])
     there = ", ".join(str(int(path.name[5:])) for path in sorted(run.checkpoints.glob("step-*")))
     of_step = "" if step is None else f" of step {step}"

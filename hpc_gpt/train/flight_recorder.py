@@ -1,7 +1,7 @@
-"""torch's flight recorder of the last collectives: each rank's account when it hangs, and what they say together.
+"""torch's flight recorder of the last collectives: each rank's record when it hangs, and what all records say together.
 
-Written as JSON to `attempts/<n>/flight/<rank>.json`, for NCCL or gloo, whichever the run talks by. torch's own dump of
-a timeout, `flight/rank-<n>`, is a pickle and is not opened here.
+A record is written as JSON to `attempts/<n>/flight/<rank>.json`, for NCCL or gloo, whichever the run uses. torch's own
+dump after a timeout, `flight/rank-<n>`, is a pickle and is not opened here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
 
-# Of each rank's account: what is not over, and so many before.
+# A record keeps the collectives that are not over, and so many of the last ones.
 _KEPT = 20
 
 
 def write_record(attempt: Attempt, rank: int) -> None:
-    """Writes this rank's account, where torch has one; says nothing where it has not."""
+    """Writes this rank's record if torch has one; else does nothing."""
     from torch._C import _distributed_c10d as c10d
 
     folder = attempt.folder / "flight"
@@ -40,7 +40,7 @@ def write_record(attempt: Attempt, rank: int) -> None:
 
 
 def read_records(attempt: Attempt) -> str:
-    """What the accounts in an attempt's folder say together; empty where there are none, or they say nothing."""
+    """What the records in an attempt's folder say together; empty if there are none, or they say nothing."""
     folder: Path = attempt.folder / "flight"
     files = {int(path.stem): path for path in folder.glob("*.json") if path.stem.isdigit()}
     return stuck_in({rank: read_json(path) for rank, path in files.items()})
@@ -48,14 +48,14 @@ def read_records(attempt: Attempt) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """A rank's place in one process group: the last collective that it began, and the one that is not over."""
+    """A rank in one process group: the number of the last collective that it began, and the one that is not over."""
 
     begun: int
     open: str
 
 
 def stuck_in(records: Mapping[int, Mapping[str, Any]]) -> str:
-    """The collective that is not over, by its number and group, and the rank that has not begun it, in words.
+    """Words for the collective that is not over, by its number and group, and for the ranks that have not begun it.
 
     >>> entry = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 12, "retired": False,
     ...          "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]], "state": "started"}
@@ -70,7 +70,7 @@ def stuck_in(records: Mapping[int, Mapping[str, Any]]) -> str:
     for rank, record in records.items():
         for name, place in _groups_of(record).items():
             groups[name][rank] = place
-    # Where ranks are not at the same collective stands first what explains the rest.
+    # A group whose ranks are at different collectives explains the rest, and comes first.
     for places in sorted(groups.values(), key=lambda places: len({place.begun for place in places.values()}) < 2):
         most = max(place.begun for place in places.values())
         ahead = sorted(rank for rank, place in places.items() if place.begun == most and place.open)
@@ -98,7 +98,7 @@ def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
-    """{group: where the rank is in it}; a record of another shape than torch's has none."""
+    """{group: how far the rank is in it}; empty for a record of another shape than torch's."""
     found: dict[str, _Group] = {}
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         last: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

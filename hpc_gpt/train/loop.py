@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.tokens.samples import Samples
-from hpc_gpt.tokens.shards import ShardSet
-from hpc_gpt.train.agreement import Agreement, Word
+from hpc_gpt.tokens.run_data import Samples
+from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.device_probe import DeviceProbe
@@ -30,22 +29,18 @@ from hpc_gpt.train.ending import (
     minutes_over,
 )
 from hpc_gpt.train.engines.protocol import Engine
-from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, Heartbeat
-from hpc_gpt.train.inbox import Inbox
+from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.metrics import Metrics
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.ranks import Agreement, Ranks, Word
 from hpc_gpt.train.saver import Saver
-from hpc_gpt.train.signals import Signals
-
-# Steps of an attempt that compile, allocate and choose kernels.
-_WARM_UP = 2
+from hpc_gpt.train.signals import Inbox, Signals
 
 
 class Loop:
     """The steps from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
 
-    `is_preemption` tells on rank 0 whether a SIGTERM is one; else it is a cancel.
+    `is_preemption`, called on rank 0, says whether a SIGTERM is a preemption; if not, it is a cancel.
     """
 
     def __init__(
@@ -87,13 +82,13 @@ class Loop:
         )
         self._peaks: tuple[int, int] = 0, 0
         self._first_step_began: float | None = None
-        # Counts over all attempts, evaluations and saves included.
+        # As if this attempt had begun with the run: the time of all attempts counts, with evaluations and saves.
         self._began = time.monotonic() - progress.train_s
 
     def run(self) -> End:
         train, metrics = self._train, self._metrics
         first = self.step
-        warm = first + _WARM_UP
+        warm = first + WARM_UP
         if self._ranks.is_first:
             metrics.recall(self.step)
         self._first_step_began = time.time()
@@ -108,7 +103,7 @@ class Loop:
             agreed = self._agreement.exchange(self._word(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
             if self._saver.is_saving and not agreed.writing:
-                # It is completed, and old ones are removed: the file system's time, not a step's.
+                # It is completed, and old ones are removed, which takes the file system's time, not a step's.
                 self._heart.enter(SAVING)
             self._saver.hear(agreed.writing)
             if step == warm:
@@ -126,43 +121,41 @@ class Loop:
             if step % train.log_every == 0:
                 self._log()
             elif saves:
-                # A resume begins after this step: its line is not for a later attempt to write.
+                # A resume begins after this step, so that no later attempt writes its line.
                 metrics.write()
             elif self._ranks.is_first and train.max_bad_steps:
-                # Where lines are rare, a training that runs off is to be seen before the next one.
+                # If lines are rare, a training that diverges must be seen before the next one.
                 metrics.look_back(begin=step % train.max_bad_steps == 0)
         return self._stop(None)
 
     def _word(self, step: int) -> Word:
-        """This rank's word at the edge of `step`. Peaks of memory are looked up when they are about to be logged."""
+        """This rank's word at the edge of `step`. Peaks of memory are read when they are about to be logged."""
         if self._engine.device.type == "cuda" and (step <= 2 or (step + 1) % self._train.log_every == 0):
             self._peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        own = [0] * self._stages
-        memory = []
-        for peak in self._peaks:
-            own[self._engine.pp_rank] = peak
-            memory.append(tuple(own))
-        bad = self._train.max_bad_steps
-        signals, minutes = self._signals, self._train.minutes
-        asked = self._inbox.look() if self._ranks.is_first else frozenset()
+        allocated, reserved = (
+            tuple(peak if stage == self._engine.pp_rank else 0 for stage in range(self._stages)) for peak in self._peaks
+        )
+        bad, minutes = self._train.max_bad_steps, self._train.minutes
+        signals, is_first = self._signals, self._ranks.is_first
+        asked = self._inbox.look() if is_first else frozenset()
         return Word(
             walltime=signals.walltime,
             terminated=signals.terminated,
             interrupted=signals.interrupted,
-            minutes=self._ranks.is_first and minutes is not None and self._train_s() >= 60 * minutes,
-            bad_steps=self._ranks.is_first and 0 < bad <= self._metrics.bad_in_row,
-            budget=self._ranks.is_first and self._budget_end is not None and time.time() >= self._budget_end,
-            target=self._ranks.is_first and self._metrics.target.words is not None,
+            minutes=is_first and minutes is not None and self._train_s() >= 60 * minutes,
+            bad_steps=is_first and 0 < bad <= self._metrics.bad_in_row,
+            budget=is_first and self._budget_end is not None and time.time() >= self._budget_end,
+            target=is_first and self._metrics.target.words is not None,
             stop="stop" in asked,
             requeue="requeue" in asked,
             save="save" in asked,
             writing=self._saver.busy,
-            allocated_bytes=memory[0],
-            reserved_bytes=memory[1],
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
         )
 
     def _end(self, agreed: Word) -> End:
-        """The end that the agreed word asks for: the first that applies."""
+        """The end that the agreed word asks for; of several, the first that applies."""
         if agreed.bad_steps:
             return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
         if agreed.interrupted:
@@ -193,7 +186,7 @@ class Loop:
         self._metrics.begin_clock()
 
     def _log(self) -> None:
-        """Rank 0 fetches, writes and prints the figures since the last time; the others keep none."""
+        """On rank 0 fetches, writes and prints the figures since the last time; the other ranks drop theirs."""
         self._probe.measure()
         self._heart.probe_s = self._probe.probe_s
         if self._ranks.is_first:
@@ -204,7 +197,7 @@ class Loop:
             self._metrics.forget()
 
     def _save(self, asked: bool = False, wait: bool = False) -> bool:
-        """Begins a save, or does all of it; False where the weights are not finite."""
+        """Begins a save, or waits for all of it; False if the weights are not finite."""
         self._heart.enter(SAVING)
 
         def progress(train_s: float) -> Progress:
@@ -213,18 +206,18 @@ class Loop:
         return self._saver.save(self.step, self._train_s(), progress, asked, wait)
 
     def _save_last(self, asked: bool) -> bool:
-        """The save of an attempt's end, or what stands for it; False where the weights are not finite."""
+        """The save at an attempt's end, or what is done without one; False if the weights are not finite."""
         if self._train.save_last or asked:
             return self._save(wait=True)
         self._heart.enter(SAVING)
         return self._saver.leave_out(self.step)
 
     def _stop(self, agreed: Word | None, asked: bool = False) -> End:
-        """The last save, fetch and line of an attempt; the end as it turned out. None: all steps are done. `asked`:
-        all ranks know that somebody wants a save."""
+        """Does the last save, fetch and log line of an attempt; returns its end. `agreed` is None if all steps are
+        done. `asked`: all ranks know that a save is asked for."""
         asked = self._agreement.finish().save or asked or (agreed is not None and agreed.save)
         saver = self._saver
-        # Saved before anybody is asked: Slurm may take 15 s of the few that it leaves after a SIGTERM.
+        # Saved before Slurm is asked, which may take 15 s of the few that are left after a SIGTERM.
         sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last(asked))
         self._heart.enter(LEAVING)
         end = saver.gave_up or (self._end(agreed) if agreed else End("done"))
@@ -243,29 +236,25 @@ class Loop:
 
     @property
     def tenth_step(self) -> float | None:
-        """When the attempt's tenth step ended, in epoch seconds, as if nothing had been evaluated or saved before it;
-        on rank 0, once it has been fetched."""
+        """When the attempt's tenth step ended, in epoch seconds, without the evaluations and saves before it; known on
+        rank 0 after that step was fetched."""
         began, seconds = self._first_step_began, self._metrics.first_steps_s
         return None if began is None or seconds is None else began + seconds
 
     @property
     def skipped_shards(self) -> dict[int, int]:
-        """Shards that its stream has left early, in all attempts, where this rank speaks for its data-parallel rank."""
+        """Shards that its stream has left early, in all attempts, if this rank reports for its data-parallel rank."""
         return {self._engine.dp_rank: self._stream.skipped_shards} if self._speaks else {}
 
     def _position(self) -> dict[int, dict[str, Any]]:
-        """Where its stream stands, likewise; nothing where the step says it."""
+        """The position of its stream, likewise; empty if the step determines it."""
         position = self._stream.position() if self._speaks else None
         return {} if position is None else {self._engine.dp_rank: position}
 
     @property
     def _speaks(self) -> bool:
-        """Whether this rank is its data-parallel rank's first: all the others of that read the same."""
+        """Whether this rank is the first of its data-parallel rank, whose ranks all read the same data."""
         return self._engine.tp_rank == self._engine.pp_rank == 0
 
     def _train_s(self) -> float:
         return time.monotonic() - self._began
-
-    def _say(self, words: str) -> None:
-        if self._ranks.is_first:
-            print(words, flush=True)

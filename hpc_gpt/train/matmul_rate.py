@@ -12,7 +12,7 @@ import time
 import torch
 
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.preflight.device_probes import matmul_tflops
+from hpc_gpt.train.preflight_probes import matmul_tflops
 
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256

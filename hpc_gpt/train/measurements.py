@@ -19,9 +19,9 @@ import torch
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import write_once
 from hpc_gpt.train.engines.compilation import compile_seconds
+from hpc_gpt.train.full_disk import when_there_is_room
 from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.ranks import Ranks
-from hpc_gpt.train.room import when_there_is_room
 
 _EVERY_S = 1.0
 

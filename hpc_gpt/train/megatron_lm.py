@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, DataError, LayoutError, RunFolderError
-from hpc_gpt.runs.provenance import git_state, list_gpus
+from hpc_gpt.runs.provenance import complete_run, git_state, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.settings.requirements import PROGRAM, check_options, check_program, checkout_of
@@ -44,9 +44,7 @@ from hpc_gpt.train.ending import (
 )
 from hpc_gpt.train.foreign_log import ForeignLog
 from hpc_gpt.train.foreign_watch import ForeignWatch
-from hpc_gpt.train.inbox import Inbox
-from hpc_gpt.train.run_completion import complete_run
-from hpc_gpt.train.signals import Signals
+from hpc_gpt.train.signals import Inbox, Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"

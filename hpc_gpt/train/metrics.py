@@ -1,9 +1,9 @@
 """The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
 
-Nothing here waits for the device but `fetch`, which runs at a logging step, a save and the end. Between them
-`look_back` sees whether steps were bad, by copies that have arrived meanwhile. A step's time is the device's own, from
-the end of the step before to its end, by events; on a CPU, where steps end when the call returns, it is the clock's.
-Evaluations and saves lie between two steps and belong to none.
+Only `fetch` waits for the device: at a logging step, a save and the end. Between them `look_back` sees whether steps
+were bad, from copies that have arrived meanwhile. A step's time is measured by the device's events, from the end of the
+step before to its end; on a CPU, where a step ends when the call returns, by the clock. Evaluations and saves are
+between two steps and belong to none.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.save import Refusal
 from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.kept_lines import KeptLines
+from hpc_gpt.train.full_disk import KeptLines, Refusal
 from hpc_gpt.train.target_loss import TargetLoss
 
 _GIB = 2.0**30
@@ -41,7 +40,7 @@ class _Step:
 
 
 class _Copy:
-    """Figures of some steps on their way from the device, in one copy that nobody waits for."""
+    """A copy of the figures of some steps from the device, which may still be on its way."""
 
     def __init__(self, steps: list[_Step], device: torch.device) -> None:
         self.steps = steps
@@ -71,13 +70,13 @@ class _Copy:
         return [flat[index : index + 4] for index in range(0, len(flat), 4)]
 
 
-# Of the steps that compile, allocate and choose kernels, and of some more.
+# The steps that compile, allocate and choose kernels, and some more.
 FIRST_STEPS = 10
 
 
 class Metrics:
-    """Rank 0's book of steps. `first_steps_s`: the seconds of the attempt's first FIRST_STEPS, once they are fetched,
-    without evaluations and saves between them."""
+    """Rank 0's figures of all steps. `first_steps_s`: the seconds of the attempt's first FIRST_STEPS, after they are
+    fetched, without evaluations and saves between them."""
 
     def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
         self.bad_in_row = 0
@@ -96,12 +95,12 @@ class Metrics:
         self._last: dict[str, Any] = {}
         self._save_s: float | None = None
         self._file = KeptLines(path)
-        # Why lines that should be in the file are not.
+        # Why lines are not yet in the file.
         self.refusal = Refusal()
         self._began: Moment | None = None
 
     def recall(self, step: int) -> None:
-        """Takes up what the attempts before this one say of the steps up to `step`, which it goes on from."""
+        """Reads the lines of the attempts before this one, up to `step`, from which this one continues."""
         self.target.recall(self._path, step)
 
     def begin_clock(self) -> None:
@@ -120,23 +119,23 @@ class Metrics:
         self._kept[-1].loss_eval = loss
 
     def add_save(self, save_s: float) -> None:
-        """The seconds of a save that is over, for the last line; where that is written already, for the next."""
+        """The seconds of a save that is over, for the last line; if that is already written, for the next."""
         if self._lines:
             self._lines[-1]["save_s"] = round(save_s, 4)
         else:
             self._save_s = round(save_s, 4)
 
     def fetch(self) -> None:
-        """Brings the figures kept since the last time from the device, all in one copy; waits for it.
+        """Copies the figures kept since the last time from the device at once, and waits for them.
 
-        Afterwards `bad_in_row` is the number of steps without a sound update up to now, and `poisoned` says that the
-        weights are not worth saving: the last loss is not finite, or the gradient they were moved by.
+        After it `bad_in_row` is the number of last steps without a sound update, and `poisoned` says that the weights
+        are not worth saving: the last loss, or the gradient of the last update, is not finite.
         """
         self._begin_copy()
         self._take_in()
 
     def look_back(self, begin: bool) -> None:
-        """Takes in what has arrived; `begin` sends what has been kept since on its way. Waits for nothing."""
+        """Takes in what has arrived; with `begin` starts the copy of what was kept since. Waits for nothing."""
         if begin and self._coming is None:
             self._begin_copy()
         if self._coming is not None and self._coming.has_arrived():
@@ -149,14 +148,16 @@ class Metrics:
             self._kept = []
 
     def _take_in(self) -> None:
-        """What was on its way becomes lines."""
+        """Makes lines of what was copied."""
         if self._coming is None:
             return
         for kept, (loss, grad_norm, skipped, loss_eval) in zip(self._coming.steps, self._coming.numbers(), strict=True):
             self._judge(loss, grad_norm, bool(skipped))
             self.target.add(kept.step, loss, None if kept.loss_eval is None else loss_eval)
             step_s = _seconds(kept.began, kept.ended)
-            self._count_first(step_s)
+            if self.first_steps_s is None:
+                self._first.append(step_s)
+                self.first_steps_s = sum(self._first) if len(self._first) == FIRST_STEPS else None
             self._last = {
                 "step": kept.step,
                 "loss": loss,
@@ -167,8 +168,8 @@ class Metrics:
                 "tokens_per_s": round(self._tokens / step_s, 1) if step_s else None,
                 "tokens": self._tokens,
                 "skipped": bool(skipped),
-                "memory_allocated_gib": self._gib(self.memory[0]),
-                "memory_reserved_gib": self._gib(self.memory[1]),
+                "memory_allocated_gib": _gib(self.memory[0]),
+                "memory_reserved_gib": _gib(self.memory[1]),
                 "save_s": self._save_s,
                 "time": round(kept.time, 3),
             }
@@ -177,17 +178,17 @@ class Metrics:
         self._coming = None
 
     def forget(self) -> None:
-        """Drops the figures kept: for the ranks that write none."""
+        """Drops the figures kept, on ranks that write none."""
         self._kept.clear()
 
     def has_lines(self) -> bool:
         return bool(self._lines)
 
     def write(self, hold_last: bool = False) -> None:
-        """Appends the fetched lines to metrics.jsonl in one write; holds the last one back for a save's time.
+        """Appends the fetched lines to metrics.jsonl in one write; `hold_last` keeps the last one for a save's time.
 
-        On a full disk they wait for the next time, and `refusal` says so. Raises RunFolderError where the disk refuses
-        for another reason.
+        On a full disk they wait for the next time, and `refusal` says so. Raises RunFolderError if the disk refuses for
+        another reason.
         """
         ready = self._lines[:-1] if hold_last else self._lines
         self._lines = self._lines[len(ready) :]
@@ -199,7 +200,7 @@ class Metrics:
             print(f"{self._path.name} is written again{lost}", flush=True)
 
     def log_line(self) -> str:
-        """One line on the last fetched step, to be found with grep."""
+        """One line of the log on the last fetched step."""
         line = self._last
         words = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
         if line["loss_eval"] is not None:
@@ -216,21 +217,11 @@ class Metrics:
             words.append("skipped")
         return " | ".join(words)
 
-    def _count_first(self, step_s: float) -> None:
-        if self.first_steps_s is None:
-            self._first.append(step_s)
-            if len(self._first) == FIRST_STEPS:
-                self.first_steps_s = sum(self._first)
-
     def _judge(self, loss: float, grad_norm: float, skipped: bool) -> None:
-        """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one left the weights."""
+        """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one changed no weights."""
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self.bad_in_row = 0 if finite and not skipped else self.bad_in_row + 1
         self.poisoned = not math.isfinite(loss) or not (finite or skipped)
-
-    def _gib(self, memory_bytes: tuple[int, ...]) -> list[float] | None:
-        """Peak memory, a figure a stage; null on a CPU."""
-        return [round(value / _GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
 
     def _now(self) -> Moment:
         if self._device.type != "cuda":
@@ -238,6 +229,11 @@ class Metrics:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _gib(memory_bytes: tuple[int, ...]) -> list[float] | None:
+    """Peak memory, one figure for each stage; null on a CPU."""
+    return [round(value / _GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
 
 
 def _seconds(began: Moment, ended: Moment) -> float:

@@ -1,4 +1,4 @@
-"""One rank among the others: who it is, how they meet, how they talk beside the device, how they leave."""
+"""One rank among the others: who it is, how ranks meet, share values between their hosts, agree, and leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -42,7 +42,7 @@ class RankIdentity:
 def identify(environment: Mapping[str, str]) -> RankIdentity:
     """Who this rank is, from RANK, WORLD_SIZE and LOCAL_RANK, else from Slurm's or submitit's names for them.
 
-    ConfigError where the environment says nothing; the only rank of one where it is started by hand is RANK=0.
+    ConfigError if the environment has none of these.
     """
     for names in _IDENTITIES:
         values = [environment.get(name, "") for name in names]
@@ -55,9 +55,9 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
-    """The rank's GPU; the CPU where a local run has too few, or a Slurm one none and its profile names no device.
+    """The rank's GPU, or the CPU if a local run has too few GPUs, or a Slurm run none and its profile names no device.
 
-    Else too few GPUs are an error: a job that quietly trains on CPUs wastes its allocation.
+    In all other cases too few GPUs are an error: a job that quietly trains on CPUs wastes its allocation.
     """
     found = torch.cuda.device_count()
     if found >= resolved.ranks_per_node:
@@ -77,21 +77,48 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
     )
 
 
-class Ranks:
-    """The ranks of a run, met: the process group of the device, and a gloo group beside it for words between hosts."""
+class Peers:
+    """The ranks that share a checkpoint's work: here a process alone, as a command that reads a run's checkpoints."""
+
+    rank = 0
+    size = 1
+    is_first = True
+
+    def share(self, value: T) -> T:
+        """Rank 0's value, on all ranks."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on all ranks."""
+        return [value]
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on rank 0; nothing on the others. For values that grow with the ranks."""
+        return [value]
+
+    def deal(self, values: Sequence[T]) -> T:
+        """This rank's own of rank 0's `values`, one for each rank."""
+        return values[0]
+
+    def barrier(self) -> None:
+        """Waits until all ranks have come to it."""
+
+
+class Ranks(Peers):
+    """The ranks of a run after they have met: the device's process group, and a gloo group between the hosts."""
 
     def __init__(
         self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float | None = None
     ) -> None:
         """Meets the other ranks; blocks until all are there, 15 minutes at most.
 
-        `patience_s` is how long words between hosts may wait for the slowest, as for one that saves; torch's own half
-        hour where it is None.
+        `patience_s` is how long a collective between hosts waits for the slowest rank, as one that saves; None is
+        torch's own limit, half an hour.
         """
         self.rank = identity.rank
         self.size = identity.size
         self.is_first = identity.rank == 0
-        # DeepSpeed reads these and nothing else.
+        # DeepSpeed reads only these.
         os.environ.update(RANK=str(identity.rank), WORLD_SIZE=str(identity.size), LOCAL_RANK=str(identity.local_rank))
         self._store = _meet(identity, attempt)
         dist.init_process_group(
@@ -100,31 +127,27 @@ class Ranks:
         self.control = dist.new_group(
             backend="gloo", timeout=None if patience_s is None else timedelta(seconds=patience_s)
         )
-        # Opened now: where rank 0 has died, a new connection would be tried for half a minute.
+        # Opened now: after rank 0 has died, connecting would be tried for half a minute.
         self._failures = _client()
         self._leaving = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def share(self, value: T) -> T:
-        """Rank 0's value, on all ranks."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on all ranks."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on rank 0; nothing on the others. For what grows with the ranks."""
         values: list[Any] = [None] * self.size if self.is_first else []
         dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
 
     def deal(self, values: Sequence[T]) -> T:
-        """This rank's of rank 0's values, of which it has one for each rank."""
         own: list[T | None] = [None]
         dist.scatter_object_list(own, list(values) if self.is_first else None, src=0, group=self.control)
         return cast(T, own[0])
@@ -133,43 +156,114 @@ class Ranks:
         dist.barrier(group=self.control)
 
     def announce_failure(self, code: int) -> None:
-        """Tells the others that this rank cannot go on; they leave with the same exit code within seconds."""
+        """Tells the others that this rank has failed; they leave with the same exit code within seconds."""
         self._leaving = True
         try:
             self._failures.set(_FAILED, f"{code} {self.rank}")
         except RuntimeError:
             return
         if self.is_first:
-            # This process holds the store; the others look once a second.
+            # The store is in this process, and the others look once a second.
             time.sleep(2.5)
 
     def _watch(self) -> None:
-        """Leaves when another rank has failed: this one may stand in a collective that will never end."""
+        """Leaves when another rank has failed, because this one may be in a collective that will never end."""
         store = _client()
         while not self._leaving:
             time.sleep(1)
             try:
                 code, rank = store.get(_FAILED).decode().split() if store.check([_FAILED]) else ("", "")
             except RuntimeError:
-                # Rank 0 is gone, and its store with it. If that was no orderly end, the launcher and the
-                # broken connections have had their chance to say so.
+                # Rank 0 is gone, and its store with it. If that was no orderly end, the launcher or a broken connection
+                # gets this time to say so.
                 time.sleep(15)
                 code, rank = "1", "0"
             if code and not self._leaving:
                 leave(int(code), f"rank {self.rank} leaves: rank {rank} failed")
 
     def leave_together(self, code: int) -> NoReturn:
-        """The orderly end: nobody goes before all are done."""
+        """The orderly end: no rank leaves before all are done."""
         self._leaving = True
         self.barrier()
         if self.is_first:
-            # The store goes with this process, and the others may still be reading the barrier's last word.
+            # The store ends with this process, and the others may still be reading from it in the barrier.
             time.sleep(0.2)
         leave(code)
 
 
+@dataclass(frozen=True)
+class Word:
+    """What one rank has seen by a step's edge; after the all-reduce, what any rank has seen.
+
+    Any rank may set `walltime`, `terminated`, `interrupted`, and `writing` while it writes its part of a checkpoint.
+    The other flags are rank 0's. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each
+    pipeline stage; a rank sets its own stage's and leaves the others 0.
+    """
+
+    walltime: bool = False
+    terminated: bool = False
+    interrupted: bool = False
+    minutes: bool = False
+    bad_steps: bool = False
+    budget: bool = False
+    target: bool = False
+    stop: bool = False
+    requeue: bool = False
+    save: bool = False
+    writing: bool = False
+    allocated_bytes: tuple[int, ...] = ()
+    reserved_bytes: tuple[int, ...] = ()
+
+    def asks_to_stop(self) -> bool:
+        return any(getattr(self, name) for name in STOPS)
+
+
+# The flags that ask to stop; all flags.
+STOPS = ("walltime", "terminated", "interrupted", "minutes", "bad_steps", "budget", "target", "stop", "requeue")
+FLAGS = tuple(entry.name for entry in fields(Word) if entry.type == "bool")
+
+
+class Agreement:
+    """What all ranks do next, agreed on without waiting.
+
+    At each step's edge every rank puts its `Word` into a small all-reduce over `group`, between the hosts, and reads
+    the result of the one it began a step before, which has long ended. So no rank waits, least of all for the device,
+    and all ranks come to the same result at the same step.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, stages: int) -> None:
+        self._group = group
+        self._stages = stages
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+
+    def exchange(self, word: Word) -> Word:
+        """Begins the all-reduce of this step's word and returns the result of the one before."""
+        agreed = self.finish()
+        empty = (0,) * self._stages
+        flags = [int(getattr(word, name)) for name in FLAGS]
+        tensor = torch.tensor(
+            [*flags, *(word.allocated_bytes or empty), *(word.reserved_bytes or empty)], dtype=torch.int64
+        )
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        assert work is not None
+        self._pending = work, tensor
+        return agreed
+
+    def finish(self) -> Word:
+        """Waits for the all-reduce that was begun last; an empty word if there is none."""
+        if self._pending is None:
+            return Word()
+        work, tensor = self._pending
+        self._pending = None
+        work.wait()
+        numbers = [int(number) for number in tensor.tolist()]
+        flags = {name: number > 0 for name, number in zip(FLAGS, numbers, strict=False)}
+        peaks = numbers[len(FLAGS) :]
+        return Word(**flags, allocated_bytes=tuple(peaks[: self._stages]), reserved_bytes=tuple(peaks[self._stages :]))
+
+
 def leave(code: int, words: str = "") -> NoReturn:
-    """Ends the process without the interpreter's own tidying, in which gloo aborts now and then (pytorch#190489)."""
+    """Ends the process without the interpreter's own clean-up, in which gloo sometimes aborts (pytorch#190489)."""
     if words:
         print(words, file=sys.stderr)
     sys.stdout.flush()
@@ -180,8 +274,8 @@ def leave(code: int, words: str = "") -> NoReturn:
 def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
     """The store that all ranks share: at MASTER_ADDR and MASTER_PORT, else on a free port of this machine.
 
-    In the second case rank 0 takes the port and says so in the attempt's `rendezvous` file, so that two runs at once
-    cannot collide.
+    In the second case rank 0 takes a port and writes it to the attempt's `rendezvous` file, so that two runs at the
+    same time cannot collide.
     """
     if "MASTER_PORT" not in os.environ:
         if identity.rank == 0:
@@ -191,7 +285,7 @@ def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
         else:
             host, port = _read_rendezvous(attempt)
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
-        # All ranks are on this machine, whose own name need not resolve.
+        # All ranks are on this machine, whose own name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if identity.rank == 0:
             return store
@@ -210,7 +304,7 @@ def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
 
 
 def _client() -> TCPStore:
-    """A connection of one's own: one shared with a blocking call would wait for it."""
+    """A separate connection: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""When the loop's saves begin and end, what is said of them, and when the disk has refused too many."""
+"""The saves of a training loop: when they begin and end, what is logged, and when the disk has refused too many."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.peers import Peers
-from hpc_gpt.train.checkpoints.retention import Retention
-from hpc_gpt.train.checkpoints.save import Outcome, Refusal
+from hpc_gpt.train.checkpoints.folders import Retention
+from hpc_gpt.train.checkpoints.save import Outcome
 from hpc_gpt.train.ending import End
 from hpc_gpt.train.engines.protocol import Engine
-from hpc_gpt.train.inbox import Inbox
+from hpc_gpt.train.full_disk import Refusal
 from hpc_gpt.train.metrics import Metrics
+from hpc_gpt.train.ranks import Peers
+from hpc_gpt.train.signals import Inbox
 
 _NOT_ASKED_FOR = "train.save_last is false"
+_NOT_FINITE = "loss or gradient are not finite"
 
 
 class Saver:
-    """The saves of an attempt. Every method but `busy` is collective, and all ranks come to the same verdicts.
+    """The saves of an attempt. Every method but `busy` is collective, with the same result on all ranks.
 
-    A save that is due while one is being written waits for it: left out, it would lengthen what a failure costs.
+    A save that is due while another is being written waits for it. To leave it out would raise the cost of a failure.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Saver:
         saved_step: int,
     ) -> None:
         self.saved_step = saved_step
-        # Of the last save, where the disk refused it; and the end of an attempt in which it refused too many.
+        # Why the disk refused the last save, if it did; the end of the attempt after too many refusals.
         self.refusal = Refusal()
         self.gave_up: End | None = None
         self._checkpoints, self._engine, self._ranks = checkpoints, engine, ranks
@@ -42,101 +44,97 @@ class Saver:
         self._max_failed = max_failed
         self._failed = 0
         self._asked = False
+        self._said_held_up = False
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is writing."""
+        """Whether this rank is writing its part of a checkpoint."""
         return self._checkpoints.busy
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is on its way, on all ranks alike."""
+        """Whether a save has begun and is not over, the same on all ranks."""
         return self._checkpoints.is_saving
 
     def hear(self, busy: bool) -> None:
-        """At a step's edge: whether any rank was writing at the one before."""
+        """To be called at a step's edge, with whether any rank was writing at the one before."""
         if outcome := self._checkpoints.hear(busy):
-            self._take(outcome)
+            self._report(outcome)
 
     def save(
         self, step: int, train_s: float, progress: Callable[[float], Progress], asked: bool, wait: bool = False
     ) -> bool:
-        """Begins a save of `step`, or, to `wait` for it, does it all; False where the weights are not finite.
+        """Begins a save of `step`, or with `wait` does all of it; False if the weights are not finite.
 
-        What the disk refuses is said and counted, and nothing else happens.
+        A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._take(self._checkpoints.finish())
+            self._report(self._checkpoints.finish())
             if self.gave_up:
                 return True
         if wait:
-            self._look_again()
+            self._look_for_requests()
         lines = Refusal()
         if self._ranks.is_first:
             self._metrics.fetch()
-            # A checkpoint written meanwhile is complete at any moment; a resume begins after its step, so that the
-            # line of that is not for a later attempt to write.
+            # A checkpoint written in the background may be complete at any moment. A resume begins after its step, so
+            # that no later attempt writes that step's line.
             self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
             lines = self._metrics.refusal
         poisoned, train_s, lines = self._ranks.share((self._metrics.poisoned, train_s, lines))
         if poisoned:
-            words = _not_finite(step)
-            self._say(words)
-            self._inbox.answer("save", step, False, words)
+            self._refuse(step, _NOT_FINITE)
             return False
         if step > self.saved_step:
             self._asked = asked or wait
-            # Without its line a step would be missing in the record.
+            # If the disk refuses the step's line, the checkpoint must not be: the record would lack that step.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:
-                self._take(outcome)
+                self._report(outcome)
         else:
             self._inbox.answer("save", step, True)
         self._metrics.begin_clock()
         return True
 
     def leave_out(self, step: int) -> bool:
-        """In place of an attempt's last save: waits for one that is on its way, and says that `step` is not saved;
-        False where the weights are not finite."""
+        """Takes the place of an attempt's last save: waits for one that has begun, and logs that `step` is not saved;
+        False if the weights are not finite."""
         if self._checkpoints.is_saving:
-            self._take(self._checkpoints.finish())
-        self._look_again()
+            self._report(self._checkpoints.finish())
+        self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()
         poisoned = self._ranks.share(self._metrics.poisoned)
         if step <= self.saved_step:
             self._inbox.answer("save", step, True)
         elif poisoned:
-            self._inbox.answer("save", step, False, _not_finite(step))
+            self._inbox.answer("save", step, False, f"not saved after step {step}: {_NOT_FINITE}")
         else:
-            words = f"not saved after step {step}: {_NOT_ASKED_FOR}"
-            self._say(words)
-            self._inbox.answer("save", step, False, words)
+            self._refuse(step, _NOT_ASKED_FOR)
         return not poisoned
 
     def left_out(self, end: End) -> End:
-        """The end of an attempt that has left its last save out. A done run needs none."""
-        if end.ended in ("done", "nan"):
-            return end
-        words = f"not saved: {_NOT_ASKED_FOR}"
-        return replace(end, cause=f"{end.cause}; {words}" if end.cause else words)
+        """The end of an attempt without its last save, as its cause says unless the run is done."""
+        return end if end.ended in ("done", "nan") else _with_cause(end, f"not saved: {_NOT_ASKED_FOR}")
 
     def unsaved(self, end: End) -> End:
-        """The end of an attempt whose last save the disk refused. Weights that are nowhere are no done run."""
+        """The end of an attempt whose last save the disk refused. A run whose weights are not saved is not done."""
         words = f"not saved after the last step: {self.refusal.words}"
-        if end.ended == "done":
-            return End("disk_full" if self.refusal.is_full else "error", words)
-        return replace(end, cause=f"{end.cause}; {words}" if end.cause else words)
+        return End(self._refusal_class, words) if end.ended == "done" else _with_cause(end, words)
 
-    def _take(self, outcome: Outcome) -> None:
+    @property
+    def _refusal_class(self) -> str:
+        return "disk_full" if self.refusal.is_full else "error"
+
+    def _report(self, outcome: Outcome) -> None:
+        """Counts and logs a save that is over."""
         step, self.refusal = outcome.step, outcome.refusal
         words = ""
         if outcome.refusal:
             self._failed += 1
             words = f"not saved after step {step}: {outcome.refusal.words}"
             if self._failed >= self._max_failed:
-                ended = "disk_full" if outcome.refusal.is_full else "error"
-                self.gave_up = End(ended, f"{self._failed} saves in a row were refused; {words}")
+                self.gave_up = End(self._refusal_class, f"{self._failed} saves in a row were refused; {words}")
             else:
                 words += f"; the run goes on (failed save {self._failed} of {self._max_failed})"
             self._say(words)
@@ -148,21 +146,28 @@ class Saver:
             self._say(f"saved after step {step} in {outcome.save_s:.2f} s{held_up}")
             if outcome.removed:
                 self._say(Retention.words(outcome.removed))
-            self._checkpoints.say_held_up(outcome)
+            if outcome.held_up and not self._said_held_up:
+                self._said_held_up = True
+                self._say(f"saves hold the training up: {outcome.held_up}")
         if self._asked:
             self._asked = False
             self._inbox.answer("save", step, not outcome.refusal, words)
         self._metrics.begin_clock()
 
-    def _look_again(self) -> None:
-        """At an attempt's end: who asked during its last steps gets an answer, too."""
+    def _look_for_requests(self) -> None:
+        """At an attempt's end: a request made during its last steps must be answered, too."""
         if self._ranks.is_first:
             self._inbox.look(at_once=True)
+
+    def _refuse(self, step: int, why: str) -> None:
+        words = f"not saved after step {step}: {why}"
+        self._say(words)
+        self._inbox.answer("save", step, False, words)
 
     def _say(self, words: str) -> None:
         if self._ranks.is_first:
             print(words, flush=True)
 
 
-def _not_finite(step: int) -> str:
-    return f"not saved after step {step}: loss or gradient are not finite"
+def _with_cause(end: End, words: str) -> End:
+    return replace(end, cause=f"{end.cause}; {words}" if end.cause else words)

@@ -1,8 +1,9 @@
-"""What is asked of a rank from outside: walltime ahead, the end of the job, Ctrl-C. Flags only, read at a step's edge.
+"""What is asked of a rank from outside: by signals, and by requests in the attempt's folder. Needs no torch.
 
-Python runs a signal handler between two lines of Python, and a rank may stand in one collective for minutes. So the
-C-level handler passes each signal's number through a socket to a thread, which raises the flag at once; the second
-Ctrl-C leaves from that thread even when the main thread is stuck. No collective runs here.
+Signals only raise flags, which are read at a step's edge; no collective runs here. Python runs a signal handler between
+two lines of Python, and a rank may be in one collective for minutes. So the C-level handler passes each signal's number
+through a socket to a thread, which raises the flag at once. The second Ctrl-C leaves from that thread, even if the main
+thread is stuck.
 """
 
 from __future__ import annotations
@@ -16,22 +17,27 @@ import threading
 import time
 from collections.abc import Callable
 
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.runs.requests import Request, answer, open_requests
+from hpc_gpt.runs.run_folder import Attempt
+
 INTERRUPTED_TWICE = 130
 _SCONTROL_S = 15
 _AGAIN_S = 0.5
 _HOLD_S = 0.01
+_LOOK_S = 1.0
 
 
 class Signals:
     """The flags of one rank, raised and never lowered.
 
-    `walltime`: SIGUSR2, which `sbatch --signal` sends ahead of the time limit (SIGUSR1 is NCCL's).
-    `terminated`: SIGTERM, a preemption or a cancel; `is_preemption` tells which.
-    `interrupted`: SIGINT once. The second one ends the process with 130 there and then.
+    `walltime`: SIGUSR2, which `sbatch --signal` sends before the time limit (SIGUSR1 is NCCL's).
+    `terminated`: SIGTERM, a preemption or a cancel; `is_preemption` finds out which.
+    `interrupted`: the first SIGINT. The second one ends the process at once with 130.
     """
 
     def __init__(self) -> None:
-        # What is still to be done before the second Ctrl-C ends the process.
+        # Called before the second Ctrl-C ends the process.
         self.on_quit: Callable[[], None] = lambda: None
         self.walltime = False
         self.terminated = False
@@ -40,13 +46,13 @@ class Signals:
         self._preemption: bool | None = None
 
     def install(self) -> None:
-        """Takes the three signals over; from the main thread, and before anything slow is imported."""
+        """Handles the three signals from now on; to be called in the main thread, before anything slow is imported."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._sockets = ours, theirs
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-            # The wake-up needs a handler of Python's; the thread does the work.
+            # The wake-up needs some Python handler; the thread does the work.
             signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=self._listen, args=(ours,), name="signals", daemon=True).start()
 
@@ -61,7 +67,7 @@ class Signals:
             self.walltime = True
         elif number == signal.SIGTERM:
             if not self.terminated and os.environ.get("RANK", "0") == "0":
-                # Asked at once: a cancelled job soon leaves the queue, and then nobody knows of it.
+                # Asked at once, because a cancelled job soon leaves Slurm's queue.
                 threading.Thread(target=self.is_preemption, name="scontrol", daemon=True).start()
             self.terminated = True
         elif number == signal.SIGINT:
@@ -73,15 +79,15 @@ class Signals:
             self.interrupted = True
 
     def hold(self, steps: int) -> None:
-        """In a rehearsal, whose small run would be over before its signal comes: waits for one after the first
-        HPC_GPT_HOLD_AFTER `steps` of an attempt."""
+        """Waits for a signal after the first HPC_GPT_HOLD_AFTER `steps` of an attempt. Set by rehearsals, whose small
+        run would end before its signal comes."""
         while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not (
             self.walltime or self.terminated or self.interrupted
         ):
             time.sleep(_HOLD_S)
 
     def is_preemption(self) -> bool:
-        """Whether the SIGTERM is a preemption: asks Slurm the first time, and remembers the answer."""
+        """Whether the SIGTERM is a preemption. Asks Slurm the first time, and keeps the answer."""
         with self._asked:
             if self._preemption is None:
                 self._preemption = ask_preemption(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
@@ -91,8 +97,8 @@ class Signals:
 def ask_preemption(job_id: str | None) -> bool:
     """Whether Slurm is preempting this job: `scontrol show job` says that it runs and has a PreemptTime.
 
-    A controller that does not answer is asked again, for 15 s in all. Without an answer it is none: a cancel taken
-    for a preemption would bring the job back from the dead, while the reverse costs one submission.
+    A controller that does not answer is asked again, for 15 s in all. No answer means no preemption: a cancel taken for
+    a preemption would restart a job that the user has ended, while the opposite error costs one submission.
     """
     if not job_id:
         return False
@@ -112,7 +118,7 @@ def ask_preemption(job_id: str | None) -> bool:
 def says_preemption(shown: str) -> bool:
     """Whether the text of `scontrol show job` is that of a job being preempted.
 
-    SIGNALING is a running job whose SIGTERM is still being handed out, as to a node that is slow to answer.
+    SIGNALING is a running job whose SIGTERM has not reached all nodes yet.
 
     >>> says_preemption("JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:00:00")
     True
@@ -126,3 +132,35 @@ def says_preemption(shown: str) -> bool:
     if state is None or since is None:
         return False
     return state[1] in ("RUNNING", "SIGNALING") and since[1] not in ("None", "N/A", "Unknown", "(null)")
+
+
+class Inbox:
+    """The requests in an attempt's folder (`runs.requests`), as rank 0 sees them at a step's edge; none for None."""
+
+    def __init__(self, attempt: Attempt | None) -> None:
+        self._attempt = attempt
+        self._seen: set[Request] = set()
+        self._looked: float | None = None
+
+    def look(self, at_once: bool = False) -> frozenset[str]:
+        """The verbs asked for: a save once, a stop or a requeue at every call. Lists the folder at most once a second,
+        unless `at_once`."""
+        now = time.monotonic()
+        new: set[Request] = set()
+        if self._attempt is not None and (at_once or self._looked is None or now >= self._looked + _LOOK_S):
+            self._looked = now
+            new = set(open_requests(self._attempt)) - self._seen
+            self._seen |= new
+        return frozenset(request.verb for request in self._seen if request.verb != "save" or request in new)
+
+    def answer(self, verb: str, step: int, done: bool, words: str = "") -> None:
+        """Answers all requests of that verb; a disk that refuses does not stop the training."""
+        for request in sorted(self._seen):
+            if request.verb == verb and self._attempt is not None:
+                try:
+                    answer(self._attempt, request, step, done, words)
+                except RunFolderError as fault:
+                    # It stays seen. As a new request it would ask the full disk for save after save.
+                    print(f"the answer to {verb} was not written: {fault}", flush=True)
+                else:
+                    self._seen.discard(request)

@@ -1,4 +1,4 @@
-"""The training loop of one rank, from meeting the others to saying how the attempt ended."""
+"""One rank's attempt, from meeting the other ranks to writing how it ended."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, DataError, LayoutError
 from hpc_gpt.runs.lineage import find_ancestors
+from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
-from hpc_gpt.tokens import ensure_data, located
-from hpc_gpt.tokens.samples import Samples, open_samples
-from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
+from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
-from hpc_gpt.train.checkpoints.retention import Retention
+from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.ending import is_preemption, write_end
 from hpc_gpt.train.engines.attention import attention_used
 from hpc_gpt.train.engines.protocol import Engine, build_engine
-from hpc_gpt.train.flight_recorder import read_records, write_record
+from hpc_gpt.train.full_disk import reserve, when_there_is_room
 from hpc_gpt.train.heartbeat import STARTING, Heartbeat
-from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.matmul_rate import MatmulRate
 from hpc_gpt.train.measurements import GpuWatch, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
-from hpc_gpt.train.room import reserve, when_there_is_room
-from hpc_gpt.train.run_completion import complete_run
-from hpc_gpt.train.signals import Signals
+from hpc_gpt.train.signals import Inbox, Signals
 from hpc_gpt.train.watchdog import Watchdog
 
-# For the last words of a rank that leaves a hang.
+# What a rank that leaves a hang may take to say so.
 _LEAVE_S = 8.0
-# For the removal of checkpoints that need not stay, at an end that leaves time for it.
+# What the removal of checkpoints may take at an end that leaves time for it.
 _TIDY_S = 600.0
 
 
@@ -64,8 +61,8 @@ class Trainer:
                 f"{self._identity.size} ranks were started, but layout {resolved.layout} has {resolved.layout.gpus}",
                 "start one task for each GPU of the layout",
             )
-        self._heart = heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
-        self._watch_over(heart)
+        heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
+        Watchdog(self._attempt, self._identity.rank, self._identity.size, heart, self._leave_hanging).start()
         device = choose_device(self._identity, resolved)
         _share_cores(device, resolved)
         self.ranks = ranks = Ranks(self._identity, device, self._attempt, heart.patience_s)
@@ -75,7 +72,7 @@ class Trainer:
             when_there_is_room(lambda: complete_run(self._run, resolved), "what a plain sbatch leaves out")
         samples = self._open_data(resolved, ranks)
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
-            # 7 minutes of silence on two loaded cores look like a hang.
+            # On two loaded cores that takes 7 minutes, and silence would look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         heart.enter(STARTING)
         engine = build_engine(resolved, device)
@@ -88,9 +85,8 @@ class Trainer:
         )
         progress = self._resume(engine, ranks, checkpoints)
         if ranks.is_first:
-            # An attempt that had to leave in a hurry has left that to this one.
+            # An attempt that had to end quickly has left this to the next.
             checkpoints.retain()
-        if ranks.is_first:
             self._say_start(resolved, device, progress, samples)
         rate = MatmulRate(resolved, device)
         rate.measure_before()
@@ -110,7 +106,7 @@ class Trainer:
             heart,
         )
         end = self._loop.run()
-        # Who waits for the end reads the rest at once, unless time is short.
+        # Whoever waits for the end then reads the measurements, so that they come first unless time is short.
         hurry = end.ended != "done"
         if hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
@@ -126,7 +122,7 @@ class Trainer:
         return end.exit_code
 
     def _resume(self, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
-        """Goes on from this run's newest sound checkpoint, else from that of the nearest run it goes on from."""
+        """Resumes from this run's newest sound checkpoint, else from that of the nearest run that it continues."""
         runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
             is_own = run.path == self._run.path
@@ -140,35 +136,23 @@ class Trainer:
             )
         return Progress()
 
-    def _watch_over(self, heart: Heartbeat) -> None:
-        identity = self._identity
-        Watchdog(
-            self._attempt,
-            identity.rank,
-            identity.size,
-            heart,
-            self._leave_hanging,
-            lambda: write_record(self._attempt, identity.rank),
-            lambda: read_records(self._attempt),
-        ).start()
-
     def _leave_hanging(self, words: str) -> None:
-        """Ends this rank from the watchdog's thread: nothing here may wait for what hangs."""
-        # A main thread that stands in print holds what a flush needs.
+        """Ends this rank from the watchdog's thread; nothing here may wait for what hangs."""
+        # A main thread that hangs within a print holds the lock that a flush needs.
         threading.Timer(_LEAVE_S, os._exit, (1,)).start()
         print(words, flush=True)
         if self.ranks is not None:
-            told = threading.Thread(target=self.ranks.announce_failure, args=(1,), daemon=True)
-            told.start()
-            told.join(_LEAVE_S / 2)
+            announcement = threading.Thread(target=self.ranks.announce_failure, args=(1,), daemon=True)
+            announcement.start()
+            announcement.join(_LEAVE_S / 2)
         leave(1)
 
     def quit(self) -> None:
-        """Says that the attempt ends here and now, unsaved."""
+        """Writes that the attempt ends at once, unsaved."""
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
-        """The run's samples, made once on each node where they are missing, and the same on all ranks."""
+        """The run's samples, made once on each node if they are missing, and the same on all ranks."""
         resolved = located(resolved, self._run.data_beside)
         if self._identity.local_rank == 0:
             ensure_data(resolved)
@@ -215,6 +199,6 @@ class Trainer:
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:
-    """On a CPU: an even share of the cores for each rank, where OMP_NUM_THREADS does not say otherwise."""
+    """On a CPU gives each rank an even share of the cores, unless OMP_NUM_THREADS is set."""
     if device.type == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // resolved.ranks_per_node))

@@ -25,8 +25,7 @@ import torch
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.tokens import ensure_data
-from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.tokens.run_data import ensure_data, open_samples
 from hpc_gpt.tokens.token_file import TokenWriter
 from hpc_gpt.train.data import open_stream
 

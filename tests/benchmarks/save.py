@@ -25,8 +25,8 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.train.checkpoints.checkpoint import Background, Checkpoints, Progress
-from hpc_gpt.train.checkpoints.peers import Alone
 from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.train.ranks import Peers
 
 ROUNDS = 3
 ENGINES = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d")
@@ -58,7 +58,7 @@ class Rank:
 def measure(name: str, folder: Path) -> str:
     rank = Rank(name)
     rank.step()
-    background = Checkpoints(folder, Alone(), Background(wanted=True))
+    background = Checkpoints(folder, Peers(), Background(wanted=True))
     at_once: list[float] = []
     stalls: list[float] = []
     complete: list[float] = []

@@ -17,7 +17,7 @@ from hpc_gpt.process import start_time
 from hpc_gpt.runs.requests import VERBS, Request, answer, ask, open_requests
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
-from hpc_gpt.train.inbox import Inbox
+from hpc_gpt.train.signals import Inbox
 from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
@@ -58,7 +58,7 @@ def test_requests_at_once_are_several_and_none_is_overwritten(running):
 
 def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
     (attempt,) = running.attempts()
-    monkeypatch.setattr("hpc_gpt.train.inbox._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
     inbox = Inbox(attempt)
     assert inbox.look() == frozenset()
     ask(attempt, "save")

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_gpt.train.checkpoints.host_copies import HostCopies
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.train.ranks import Ranks
 
 

@@ -102,7 +102,7 @@ class Launcher:
         }
 
     def _make_tokens(self, path: Path) -> None:
-        from hpc_gpt.tokens import build_tokens
+        from hpc_gpt.tokens.build import build_tokens
 
         source = path.with_suffix(".txt")
         source.write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import build_stdlib, build_tokens, open_tokens, stdlib_path
+from hpc_gpt.tokens.build import build_stdlib, build_tokens, stdlib_path
+from hpc_gpt.tokens.token_file import open_tokens
 
 
 def text_of(path: Path) -> bytes:
@@ -95,7 +96,7 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
-        "from hpc_gpt.tokens import build_tokens; build_tokens(sys.argv[1], sys.argv[2])"
+        "from hpc_gpt.tokens.build import build_tokens; build_tokens(sys.argv[1], sys.argv[2])"
     )
     out = tmp_path / "x.tokens"
     done = subprocess.run([sys.executable, "-c", program, source, out], capture_output=True, text=True, check=False)

@@ -17,8 +17,7 @@ import pytest
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.process import is_alive, start_time
-from hpc_gpt.tokens.reader_process import ReaderProcess
-from hpc_gpt.tokens.shard_reader import ReaderTask, read_chunks
+from hpc_gpt.tokens.reader_process import ReaderProcess, ReaderTask, read_chunks
 from tests.tokens.shard_folders import SEQ, write_shards
 
 

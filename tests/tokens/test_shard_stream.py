@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.tokens import shard_stream
+from hpc_gpt.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
 from hpc_gpt.tokens.run_data import ensure_data, open_shards
-from hpc_gpt.tokens.shard_reader import BLOCK, Chunk, ReaderTask, read_chunks
-from hpc_gpt.tokens.shard_stream import ShardStream, evaluation_samples
-from hpc_gpt.tokens.shards import ShardSet
+from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, _fraction_for_one, evaluation_samples, list_shards
 from tests.tokens.shard_folders import SEQ, streaming, write_shard, write_shards
 
 # Empty, shorter than a block, a block exactly, and several with a rest.
@@ -261,3 +260,46 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "archive.tar.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(DataError, match="has no text to stream"):
         ensure_data(streaming(tmp_path / "empty"))
+
+
+def test_the_largest_are_dealt_first_and_to_the_reader_with_least() -> None:
+    """In the order of their names one reader would have 3 + 3 and 6 at the end, the other 4 + 4."""
+    shards = ShardSet(Path(), tuple("abcde"), (3, 4, 3, 4, 6), (), "")
+    assert shards.deal(2) == [("e", "a"), ("b", "d", "c")]
+    assert ShardSet(Path(), tuple("abcd"), (1, 2, 3, 6), (), "").deal(2) == [("d",), ("c", "b", "a")]
+
+
+def test_a_compressed_shard_counts_as_its_text_about(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.txt", "x" * 1000)
+    write_shard(tmp_path / "b.txt.gz", "x" * 1000)
+    write_shard(tmp_path / "c.txt.zst", "x" * 1000)
+    sizes = list_shards(tmp_path, streaming(tmp_path)).sizes
+    packed = [(tmp_path / name).stat().st_size for name in ("b.txt.gz", "c.txt.zst")]
+    assert sizes == (1000, 4 * packed[0], 4 * packed[1])
+
+
+def test_the_share_for_evaluation_is_rounded_down(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", [3] * 5)
+    kept = [len(list_shards(folder, streaming(folder, eval_fraction=f)).evaluation) for f in (0.0, 0.19, 0.2, 0.39)]
+    assert kept == [0, 0, 1, 1]
+
+
+def test_a_set_is_known_by_names_sizes_and_tokenizer(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", [3, 3, 3])
+
+    def identity(**data: Any) -> str:
+        return list_shards(folder, streaming(folder, **data)).identity
+
+    before = identity()
+    assert identity(eval_fraction=0.4) == before
+    assert identity(tokenizer="tiktoken:gpt2") != before
+    write_shard(folder / "00.txt", "longer than it was before")
+    longer = identity()
+    (folder / "00.txt").rename(folder / "000.txt")
+    assert len({before, longer, identity()}) == 3
+
+
+def test_the_hints_fraction_keeps_one_shard() -> None:
+    for count in range(2, 3000):
+        assert int(count * _fraction_for_one(count)) >= 1
+        assert count > 1000 or int(count * (_fraction_for_one(count) - 0.001)) == 0

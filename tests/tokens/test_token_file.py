@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import open_tokens, token_file
-from hpc_gpt.tokens.token_file import HEADER, TokenWriter
+from hpc_gpt.tokens import token_file
+from hpc_gpt.tokens.token_file import HEADER, TokenWriter, open_tokens
 
 
 def write(path: Path, tokens: list[int], vocab: int = 256, pieces: int = 1) -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens import build_tokens, ensure_data, open_tokens
-from hpc_gpt.tokens.character import collect_characters, read_table, table_path
+from hpc_gpt.tokens.build import build_tokens
+from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.tokens.sources import END
-from hpc_gpt.tokens.tokenizer import Tokenizer, open_tokenizer, texts
+from hpc_gpt.tokens.token_file import open_tokens
+from hpc_gpt.tokens.tokenizer import Tokenizer, collect_characters, open_tokenizer, read_table, table_path, texts
 from tests.tokens.shard_folders import reading, streaming, write_shards
 
 TEXT = "Fünf Boxkämpfer jagen\nViktor quer über den Deich. 日本 🙂\n"

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
-from hpc_gpt.train.agreement import Word
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.ranks import Peers, Ranks, Word
 
 
-class _Alone:
-    rank, size, is_first, control = 0, 1, True, None
-
-    def share(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def collect(self, value: Any) -> list[Any]:
-        return [value]
-
-    def barrier(self) -> None:
-        pass
+class _Alone(Peers):
+    control = None
 
 
 ALONE = cast(Ranks, _Alone())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.tokens import build_tokens
+from hpc_gpt.tokens.build import build_tokens
 
 
 @pytest.fixture(scope="session")

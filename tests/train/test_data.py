@@ -13,8 +13,7 @@ import torch
 from hpc_gpt.errors import DataError
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.tokens import ensure_data
-from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.tokens.run_data import ensure_data, open_samples
 from hpc_gpt.train.data import DataStream
 from hpc_gpt.train.trainer import Trainer
 from tests.train.launch import settings
@@ -53,7 +52,7 @@ def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:
 
 
 def test_a_file_too_short_is_named(tmp_path: Path) -> None:
-    from hpc_gpt.tokens import build_tokens
+    from hpc_gpt.tokens.build import build_tokens
 
     source = tmp_path / "t.txt"
     source.write_text("x" * 39)

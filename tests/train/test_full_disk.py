@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.train.filling import fill
 from tests.train.launch import Launch, lines, new_run, settings
 
 PP2 = {"tp": 1, "pp": 2, "dp": 1}
@@ -19,19 +20,6 @@ LONG = 1_000_000
 
 def checkpoints(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
-
-
-def fill(folder: Path) -> Path:
-    """Takes all the room that is left."""
-    path = folder / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    return path
 
 
 @pytest.mark.parametrize("background", [True, False])

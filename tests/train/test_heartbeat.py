@@ -1,10 +1,26 @@
-"""How long a phase may last: multiples of what the attempt has seen, and of the floor."""
+"""How long a phase may last, by what the attempt has seen and by the floor; and the verdict over all heartbeats."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from dataclasses import replace
+
 import pytest
 
-from hpc_gpt.train.heartbeat import COMPILING, EVALUATING, LEAVING, SAVING, STARTING, TRAINING, Heartbeat
+from hpc_gpt.runs.beats import Beat
+from hpc_gpt.train.heartbeat import (
+    COMPILING,
+    EVALUATING,
+    LEAVING,
+    SAVING,
+    STARTING,
+    TRAINING,
+    Heartbeat,
+    Seen,
+    judge,
+    next_watch_s,
+)
 
 HOUR = 3600.0
 
@@ -89,3 +105,89 @@ def test_connections_are_more_patient_than_the_watch_where_there_is_one() -> Non
         assert heart.patience_s is not None
         assert heart.patience_s > heart.limit_s()
     assert Heartbeat(0, 300.0).patience_s is None
+
+
+STUCK = Beat(0, "n1", 1, 9, 17, "training", 320.0, 300.0, 0.0, True, "all_reduce", "loop.py:96 in run")
+
+
+def seen(*changes: dict[str, object], unchanged: dict[int, float] | None = None) -> dict[int, Seen]:
+    return {
+        rank: Seen(replace(STUCK, rank=rank, host=f"n{1 + rank // 2}", **change), (unchanged or {}).get(rank, 0.0))
+        for rank, change in enumerate(changes)
+    }
+
+
+def test_nobody_is_judged_while_one_that_lives_may_be_at_work() -> None:
+    everyone = [{}, {}, {}, {}]
+    assert judge(seen(*everyone), 33, 320) is not None
+    for change in (
+        {"quiet_s": 299.0},  # a step not long ago
+        {"phase": "evaluating", "limit_s": 3600.0},  # an evaluation that the others wait for
+        {"phase": "saving", "limit_s": 3600.0},
+        {"limit_s": 0.0},  # a rank that is never one
+    ):
+        assert judge(seen(*everyone[:3], change), 33, 320) is None, change
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 100, 1000])
+def test_ranks_that_come_to_no_verdict_watch_in_turns(size: int) -> None:
+    """No storm of all ranks on the disk, and yet somebody watches soon."""
+    silent_s = 33.0
+    begun: list[float] = []
+    for rank in range(size):
+        at, watches = 0.0, 0
+        while (at := at + next_watch_s(rank, size, watches, silent_s)) < 40 * silent_s * max(1, size / 4):
+            begun.append(at)
+            at, watches = at + silent_s, watches + 1
+    begun.sort()
+    assert begun[0] == 0
+    at_once = [bisect.bisect(begun, at) - bisect.bisect_left(begun, at - silent_s) for at in begun]
+    # The first ones may follow each other closely, as none before may live; all of a small run may.
+    assert max(at_once) <= 40
+    late = begun[len(begun) // 2 :]
+    assert max(at_once[len(begun) // 2 :]) <= 16
+    assert max(after - before for before, after in itertools.pairwise(late)) <= 3 * silent_s
+    assert max(next_watch_s(rank, size, 1, silent_s) for rank in range(size)) <= 1.5 * silent_s
+
+
+def test_those_that_do_not_beat_are_named_with_their_node_and_what_the_others_wait_in() -> None:
+    verdict = judge(seen({}, {}, {}, {"quiet_s": 0.0, "step": 16}, unchanged={3: 40.0}), 33, 320)
+    assert verdict is not None
+    assert (verdict.rank, verdict.node, verdict.silent) == (3, "n2", (3,))
+    assert verdict.cause == (
+        "no rank made a step for 320 s; rank 3 on n2 is silent, last seen after step 16; "
+        "ranks 0-2 wait in all_reduce after step 17 (loop.py:96 in run)"
+    )
+    node = judge(seen({}, {}, {}, {}, unchanged={2: 40.0, 3: 40.0}), 33, 320)
+    assert node is not None
+    assert (node.rank, node.node) == (2, "n2")
+    assert "ranks 2, 3 on n2 are silent" in node.cause
+    both = judge(seen({}, {}, {}, {}, unchanged={1: 40.0, 3: 40.0}), 33, 320)
+    assert both is not None
+    assert (both.rank, both.node) == (1, None), "two nodes: neither is known to be at fault"
+
+
+def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
+    found = {**seen({}, {}), 2: Seen(None, 40.0)}
+    verdict = judge(found, 33, 320)
+    assert verdict is not None
+    assert (verdict.rank, verdict.node) == (2, None)
+    assert "rank 2 is silent from the start" in verdict.cause
+
+
+def test_where_all_live_the_one_behind_is_named_then_the_one_in_no_collective() -> None:
+    behind = judge(seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}), 33, 320, "flight")
+    assert behind is not None
+    assert (behind.rank, behind.node) == (2, "n2")
+    assert "; rank 2 on n2 is behind, after step 16, others after step 17, at data.py:9 in read;" in behind.cause
+    assert behind.cause.endswith("; flight")
+    apart = judge(seen({}, {"collective": "", "place": "x.py:1 in spin"}, {}, {}), 33, 320)
+    assert apart is not None
+    assert (apart.rank, apart.node) == (1, "n1")
+    assert "rank 1 on n1 is in no collective, after step 17, at x.py:1 in spin" in apart.cause
+    saving = judge(seen({"phase": "saving"}, {"phase": "saving"}, {}, {"phase": "saving"}), 33, 320)
+    assert saving is not None
+    assert saving.rank == 2, "it has not come to the save that the others are in"
+    nobody = judge(seen({}, {}, {}, {}), 33, 320)
+    assert nobody is not None
+    assert (nobody.rank, nobody.node) == (None, None)

@@ -14,14 +14,13 @@ import torch
 
 from hpc_gpt.runs.requests import answer_of, ask
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tokens.samples import Samples
+from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.ending import WALLTIME, End
 from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
-from hpc_gpt.train.signals import Signals
+from hpc_gpt.train.signals import Inbox, Signals
 from tests.train.alone import ALONE, CountingEngine, OwnWord
 from tests.train.launch import settings
 
@@ -278,7 +277,7 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_gpt.train.inbox._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.train.signals import Signals, ask_preemption, says_preemption
+from hpc_gpt.runs.requests import ask, open_requests
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.train.signals import Inbox, Signals, ask_preemption, says_preemption
+from tests.train.filling import fill
 
 # As Slurm 22.05 prints it, in a task's SIGTERM (shared/slurm.md).
 PREEMPTED = "JobState=RUNNING Reason=None Dependency=(null)\n   PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime={}"
@@ -101,3 +104,24 @@ def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -
     signals.receive(signal.SIGUSR2)
     held.join(240)
     assert not held.is_alive()
+
+
+def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be refused as well, and soon the attempt had refused too many."""
+    monkeypatch.setattr("hpc_gpt.train.signals._LOOK_S", 0.0)
+    attempt = RunFolder(small_disk).attempt(1)
+    attempt.folder.mkdir(parents=True)
+    request = ask(attempt, "save")
+    own = Inbox(attempt)
+    assert own.look() == {"save"}
+    filler = fill(small_disk)
+    own.answer("save", 5, False, "the disk is full")
+    assert open_requests(attempt) == [request]
+    assert own.look() == frozenset()
+    os.unlink(filler)
+    own.answer("save", 9, True)
+    assert open_requests(attempt) == []
+    assert ask(attempt, "save") != request
+    assert own.look() == {"save"}

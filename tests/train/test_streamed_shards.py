@@ -20,10 +20,10 @@ from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Data
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.tokens.shards import ShardSet
-from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions
+from hpc_gpt.tokens.run_data import open_samples
+from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.train.data import Stream, StreamedShards, open_stream
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train

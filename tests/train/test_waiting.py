@@ -11,7 +11,7 @@ import torch
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.tokens.run_data import open_samples
 from hpc_gpt.train.data import open_stream
 from tests.distributed.plain_gpt import train_plainly
 from tests.distributed.ranks import launch_ranks
@@ -23,7 +23,7 @@ Found = dict[str, dict[str, Any]]
 
 # The words of all ranks, which are of the host; figures that have arrived from the device, and are asked whether; a
 # micro-batch as it is written, on its way to the device.
-ON_THE_HOST = {"tensor agreement.exchange", "tolist agreement.finish", "tolist metrics.numbers", "numpy data._tensors"}
+ON_THE_HOST = {"tensor ranks.exchange", "tolist ranks.finish", "tolist metrics.numbers", "numpy data._tensors"}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_no_step_brings_a_number_to_the_host(found: Found, case: str) -> None:
     assert found[case]["ended"] == "done"
     assert set(found[case]["counts"]) <= ON_THE_HOST
     # The profile was open: these are in every step.
-    assert found[case]["counts"]["tolist agreement.finish"] == 4
+    assert found[case]["counts"]["tolist ranks.finish"] == 4
 
 
 @pytest.mark.parametrize("case", WAITING)

@@ -1,1 +1,1 @@
-"""Checkpoints: whole or not at all, checked, and taken up again, also by another layout."""
+"""Checkpoints: written whole or not at all, checked, and loaded again, also at another layout."""

@@ -1,7 +1,8 @@
-"""Checkpoints: written aside, completed by a marker, and only then the newest. A resume takes the newest sound one.
+"""The checkpoints of a run: saving the next one, and resuming from the newest sound one.
 
-All ranks share in checking one, so that each file is read once, at the speed of all hosts together. The folders and
-their names are in `folders`, the course of a save in `save`.
+A checkpoint is written under another name, completed by a marker, and gets its own name last. All ranks share the check
+of one, so that each file is read once, at the speed of all hosts together. `folders` has the names, `save` the stages
+of a save.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from typing import Any
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.data_position import put_positions, read_positions
 from hpc_gpt.train.checkpoints.folders import (
     COMPLETE,
+    REMOVE_IT,
     SCHEMA,
     WRITING,
     Fault,
+    Removal,
+    Retention,
     check_file,
     folder_name,
     list_complete,
     read_marker,
     set_aside,
 )
-from hpc_gpt.train.checkpoints.host_copies import HostCopies, lacks_memory
-from hpc_gpt.train.checkpoints.peers import Peers
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.removal import Removal
-from hpc_gpt.train.checkpoints.retention import Retention
-from hpc_gpt.train.checkpoints.save import Outcome, Refusal, Save, disk_refusal, find_room
+from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
+from hpc_gpt.train.checkpoints.save import Outcome, Save
+from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.train.engines.protocol import Engine
+from hpc_gpt.train.full_disk import Refusal, disk_refusal, find_room
+from hpc_gpt.train.ranks import Peers
 
-# Of a checkpoint beside its tensors: headers, markers, a folder's entries.
+# What a checkpoint takes beside its tensors: headers, the marker, the folders' entries.
 _SPARE_BYTES = 1 << 18
 
 
@@ -43,7 +45,7 @@ _SPARE_BYTES = 1 << 18
 class Progress:
     """How far a run has come: optimizer steps, seconds spent on them in all attempts, and the data it reads.
 
-    `positions` says by data-parallel rank where streams stand: to save, the rank's own or nothing; read back, all.
+    `positions` are those of streams, by data-parallel rank: when saved, the rank's own or none; when read back, all.
     """
 
     step: int = 0
@@ -54,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Background:
-    """Whether saves are written while training goes on. `refusal` says why not, where it was not asked for."""
+    """Whether saves are written while the training goes on. `refusal`: why they cannot be, though it is asked for."""
 
     wanted: bool = False
     refusal: str = ""
@@ -62,7 +64,7 @@ class Background:
 
 
 def background_of(resolved: Resolved) -> Background:
-    """What the settings ask for, and whether the engine can: what lies on NVMe is DeepSpeed's to copy, at once."""
+    """What the settings ask for, if the engine can do it: DeepSpeed itself copies what is on NVMe, at once."""
     wanted = resolved.train.save_in_background
     refusal = ""
     if wanted and resolved.engine.offload_path is not None:
@@ -83,43 +85,41 @@ class Checkpoints:
         self.folder = folder
         self._ranks = ranks
         self._background = background or Background()
-        self._retention = retention or Retention()
-        self._removal = Removal(folder)
+        self._removal = Removal(folder, retention or Retention())
         self._newest = ""
         self._copies = HostCopies()
         self._save: Save | None = None
-        self._held_up = False
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is writing; what `hear` wants to know of all."""
+        """Whether this rank is writing; `hear` is to be told whether any rank is."""
         return self._save is not None and self._save.busy
 
     @property
     def in_background(self) -> bool:
-        """Whether saves are to be written while training goes on."""
+        """Whether saves are to be written while the training goes on."""
         return self._background.wanted
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is on its way, the same on all ranks."""
+        """Whether a save has begun and is not over, the same on all ranks."""
         return self._save is not None
 
     def save(self, engine: Engine, progress: Progress) -> Outcome:
         """Saves, and waits for it. The checkpoints before stay as they are.
 
-        A checkpoint that this step has already was passed over, and steps aside.
+        If there is a checkpoint of this step, a resume has passed it over, and it is renamed.
         """
         return self.begin(engine, progress, wait=True) or self.finish()
 
     def begin(
         self, engine: Engine, progress: Progress, wait: bool = False, refused: Refusal | None = None
     ) -> Outcome | None:
-        """Begins a save of the state as it is; an outcome only where it is over already.
+        """Begins a save of the state as it is; returns an outcome only if it is over already.
 
-        Unless it is to `wait`, and where there is memory, the state is copied, and training may go on. What the disk
-        has `refused` already leaves the save out. One that is waited for may be an attempt's last, with seconds left:
-        it takes no other away, which is `retain`'s.
+        Unless it is to `wait`, and if there is memory, the state is copied, and the training may go on. `refused`: the
+        disk has refused a line of metrics, so that nothing is saved. A save that waits may be an attempt's last, with
+        seconds left, so that it removes no other checkpoint; `retain` does.
         """
         assert self._save is None, "one at a time; `finish` the one before"
         began = time.perf_counter()
@@ -132,23 +132,18 @@ class Checkpoints:
         if refusal:
             return Outcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
-        retention = Retention() if wait else self._retention
-        save = Save(self.folder, self._ranks, files, marker, retention, self._removal)
-        if wait or not self._background.wanted:
-            save.begin(began, threaded=False, held_up="" if wait else self._background.refusal)
-            self._save = save
-            return self.finish()
-        if held_up := self._copy(files):
-            # The others would wait for that rank in the next step's collectives, whose patience is shorter than a save.
-            save.begin(began, threaded=False, held_up=held_up)
-            self._save = save
-            return self.finish()
-        save.begin(began, threaded=True, held_up="")
+        save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
+        # If one rank cannot copy, all write at once: the others would wait for it in the next step's collectives, whose
+        # time limit is shorter than a save.
+        held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
+        threaded = self._background.wanted and not wait and not held_up
+        save.begin(began, threaded, held_up)
         self._save = save
-        return None
+        return None if threaded else self.finish()
 
     def hear(self, busy: bool) -> Outcome | None:
-        """At a step's edge: `busy` says whether any rank was at the one before. An outcome where a save is over."""
+        """To be called at a step's edge, with whether any rank was `busy` at the one before. An outcome if a save is
+        over."""
         if self._save is None:
             return None
         outcome = self._save.hear(busy)
@@ -157,7 +152,7 @@ class Checkpoints:
         return outcome
 
     def finish(self) -> Outcome:
-        """Waits for the save that is on its way."""
+        """Waits for the save that has begun."""
         assert self._save is not None
         outcome = self._save.finish()
         self._end(outcome)
@@ -169,44 +164,38 @@ class Checkpoints:
             self._newest = folder_name(outcome.step)
 
     def retain(self) -> None:
-        """Takes away what need not stay beside the newest that was saved or resumed from here. Rank 0's; what goes is
-        removed on a thread."""
-        try:
-            if removed := self._newest and self._retention.apply(self.folder, self._newest):
-                self._say(self._retention.words(removed))
-        except OSError as fault:
-            self._say(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}")
-        self._removal.begin()
+        """Removes, on a thread, what need not stay beside the newest checkpoint that was saved or resumed from here. To
+        be called on rank 0."""
+        if removed := self._removal.retain(self._newest):
+            self._say(Retention.words(removed))
 
     def await_removal(self, patience_s: float | None = None) -> None:
-        """Until what goes is gone; `patience_s` at most. Rank 0's."""
+        """Waits until all that is to be removed is; `patience_s` at most. To be called on rank 0."""
         self._removal.wait(patience_s)
 
     def resume(self, engine: Engine, own: bool = False) -> Progress:
-        """Loads the newest sound checkpoint and says how far it is; `Progress()` where there is none.
+        """Loads the newest sound checkpoint and returns its progress; `Progress()` if there is none.
 
-        One that is half written or damaged is passed over with a word, and a damaged one set aside where the
-        checkpoints are the run's `own`. Raises CheckpointError for a checkpoint of another model, layout or
-        arithmetic, rather than training anew beside it.
+        A half-written or damaged one is passed over and logged; a damaged one is renamed if the checkpoints are the
+        run's `own`. Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
+        begin anew beside it.
         """
         for path, marker in self.sound(own=own):
             engine.load(path)
             step = int(marker["step"])
             if engine.step != step:
-                raise CheckpointError(
-                    f"{path} says step {step}, but holds step {engine.step}", "remove it, and the one before is used"
-                )
+                raise CheckpointError(f"{path} says step {step}, but holds step {engine.step}", REMOVE_IT)
             self._newest = path.name if own else ""
             return Progress(step, float(marker["train_s"]), str(marker["data"]), read_positions(path))
         return Progress()
 
     def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone; passes the others
-        over with a word, and sets the damaged ones aside where the checkpoints are the run's `own`."""
+        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone. Logs the others, and
+        renames damaged ones if the checkpoints are the run's `own`."""
         for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
             if step is not None and path.name != folder_name(step):
                 continue
-            # Rank 0's view is everybody's: another host may be told of a file a moment later.
+            # All use what rank 0 reads: another host may see a file a moment later.
             marker = self._ranks.share(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
                 words = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
@@ -216,13 +205,13 @@ class Checkpoints:
                 yield path, marker
 
     def _candidates(self) -> list[Path]:
-        """Complete-looking checkpoints, newest first; says which are half written."""
+        """Checkpoints that are complete by their names, newest first; logs the half-written ones."""
         for path in sorted(self.folder.glob(f"{WRITING}*")):
             self._say(f"passing over {path}: it was never completed")
         return list_complete(self.folder)
 
     def _fault(self, path: Path, marker: dict[str, Any]) -> Fault | None:
-        """What is wrong with a checkpoint, by its own list of files. All ranks look, each at some."""
+        """What is wrong with a checkpoint, by its own list of files, of which each rank reads some."""
         found = Fault("" if marker else f"{COMPLETE} is missing or damaged")
         files = marker.get("files", {})
         for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
@@ -238,13 +227,13 @@ class Checkpoints:
             return f"; it stays where it is: {fault.strerror}"
 
     def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
-        """Rank 0's: makes the folder to write in, where there is room."""
+        """Makes the folder to write in if there is room. Done by rank 0."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._removal.discard_leftovers()
             refusal = find_room(self.folder, needed_bytes)
             if refusal:
-                # Of what is being removed the room comes back.
+                # What is being removed gives its room back.
                 self._removal.wait()
                 refusal = find_room(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
@@ -255,9 +244,9 @@ class Checkpoints:
         return Refusal()
 
     def _copy(self, files: RankFiles) -> str:
-        """Copies every rank's state; why one of them cannot, else."""
+        """Copies every rank's state; if one rank cannot, the reason."""
         needed = self._copies.missing_bytes(files.tensors)
-        # All have looked before the first one takes any: what a neighbour has taken would count twice.
+        # All ranks look before the first one takes memory, which would else count twice.
         if words := self._first_words(lacks_memory(needed, self._background.ranks_per_node)):
             return words
         words = ""
@@ -269,15 +258,9 @@ class Checkpoints:
         return self._first_words(words)
 
     def _first_words(self, own: str) -> str:
-        """The first rank's that has any, with its name."""
+        """The words of the first rank that has any, with its name."""
         all_words = self._ranks.gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
         return next((words for words in all_words if words), "")
-
-    def say_held_up(self, outcome: Outcome) -> None:
-        """Says once why training stands still while it saves, if that was not asked for."""
-        if outcome.held_up and not self._held_up:
-            self._held_up = True
-            self._say(f"saves hold the training up: {outcome.held_up}")
 
     def _say(self, words: str) -> None:
         if self._ranks.is_first:

@@ -1,36 +1,44 @@
-"""The folders of checkpoints on the disk: their names, what makes one complete, and what a reader finds wrong.
+"""The folders of checkpoints on the disk: their names, what makes one complete, which ones stay, how one is removed.
 
-    checkpoints/.writing-step-00000020/    while it is written; of no use to anybody
+    checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
-    checkpoints/.damaged-step-00000020-1/  one that was found damaged, set aside
-    checkpoints/.deleting-step-00000020-1/ one that is being taken away
+    checkpoints/.damaged-step-00000020-1/  found damaged, and renamed
+    checkpoints/.deleting-step-00000020-1/ being removed
 
 complete.json names every file with its size and CRC-32.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shutil
+import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.errors import CheckpointError
 from hpc_gpt.small_files import read_json
 
 COMPLETE = "complete.json"
 SCHEMA = 1
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
+# Hints for a checkpoint that cannot be loaded.
+REMOVE_IT = "remove it, and the one before is used"
+IT_IS_DAMAGED = f"the checkpoint is damaged; {REMOVE_IT}"
 _PIECE_BYTES = 1 << 22
+# By file, below the checkpoint's folder: "bytes" and "crc32".
 Sums = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a checkpoint. `damaged`: its bytes are, and not only this reader's way to them."""
+    """What is wrong with a checkpoint. `damaged`: its bytes are wrong, not only this reader's way to them."""
 
     words: str = ""
     damaged: bool = True
@@ -42,7 +50,7 @@ def folder_name(step: int) -> str:
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """Folders that look complete by their name, newest first."""
+    """Folders that are complete checkpoints by their name, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 
@@ -52,14 +60,23 @@ def list_files(folder: Path) -> list[str]:
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """A checkpoint's complete.json; empty where it is missing, damaged or of another schema."""
+    """A checkpoint's complete.json; empty if it is missing, damaged or of another schema."""
     marker = read_json(path / COMPLETE)
     sound = isinstance(marker.get("files"), dict) and marker.get("schema") == SCHEMA
     return marker if sound else {}
 
 
+def load_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; CheckpointError if it cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {fault}", IT_IS_DAMAGED) from None
+    return found
+
+
 def check_file(path: Path, name: str, expected: Mapping[str, int]) -> Fault:
-    """Reads one file of the checkpoint `path` and compares it with what complete.json says of it."""
+    """Reads one file of the checkpoint `path` and compares it with its entry in complete.json."""
     try:
         size, crc = read_through(path / name)
     except OSError as fault:
@@ -72,7 +89,7 @@ def check_file(path: Path, name: str, expected: Mapping[str, int]) -> Fault:
 
 
 def has_all_bytes(path: Path) -> bool:
-    """Whether every file that complete.json names is there in its size; nothing is read."""
+    """Whether every file in complete.json exists in its size; no file is read."""
     files = read_marker(path).get("files", {})
     try:
         return bool(files) and all((path / name).stat().st_size == sums["bytes"] for name, sums in files.items())
@@ -81,7 +98,7 @@ def has_all_bytes(path: Path) -> bool:
 
 
 def read_through(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file; what of it is still in memory is brought to the disk."""
+    """(bytes, CRC-32) of a file; what the system holds of it in memory is brought to the disk."""
     size = crc = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -90,14 +107,14 @@ def read_through(path: Path) -> tuple[int, int]:
         try:
             os.fsync(file.fileno())
         except OSError as fault:
-            # A read-only file system has nothing to bring anywhere.
+            # A read-only file system has nothing to write.
             if fault.errno not in (errno.EROFS, errno.EINVAL):
                 raise
     return size, crc
 
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
-    """The marker, then the name. Each reaches the disk before the next is begun."""
+    """Writes the marker, then gives the folder its name. Each reaches the disk before the next begins."""
     with open(aside / COMPLETE, "w", encoding="utf-8") as file:
         file.write(json.dumps(marker, indent=1) + "\n")
         file.flush()
@@ -105,14 +122,14 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
     for folder in {aside, *((aside / name).parent for name in marker["files"])}:
         _sync_folder(folder)
     if final.exists():
-        # It was passed over; what cannot be read is not deleted.
+        # A resume passed it over. It is not deleted, because it may only have been unreadable here.
         set_aside(final)
     aside.rename(final)
     _sync_folder(final.parent)
 
 
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
-    """Renames a damaged checkpoint, or one that goes; returns its new place."""
+    """Renames a checkpoint that is damaged, or to be removed; returns its new path."""
     taken = 1
     while (place := path.with_name(f"{prefix}{path.name}-{taken}")).exists():
         taken += 1
@@ -126,3 +143,101 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The last `keep_last` checkpoints stay (0: all), and those whose step `keep_every` divides (0: none)."""
+
+    keep_last: int = 0
+    keep_every: int = 0
+
+    def apply(self, folder: Path, newest: str) -> list[str]:
+        """Renames the others, for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
+
+        `newest` is the one that was just written. A resume passed over those with later names: they neither count nor
+        go.
+        """
+        if not self.keep_last:
+            return []
+        sound = 0
+        gone = []
+        found = [path for path in list_complete(folder) if path.name <= newest]
+        for path in found:
+            if sound < self.keep_last:
+                # One that lacks bytes does not count, and stays: a resume renames it.
+                sound += has_all_bytes(path)
+            elif not self._stays(path):
+                set_aside(path, DELETING)
+                gone.append(path.name)
+        if sound == self.keep_last:
+            oldest = [path for path in found if path.name not in gone][self.keep_last - 1 :][:1]
+            damaged = folder.glob(f"{DAMAGED}step-*")
+            stale = [path for path in damaged if oldest and path.name.removeprefix(DAMAGED)[:13] < oldest[0].name]
+            for path in stale:
+                set_aside(path, DELETING)
+                gone.append(path.name)
+        return gone
+
+    @staticmethod
+    def words(removed: Sequence[str]) -> str:
+        """For the log."""
+        return f"removed {', '.join(removed)}, as train.keep_last says"
+
+    def _stays(self, path: Path) -> bool:
+        number = path.name.removeprefix("step-")
+        return not number.isdigit() or bool(self.keep_every and int(number) % self.keep_every == 0)
+
+
+class Removal:
+    """Removes checkpoints in `folder` on a thread, because that may take minutes; used by rank 0.
+
+    A folder is renamed at once, so that a half removed one is never taken for a checkpoint. What is left of it when the
+    process ends is removed by the next save.
+    """
+
+    def __init__(self, folder: Path, retention: Retention) -> None:
+        self._folder, self._retention = folder, retention
+        self._thread: threading.Thread | None = None
+
+    def retain(self, newest: str) -> list[str]:
+        """Removes what need not stay beside `newest`, "" for none; returns the names."""
+        removed: list[str] = []
+        try:
+            removed = self._retention.apply(self._folder, newest)
+        except OSError as fault:
+            print(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}", flush=True)
+        self.begin()
+        return removed
+
+    def discard(self, *paths: Path) -> None:
+        """Removes folders that were never completed. Nothing in them is of use; one that cannot be renamed stays."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                set_aside(path, DELETING)
+        self.begin()
+
+    def discard_leftovers(self) -> None:
+        """Removes what earlier saves and removals have left; to be called while no save is being written."""
+        self.discard(*self._folder.glob(f"{WRITING}*"))
+
+    def begin(self) -> None:
+        """Begins to remove all that is renamed."""
+        found = list(self._folder.glob(f"{DELETING}*"))
+        before = self._thread
+        if not found:
+            return
+
+        def remove() -> None:
+            if before is not None:
+                before.join()
+            for path in found:
+                shutil.rmtree(path, ignore_errors=True)
+
+        self._thread = threading.Thread(target=remove, name="removal", daemon=True)
+        self._thread.start()
+
+    def wait(self, patience_s: float | None = None) -> None:
+        """Waits until all is removed, or cannot be; `patience_s` at most."""
+        if self._thread is not None:
+            self._thread.join(patience_s)

@@ -1,61 +1,86 @@
-"""The files of a checkpoint that one rank writes: named first, then copied to the host's memory, or not, then written.
+"""The files of a checkpoint that one rank writes: first named, then copied to the host's memory or not, then written.
 
-Naming them may need the other ranks, copying has to be done before the next step, writing concerns nobody but the disk
-and may happen on a thread. Each file's CRC-32 is of what was handed to the disk, and each is brought there by fsync.
+Naming them may need the other ranks. Copying must end before the next step. Writing needs only the disk and may happen
+on a thread. Each file's CRC-32 is of the bytes handed to the disk, and each file is brought there by fsync.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import resource
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
 from hpc_gpt.train.checkpoints.folders import Sums
-from hpc_gpt.train.checkpoints.host_copies import HostCopies
-from hpc_gpt.train.checkpoints.peers import Alone, Peers
+from hpc_gpt.train.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
-# Writes tensors below a folder and returns the sums of the files and a note for rank 0.
+# The part of free memory that copies may take; the rest is for the training, the data and the files' pages.
+_SHARE = 0.8
+# Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
 Write = Callable[[Path, Sequence[Tensor]], tuple[Sums, Any]]
-# Rank 0's, with the notes of all ranks, once all have written.
+# Called on rank 0 with the notes of all ranks, when all have written.
 Finish = Callable[[Path, list[Any]], None]
 
 
-class RankFiles:
-    """What one rank has to write. `put…` write nothing; a file of a name that is there already is a mistake.
+@dataclass
+class _Entry:
+    tensors: list[Tensor]
+    write: Write
 
-    `peers` are the ranks that share the checkpoint, for what has to be agreed on while its files are named: between the
-    hosts, as the device's own group has the training's work to do.
+
+class RankFiles:
+    """What one rank has to write. The `put` methods write nothing; two files of one name are a mistake.
+
+    `peers` are the ranks that share the checkpoint, for what they must agree on while files are named. They use their
+    group between the hosts, because the device's own group is busy with the training.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
-        self.peers = peers or Alone()
+        self.peers = peers or Peers()
         self._entries: list[_Entry] = []
         self._finish: Finish | None = None
 
     def put(self, name: str, state: Any) -> None:
-        """A file in torch.save's format; `state` is made of dicts, lists, tuples, tensors and small objects."""
-        self._entries.append(_Saved(name, *_take_apart(state)))
+        """Adds a file in torch.save's format; `state` is made of dicts, lists, tuples, tensors and small objects."""
+        parts, tensors = _take_apart(state)
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+            # The file would hold CRCs of its own, which nobody checks, and be written at half the speed.
+            torch.serialization.set_crc32_options(False)
+            with Sink(folder, name) as sink:
+                whole = _put_together(parts, [_compact(tensor) for tensor in tensors])
+                torch.save(whole, cast(IO[bytes], sink))
+            return sink.sums, None
+
+        self._entries.append(_Entry(tensors, write))
 
     def put_text(self, name: str, text: str) -> None:
-        """A text file."""
-        self._entries.append(_Text(name, text))
+        """Adds a text file."""
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+            with Sink(folder, name) as sink:
+                sink.write(text.encode())
+            return sink.sums, None
+
+        self._entries.append(_Entry([], write))
 
     def put_by(self, tensors: Sequence[Tensor], write: Write, finish: Finish) -> None:
-        """Files that `write` makes of `tensors`, or of copies of them; and rank 0's `finish`, with what each returned.
+        """Adds files that `write` makes of `tensors`, or of copies of them. `finish` is called on rank 0 with what the
+        `write` of each rank returned.
 
-        One such a checkpoint.
+        At most once in a checkpoint.
         """
         assert self._finish is None
-        self._entries.append(_Written(list(tensors), write))
+        self._entries.append(_Entry(list(tensors), write))
         self._finish = finish
 
     @property
@@ -65,27 +90,26 @@ class RankFiles:
 
     @property
     def bytes(self) -> int:
-        """About what it will take on the disk."""
+        """About how many bytes it will take on the disk."""
         return sum(tensor.nbytes for tensor in self.tensors) + 4096 * len(self._entries)
 
     def copy(self, copies: HostCopies) -> None:
-        """From here on nothing that the training changes is looked at any more. MemoryError leaves all as it was."""
+        """Copies all tensors, so that the training may change them. MemoryError leaves everything as it was."""
         try:
             found = copies.copy(self.tensors)
         except RuntimeError as fault:
             copies.forget()
-            # torch says so when the host's memory is used up.
+            # torch's error when the host's memory is used up.
             raise MemoryError(str(fault)) from fault
         for entry in self._entries:
-            own, found = found[: len(entry.tensors)], found[len(entry.tensors) :]
-            entry.tensors = own
+            entry.tensors, found = found[: len(entry.tensors)], found[len(entry.tensors) :]
 
     def write(self, folder: Path) -> tuple[Sums, list[Any]]:
-        """Writes all below `folder`; the files' sums and the notes for `finish`. OSError where the disk refuses."""
+        """Writes all below `folder`; returns the files' sums and notes for `finish`. OSError if the disk refuses."""
         sums: Sums = {}
         notes = []
         for entry in self._entries:
-            written, note = entry.write(folder)
+            written, note = entry.write(folder, entry.tensors)
             assert not sums.keys() & written.keys()
             sums |= written
             if note is not None:
@@ -93,59 +117,15 @@ class RankFiles:
         return sums, notes
 
     def finish(self, folder: Path, notes: list[Any]) -> None:
-        """Rank 0's, with the notes of all ranks in order."""
+        """To be called on rank 0, with the notes of all ranks in order."""
         if self._finish is not None:
             self._finish(folder, notes)
 
 
-class _Entry(Protocol):
-    tensors: list[Tensor]
-
-    def write(self, folder: Path) -> tuple[Sums, Any]: ...
-
-
-@dataclass
-class _Saved:
-    name: str
-    state: Any
-    tensors: list[Tensor]
-
-    def write(self, folder: Path) -> tuple[Sums, Any]:
-        # The files carry CRCs of their own, which nobody checks, at half the speed.
-        torch.serialization.set_crc32_options(False)
-        with Sink(folder, self.name) as sink:
-            state = _put_together(self.state, [_compact(tensor) for tensor in self.tensors])
-            torch.save(state, cast(IO[bytes], sink))
-        return sink.sums, None
-
-
-@dataclass
-class _Text:
-    name: str
-    text: str
-
-    def __post_init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-    def write(self, folder: Path) -> tuple[Sums, Any]:
-        with Sink(folder, self.name) as sink:
-            sink.write(self.text.encode())
-        return sink.sums, None
-
-
-@dataclass
-class _Written:
-    tensors: list[Tensor]
-    by: Write
-
-    def write(self, folder: Path) -> tuple[Sums, Any]:
-        return self.by(folder, self.tensors)
-
-
 class Sink:
-    """A new file below `folder`, written once from begin to end; sums up what goes by.
+    """A new file below `folder`, written once from begin to end, and its size and CRC-32.
 
-    An OSError of the disk comes out of the `with` as it is, whatever a library made of it.
+    An OSError of the disk leaves the `with` as it is, whatever a library made of it.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -156,7 +136,7 @@ class Sink:
         self._fault: OSError | None = None
 
     def __enter__(self) -> Sink:
-        # Not `folder` itself: where somebody has taken it away, half a checkpoint is not begun anew.
+        # Not `folder` itself: if somebody has removed it, the rest of a checkpoint must not be written.
         for parent in reversed(Path(self._name).parents[:-1]):
             (self._folder / parent).mkdir(exist_ok=True)
         self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -189,10 +169,10 @@ class Sink:
         return len(whole)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
-        """The `with` does it."""
+        """The `with` closes the file."""
 
     def tell(self) -> int:
         return self._size
@@ -203,13 +183,13 @@ class Sink:
 
 @dataclass(frozen=True)
 class _At:
-    """Stands in a state for its tensor of this number."""
+    """The place of tensor `number` in a state."""
 
     number: int
 
 
 def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
-    """The state with places for its tensors, and those, one that occurs twice once; all else is copied."""
+    """(a copy of the state with places for its tensors, the tensors, each once)."""
     tensors: list[Tensor] = []
     seen: dict[tuple[Any, ...], _At] = {}
 
@@ -246,11 +226,112 @@ def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor with no more of its storage than it needs: torch.save writes whole storages. A view without gaps has a
-    storage of its own over the same memory. What lies on a device and needs a copy has it in the host's memory: the
-    device's may have no room."""
+    """The tensor with no more storage than it needs, because torch.save writes whole storages.
+
+    A view without gaps gets a storage of its own over the same memory. Another view is copied, to the host's memory,
+    because the device may have no room.
+    """
     if tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor
     if tensor.numel() and tensor.is_contiguous():
         return torch.utils.dlpack.from_dlpack(tensor)
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+class HostCopies:
+    """Memory on the host for copies of this rank's tensors, taken at the first save and used again. For a GPU's tensors
+    it is pinned, and pinning takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def missing_bytes(self, tensors: list[Tensor]) -> int:
+        """The bytes that copies of `tensors` would need beside the memory that is kept."""
+        pairs = zip(tensors, [*self._kept, *[None] * len(tensors)], strict=False)
+        return sum(_room(one) for one, kept in pairs if not _fits(one, kept))
+
+    def copy(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Copies in the same order, complete when this returns, valid until the next call."""
+        kept = []
+        for number, one in enumerate(tensors):
+            room = self._kept[number] if number < len(self._kept) else None
+            if room is None or not _fits(one, room):
+                room = torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda)
+            room.copy_(one.detach(), non_blocking=one.is_cuda)
+            kept.append(room)
+        self._kept = kept
+        for device in {one.device for one in tensors if one.is_cuda}:
+            torch.cuda.synchronize(device)
+        return kept
+
+    def forget(self) -> None:
+        """Gives the memory back."""
+        self._kept = []
+
+
+def _fits(one: Tensor, kept: Tensor | None) -> bool:
+    return kept is not None and kept.shape == one.shape and kept.dtype == one.dtype and kept.is_pinned() == one.is_cuda
+
+
+def _room(one: Tensor) -> int:
+    # torch takes pinned memory by powers of two.
+    return 1 << max(0, one.nbytes - 1).bit_length() if one.is_cuda else one.nbytes
+
+
+def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
+    """Words, with figures, if a node has too little memory for `needed_bytes` on each of its ranks; else empty."""
+    if not needed_bytes:
+        return ""
+    node, process = node_free_bytes(), process_free_bytes()
+    for wanted, free, where in (
+        (needed_bytes * ranks_per_node, node, f"on the node, for {ranks_per_node} ranks"),
+        (needed_bytes, process, "within the process's limit"),
+    ):
+        if free is not None and wanted > _SHARE * free:
+            return f"needs {wanted / 2**30:.2f} GiB of host memory, {free / 2**30:.2f} GiB are free {where}"
+    return ""
+
+
+def node_free_bytes() -> int | None:
+    """Bytes that the node, or the job's share of it by its control group, has left; None if nothing says."""
+    found = []
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    for line in _lines(Path("/proc/self/cgroup")):
+        # Version 2, in which a job's limit may be at any level above the process's own.
+        if line.startswith("0::/"):
+            place = Path("/sys/fs/cgroup") / line.removeprefix("0::/").strip()
+            while place != Path("/sys/fs"):
+                found += _headroom(place / "memory.max", place / "memory.current", place / "memory.stat")
+                place = place.parent
+        elif ":memory:" in line:
+            place = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].strip().lstrip("/")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+            found += _headroom(*(place / name for name in names))
+    return min(found, default=None)
+
+
+def process_free_bytes() -> int | None:
+    """Bytes of address space left under RLIMIT_AS; None without that limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = _lines(Path("/proc/self/statm"))
+    return max(0, limit - int(pages[0].split()[0]) * resource.getpagesize()) if pages else None
+
+
+def _headroom(limit: Path, used: Path, stat: Path) -> list[int]:
+    """What a control group has left. The pages of files count as free, because the kernel drops them on demand."""
+    numbers = [line for path in (limit, used) for line in _lines(path)]
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+        return []
+    files = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith(("inactive_file ", "active_file ")))
+    return [max(0, int(numbers[0]) - max(0, int(numbers[1]) - files))]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return []

@@ -1,15 +1,15 @@
 """The checkpoint of a model that every rank holds whole.
 
     weights.pt            {full name: fp32}, by rank 0
-    optimizer-00000.pt    {full name: {moment: tensor}}, by each rank whose optimizer holds any that rank 0's does not
+    optimizer-00000.pt    {full name: {moment: tensor}}, by rank 0, and by all if the optimizer is sharded
     progress.pt           step, loss scale
 
-Nothing in it depends on the number of ranks.
+It can be loaded by any number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
 
@@ -29,23 +30,18 @@ class ReplicatedCheckpoint:
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         self._parameters = parameters
-        # ZeroRedundancyOptimizer has the one that works on this rank's share inside.
+        # ZeroRedundancyOptimizer holds the one that works on this rank's share.
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
         self._sharded = self._optimizer is not optimizer
 
-    @property
-    def _owned(self) -> list[nn.Parameter]:
-        """Those whose moments this rank holds, in the optimizer's order."""
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
-
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
-        """Names what `rank` has to write."""
+        """Adds what `rank` has to write."""
         if rank == 0:
             files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
             files.put(_PROGRESS, {"step": step, "scale": scale})
         if rank == 0 or self._sharded:
-            states = {full_name(one): self._optimizer.state[one] for one in self._owned if one in self._optimizer.state}
-            files.put(_optimizer_file(rank), states)
+            owned, state = owned_by(self._optimizer), self._optimizer.state
+            files.put(_optimizer_file(rank), {full_name(one): state[one] for one in owned if one in state})
 
     @torch.no_grad()
     def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
@@ -58,9 +54,8 @@ class ReplicatedCheckpoint:
         return int(progress["step"]), progress["scale"]
 
     def _load_optimizer(self, folder: Path, rank: int) -> None:
-        own = [full_name(one) for one in self._owned]
-        missing, states = set(own), {}
-        # A rank's own share is where it left it, on the same number of ranks.
+        missing, states = {full_name(one) for one in owned_by(self._optimizer)}, {}
+        # A rank's own file comes first: with the same number of ranks it has all of the rank's share.
         files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
         for path in files:
             if not missing:
@@ -68,10 +63,19 @@ class ReplicatedCheckpoint:
             found = _read(path)
             states.update({name: found[name] for name in missing & found.keys()})
             missing -= found.keys()
-        groups = self._optimizer.state_dict()["param_groups"]
-        # SGD without momentum keeps nothing.
-        numbered = {number: states[name] for number, name in enumerate(own) if name in states}
-        self._optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        set_states(self._optimizer, states)
+
+
+def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters whose moments this optimizer holds, in its order."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
+    """Gives the optimizer the states of its parameters, by full name. SGD without momentum has none."""
+    names = [full_name(one) for one in owned_by(optimizer)]
+    numbered = {number: states[name] for number, name in enumerate(names) if name in states}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def read_replicated(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -85,6 +89,6 @@ def _optimizer_file(rank: int) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} holds no {path.name}", "remove it, and the one before is used")
+        raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
     kept: dict[str, Any] = load_safely(path)
     return kept

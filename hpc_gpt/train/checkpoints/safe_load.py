@@ -1,7 +1,7 @@
-"""Reading a checkpoint's files without running what is in them: only tensors, containers and classes named here.
+"""Reads a checkpoint's files without running programs in them: only tensors, containers and the classes named here.
 
 torch.save's format is pickle, and a pickle is a program. torch's own restricted reader refuses every class that is not
-named; DeepSpeed's files hold a few of its own, whose objects are made without calling anything but their fields.
+named. DeepSpeed's files hold a few classes of its own, whose objects are made by setting their fields.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from hpc_gpt.errors import CheckpointError
 
-# Classes of DeepSpeed in its files: module -> names.
+# DeepSpeed's classes in its files: module -> names.
 _DEEPSPEED = {
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
 }
-# What the metadata of torch.distributed.checkpoint are made of.
+# The classes in the metadata of torch.distributed.checkpoint.
 _METADATA = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata",
@@ -44,7 +44,7 @@ _METADATA = {
 
 
 def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """What torch.save wrote; OSError where the file cannot be read, CheckpointError where it holds anything else."""
+    """What torch.save wrote; OSError if the file cannot be read, CheckpointError if it holds anything else."""
     try:
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(path, map_location=map_location, mmap=mmap or None, weights_only=True)
@@ -70,10 +70,9 @@ def _refused(path: Path | str, fault: Exception) -> CheckpointError:
 
 
 def _allowed() -> list[Any]:
-    """Classes in DeepSpeed's files, where it is loaded; and of numpy in the generators' states of our older files."""
+    """The classes in DeepSpeed's files, if it is loaded, and numpy's in the generator states of our older files."""
     found: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
-    found.append((np.empty(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"))
-    found.append((np.empty(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"))
+    found += [(np.empty(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     for module, names in _DEEPSPEED.items():
         if module in sys.modules:
             found += [getattr(sys.modules[module], name) for name in names]

@@ -1,34 +1,41 @@
-"""The checkpoint of a model that is dealt out over a mesh of tp x dp ranks: torch's distributed checkpoint (DCP).
+"""The checkpoint of a model that is sharded over a mesh of tp x dp ranks: torch's distributed checkpoint (DCP).
 
     dcp/             "weights/<full name>" and "optimizer/<full name>/<moment>", whole tensors in pieces
-    progress.json    step, loss scale, and which parameters' rows lie in the order of the tp ranks
+    progress.json    step, loss scale, and which parameters' rows are in the order of the tp ranks
 
-Weights are given to DCP as the DTensors they are, and an optimizer's state as one like its weight, so that any other
-mesh finds its own pieces. One thing a DTensor cannot say is that a rank holds its heads of Q, of K and of V
-(`Split.parts`). Such a tensor is kept with the rows of tp rank 0 first, then those of rank 1, and so on; a reader of
-another tp puts them in order.
+DCP is given weights as the DTensors they are, and an optimizer's state as one like its weight, so that any other mesh
+finds its own pieces. A DTensor cannot say that a rank holds its heads of Q, of K and of V (`Split.parts`). Such a
+tensor is saved with the rows of tp rank 0 first, then those of rank 1, and so on; a reader of another tp reorders
+them.
+
+torch's own `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own.
+Here all ranks plan together over their group between the hosts, because the device's group would take its memory and
+its turn. Then each rank writes alone, and rank 0 writes the metadata.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json
+from hpc_gpt.train.checkpoints.rank_files import RankFiles, Sink
+from hpc_gpt.train.checkpoints.replicated import set_states
 from hpc_gpt.train.checkpoints.safe_load import load_metadata
-from hpc_gpt.train.checkpoints.sharded_files import put_sharded
 
 _FOLDER, _PROGRESS = "dcp", "progress.json"
 
@@ -48,10 +55,8 @@ class ShardedCheckpoint:
         self._mesh = parameters[0].device_mesh
 
     def save(self, files: RankFiles, step: int, scale: dict[str, Any]) -> None:
-        """Names this rank's pieces, and rank 0 the progress; all ranks together."""
-        pieces: dict[str, tuple[str, Tensor]] = {
-            f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()
-        }
+        """Adds this rank's pieces, and on rank 0 the progress; all ranks together."""
+        pieces = self._weights()
         for name, shard in self._shards.items():
             for moment, value in self._optimizer.state.get(shard, {}).items():
                 pieces[f"optimizer/{name}/{moment}"] = name, value
@@ -81,14 +86,16 @@ class ShardedCheckpoint:
                 whole = torch.empty(self._parameters[name].shape, dtype=value.dtype)
                 state_dict_loader.load({key: whole}, storage_reader=reader)
                 value.copy_(self._share(name, _in_order(name, whole, progress)))
-        self._take_moments({key: value for key, (_, value) in targets.items()})
+        moments: dict[str, dict[str, Tensor]] = {}
+        for key, (name, value) in targets.items():
+            if key.startswith("optimizer/"):
+                moments.setdefault(name, {})[key.split("/")[2]] = value
+        set_states(self._optimizer, moments)
         return int(progress["step"]), progress["scale"]
 
     def _targets(self, reader: FileSystemReader) -> dict[str, tuple[str, Tensor]]:
         """What is to be read: (name, this rank's piece to fill) by key; the weights' pieces are the shards."""
-        targets: dict[str, tuple[str, Tensor]] = {
-            f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()
-        }
+        targets = self._weights()
         for key, kept in reader.read_metadata().state_dict_metadata.items():
             if key.startswith("optimizer/") and isinstance(kept, TensorStorageMetadata):
                 name = key.split("/")[1]
@@ -97,20 +104,11 @@ class ShardedCheckpoint:
                 targets[key] = name, value
         return targets
 
-    def _take_moments(self, found: dict[str, Tensor]) -> None:
-        own = [full_name(one) for group in self._optimizer.param_groups for one in group["params"]]
-        states: dict[str, dict[str, Tensor]] = {}
-        for key, value in found.items():
-            if key.startswith("optimizer/"):
-                _, name, moment = key.split("/")
-                states.setdefault(name, {})[moment] = value
-        groups = self._optimizer.state_dict()["param_groups"]
-        # SGD without momentum keeps nothing.
-        numbered = {number: states[name] for number, name in enumerate(own) if name in states}
-        self._optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+    def _weights(self) -> dict[str, tuple[str, Tensor]]:
+        return {f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()}
 
     def _whole(self, name: str, piece: Tensor) -> DTensor:
-        """The whole tensor that `piece` is this rank's part of; nothing is copied or sent."""
+        """The whole tensor of which `piece` is this rank's part; nothing is copied or sent."""
         like = self._parameters[name]
         return DTensor.from_local(
             piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -126,7 +124,7 @@ class ShardedCheckpoint:
 
 
 class _Reader(FileSystemReader):
-    """Reads one checkpoint in several loads, and its metadata, which grow with the ranks that saved it, once."""
+    """Reads one checkpoint in several loads, but its metadata, which grow with the ranks that saved it, only once."""
 
     _read: Metadata | None = None
 
@@ -146,7 +144,7 @@ def read_sharded(folder: Path) -> Iterator[tuple[str, Tensor]]:
         if key.startswith("weights/") and isinstance(of, TensorStorageMetadata):
             whole = torch.empty(of.size, dtype=of.properties.dtype)
             with warnings.catch_warnings():
-                # It warns that torch.distributed is not there, `no_dist` or not.
+                # It warns that torch.distributed is not initialised, even with `no_dist`.
                 warnings.simplefilter("ignore", UserWarning)
                 state_dict_loader.load({key: whole}, storage_reader=reader, no_dist=True)
             name = key.split("/")[1]
@@ -162,12 +160,76 @@ def _in_order(name: str, whole: Tensor, progress: dict[str, Any]) -> Tensor:
 
 
 def _read_progress(folder: Path) -> dict[str, Any]:
-    try:
-        progress: dict[str, Any] = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
-        raise CheckpointError(
-            f"{folder}: {_PROGRESS} cannot be read: {fault}", "remove it, and the one before is used"
-        ) from None
+    progress = load_json(folder / _PROGRESS)
     if not (folder / _FOLDER / ".metadata").is_file():
-        raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
+        raise CheckpointError(f"{folder} holds no weights", REMOVE_IT)
     return progress
+
+
+def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+    """Adds the tensors `whole` as a DCP checkpoint in the folder `name`; all ranks together.
+
+    A DTensor among them says which part of it a rank holds; that part is in `pieces`, by the same key.
+    """
+    keys = list(pieces)
+    planner = _Planner()
+    writer = _Writer(name)
+    metadata: list[Metadata] = []
+    peers = files.peers
+    planner.set_up_planner(dict(whole), writer.storage_meta(), peers.is_first)
+    writer.set_up_storage_writer(peers.is_first, rank=peers.rank)
+    plans: list[Any] = peers.collect(planner.create_local_plan())
+    if peers.is_first:
+        plans, found = planner.create_global_plan(plans)
+        plans = writer.prepare_global_plan(plans)
+        metadata.append(found)
+    plan = planner.finish_plan(peers.deal(plans))
+
+    def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+        planner.pieces = dict(zip(keys, tensors, strict=True))
+        sums: Sums = {}
+        writer.write_below(folder, sums)
+        results = writer.write_data(plan, planner).value()
+        planner.pieces = {}
+        return sums, results
+
+    def finish(folder: Path, notes: list[Any]) -> None:
+        writer.write_below(folder, {})
+        writer.finish(metadata[0], notes)
+
+    files.put_by([pieces[key] for key in keys], write, finish)
+
+
+class _Planner(DefaultSavePlanner):
+    """Writes the pieces, which may be copies, and not the tensors that were planned for."""
+
+    pieces: Mapping[str, Tensor]
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self.pieces[index.fqn]
+
+
+class _Writer(FileSystemWriter):
+    def __init__(self, name: str) -> None:
+        # To copy ahead it would use a stream of the first device on every rank.
+        super().__init__(name, sync_files=False, per_thread_copy_ahead=0)
+        self._name = name
+
+    def write_below(self, folder: Path, sums: Sums) -> None:
+        self.path = folder / self._name
+        self.path.mkdir(exist_ok=True)
+        self.fs = _Files(folder, sums)
+
+
+class _Files(FileSystem):
+    """Opens files to write as a `Sink`, and keeps their sums."""
+
+    def __init__(self, folder: Path, sums: Sums) -> None:
+        self._folder, self._sums = folder, sums
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        assert mode == "wb"
+        with Sink(self._folder, str(Path(path).relative_to(self._folder))) as sink:
+            yield sink
+        self._sums |= sink.sums

@@ -23,10 +23,9 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.runs import lineage
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
-from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
+from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
 from hpc_gpt.train.engines.flat_masters import FlatMasters

@@ -22,12 +22,9 @@ from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, is_alone,
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.requirements import check_offload_path
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import put_identity
-from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
-from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.saved_states import read_weights
-from hpc_gpt.train.checkpoints.state_pieces import put_pieces
+from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
+from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces, read_weights
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.compilation import compile_model
 from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, quiet

@@ -25,10 +25,9 @@ from torch.distributed.tensor import DTensor
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
 from hpc_gpt.runs import lineage
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.identity import check_identity, put_identity
-from hpc_gpt.train.checkpoints.random_state import load_random_state, put_random_state
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_sharded
+from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines.attention import attention_kernels
 from hpc_gpt.train.engines.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
 from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of, owned

@@ -18,7 +18,7 @@ from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, nam
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints import saved_states
+from hpc_gpt.train.checkpoints import universal
 from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
 
@@ -107,5 +107,5 @@ def _draw(initial: InitialWeights, name: str, size: tuple[int, ...]) -> Tensor:
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of the whole model by its full name, in our layout, fp32; one process, no torch.distributed."""
-    for name, weight in saved_states.read_weights(folder, resolved):
+    for name, weight in universal.read_weights(folder, resolved):
         yield name, to_hf(name, weight)

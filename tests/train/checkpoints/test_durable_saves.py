@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.save import Refusal, _Part
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.train.checkpoints.save import _Part
+from hpc_gpt.train.full_disk import Refusal
+from hpc_gpt.train.ranks import Peers
 from tests.train.alone import ALONE, CountingEngine
 
 
@@ -54,28 +55,17 @@ def test_all_bytes_are_on_the_disk_before_the_name_and_the_name_before_it_is_tol
     assert ("fsync", tmp_path) in events[at:]
 
 
-class _OtherFails:
+class _OtherFails(Peers):
     """Rank 0 of two, of which the other's disk was full."""
-
-    rank, size, is_first, control = 0, 1, True, None
-
-    def share(self, value: Any) -> Any:
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
     def collect(self, value: Any) -> list[Any]:
         return [value, _Part(refusal=Refusal("No space left on device: its file", errno.ENOSPC))]
-
-    def barrier(self) -> None:
-        pass
 
 
 def test_what_another_rank_could_not_write_makes_no_checkpoint(tmp_path: Path) -> None:
     engine = CountingEngine()
     engine.step = 10
-    checkpoints = Checkpoints(tmp_path, cast(Ranks, _OtherFails()))
+    checkpoints = Checkpoints(tmp_path, _OtherFails())
     outcome = checkpoints.save(engine, Progress(10))
     assert outcome.refusal.is_full
     assert "its file" in outcome.refusal.words

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.train.checkpoints.host_copies import HostCopies, lacks_memory, node_free_bytes
-from hpc_gpt.train.checkpoints.rank_files import RankFiles, _compact
-from hpc_gpt.train.checkpoints.sharded_files import put_sharded
+from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, _compact, lacks_memory, node_free_bytes
+from hpc_gpt.train.checkpoints.sharded import put_sharded
 
 
 def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> None:

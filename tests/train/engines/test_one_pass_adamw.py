@@ -18,8 +18,7 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.checkpoints.host_copies import HostCopies
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.engines.flat_masters import FlatMasters

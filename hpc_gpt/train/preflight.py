@@ -1,8 +1,8 @@
 """`python -m hpc_gpt.train.preflight`: one rank of a preflight, on a node of the job. Takes no arguments.
 
-Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, and the rank's place by Slurm's names (SLURMD_NODENAME, SLURM_LOCALID). It
-says what it finds by lines of stdout, and reads from stdin who exchanges with whom; see hpc_gpt/preflight_lines.py.
-It ends by itself after HPC_GPT_PREFLIGHT_S seconds at most, always with exit code 0.
+Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, and the rank's place by Slurm's names (SLURMD_NODENAME, SLURM_LOCALID). The
+rank prints what it finds as lines on stdout, and reads from stdin who exchanges with whom (hpc_gpt/preflight_lines.py).
+It ends after HPC_GPT_PREFLIGHT_S seconds at most, always with exit code 0.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.preflight_lines import COMMAND, LIMIT, encode
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.resolve import Resolved
+
+if TYPE_CHECKING:
+    import torch
 
 _LIMIT_S = 180.0
+Say = Callable[..., None]
 
 
 def main() -> None:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
     local = int(os.environ.get("SLURM_LOCALID", "0"))
     limit_s = float(os.environ.get(LIMIT) or _LIMIT_S)
-    # A collective cannot be interrupted: whoever waits in one leaves with the process.
+    # A collective cannot be interrupted; a rank that waits in one ends with the process.
     last = threading.Timer(limit_s, lambda: os._exit(0))
     last.daemon = True
     last.start()
@@ -40,33 +48,31 @@ def main() -> None:
     try:
         _probe(node, local, say)
     except BaseException as fault:
-        # Said, and not printed: what a spare node mends must not look like the attempt's cause in its log.
+        # Not printed as a traceback: a spare node may take this one's place, and the attempt's log must not name it.
         say("failed", words=_one_line(fault), trace=traceback.format_exc()[-4000:])
 
 
-def _probe(node: str, local: int, say: Any) -> None:
-    from hpc_gpt.runs.run_folder import RunFolder
-
+def _probe(node: str, local: int, say: Say) -> None:
     run = RunFolder(Path(os.environ["HPC_GPT_RUN"]))
     attempt = run.attempt(int(os.environ["HPC_GPT_ATTEMPT"])).folder
     resolved = run.resolved()
-    # Rank 0 of the exchanges is found later; its port is one that nobody else can have taken meanwhile.
+    # Which node has rank 0 of the exchanges is decided later; until then each one holds a port for it.
     listener = None
     if local == 0:
         listener = socket.create_server(("", 0), backlog=4096)
         listener.set_inheritable(False)
 
-    from hpc_gpt.train.preflight.device_probes import figures_of_command, probe_device
+    from hpc_gpt.train.preflight_probes import figures_of_command, probe_device
     from hpc_gpt.train.ranks import RankIdentity, choose_device
 
     given = figures_of_command(os.environ.get(COMMAND))
     device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
     figures = probe_device(resolved, device, attempt, node, given)
     say("device", figures=figures, port=listener.getsockname()[1] if listener else None)
-    told = sys.stdin.readline()
-    if not told:
+    line = sys.stdin.readline()
+    if not line:
         return
-    plan = json.loads(told)
+    plan = json.loads(line)
     places = [tuple(place) for place in plan["ranks"]]
     if (node, local) not in places:
         return
@@ -79,21 +85,19 @@ def _exchange(
     places: list[tuple[Any, ...]],
     rank: int,
     plan: dict[str, Any],
-    resolved: Any,
-    device: Any,
+    resolved: Resolved,
+    device: torch.device,
     given: dict[str, Any],
     listener: socket.socket | None,
-    say: Any,
+    say: Say,
 ) -> None:
-    # Where NCCL waits for a rank that is gone, an error comes after the timeout.
+    # So that NCCL reports a rank that is gone when the timeout is over.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    from datetime import timedelta
-
     import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.train.preflight.group_probes import PATIENCE_S, plan_exchanges, run_exchanges
+    from hpc_gpt.train.preflight_probes import PATIENCE_S, plan_exchanges, run_exchanges
 
     patience = timedelta(seconds=PATIENCE_S)
     store = TCPStore(
@@ -107,7 +111,7 @@ def _exchange(
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=len(places), timeout=patience)
-    # NCCL's first call of a group is all its ranks' call; after it some may exchange without the others.
+    # All ranks of a group must make NCCL's first call together; after it, some may exchange without the others.
     dist.all_reduce(torch.ones(1, device=device))
     run_exchanges(
         plan_exchanges(resolved.layout, [node for node, _ in places]),

@@ -16,9 +16,8 @@ from torch import nn
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, Tile, name_parameter
-from hpc_gpt.train.checkpoints import state_pieces
-from hpc_gpt.train.checkpoints.saved_states import SavedStates
-from hpc_gpt.train.checkpoints.state_pieces import places_of
+from hpc_gpt.train.checkpoints import universal
+from hpc_gpt.train.checkpoints.universal import SavedStates, places_of
 
 QKV, NORM = torch.arange(24.0).reshape(12, 2), torch.tensor([100.0, 101.0, 102.0, 103.0])
 FUSED = Split(0, 3)
@@ -30,7 +29,7 @@ CUT = 9
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of tp 2 and dp 3 under ZeRO: a fused weight of 24 numbers, and a norm that both tp ranks hold. The
     third data-parallel rank has nothing but padding."""
-    monkeypatch.setattr("hpc_gpt.train.checkpoints.saved_states.import_deepspeed", lambda device: None)
+    monkeypatch.setattr("hpc_gpt.train.checkpoints.universal.import_deepspeed", lambda device: None)
     for tp in (0, 1):
         numbers = torch.cat([FUSED.shard(QKV, tp, 2).flatten(), NORM, torch.full((2,), 999.0)])
         for dp, flat in enumerate((numbers[:CUT], numbers[CUT:], numbers[-2:])):
@@ -140,7 +139,7 @@ def test_the_shares_of_stage_3_are_equal_but_for_what_is_padded(monkeypatch, ran
     parameters = []
     for name, numel, size in (("a", 10, 4), ("b", 3, 2), ("c", 3, 1)):
         parameter = Sharded(numel, size)
-        places[parameter] = state_pieces.Place(name, (numel,), None, 0, numel)
+        places[parameter] = universal.Place(name, (numel,), None, 0, numel)
         parameters.append(parameter)
-    found = state_pieces._shares(0, parameters, places)
+    found = universal._shares(0, parameters, places)
     assert [(piece.name, piece.offset, piece.start, piece.count) for piece in found] == expected

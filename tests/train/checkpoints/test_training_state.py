@@ -13,9 +13,8 @@ import pytest
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.data_position import read_positions
-from hpc_gpt.train.checkpoints.identity import NAME, check_identity, put_identity, read_identity
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.training_state import NAME, check_identity, put_identity, read_identity, read_positions
 from tests.train.launch import settings
 
 RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})

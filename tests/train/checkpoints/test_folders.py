@@ -11,8 +11,8 @@ import pytest
 
 from hpc_gpt.train.checkpoints import checkpoint
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.retention import Retention
-from hpc_gpt.train.checkpoints.save import Refusal
+from hpc_gpt.train.checkpoints.folders import Retention
+from hpc_gpt.train.full_disk import Refusal
 from tests.train.alone import ALONE, CountingEngine
 
 

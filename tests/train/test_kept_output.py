@@ -1,19 +1,25 @@
-"""Outputs on a full disk, and the small files beside them."""
+"""On a full disk: outputs and lines that wait for room, and room for an attempt's end."""
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.train.kept_lines import KeptLines
-from hpc_gpt.train.patient_output import PatientOutput
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.small_files import write_once
+from hpc_gpt.train.ending import STOPPED, write_end
+from hpc_gpt.train.full_disk import KeptLines, PatientOutput, reserve, when_there_is_room
 from tests.train.filling import fill
+from tests.train.launch import new_run, settings
 
 
 def test_what_is_printed_on_a_full_disk_comes_when_there_is_room(small_disk: Path) -> None:
@@ -58,7 +64,7 @@ def test_a_reader_that_has_gone_is_an_error_as_ever() -> None:
 
 def test_a_process_prints_by_lines_on_both() -> None:
     program = (
-        "import sys; from hpc_gpt.train import patient_output; patient_output.install(); "
+        "import sys; from hpc_gpt.train.full_disk import install_patient_output; install_patient_output(); "
         "print('out é'); print('err', file=sys.stderr); import os; os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -99,3 +105,39 @@ def test_what_two_threads_print_comes_once_each() -> None:
         os.close(writing)
         reader.join()
     assert found == [first + second]
+
+
+def test_an_attempt_says_how_it_ended_though_the_disk_is_full(small_disk: Path) -> None:
+    run: RunFolder = new_run(small_disk, settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}))
+    killed, attempt = run.new_attempt(), run.new_attempt()
+    reserve(killed)
+    reserve(attempt)
+    assert [path.parent.name for path in run.path.glob("attempts/*/.reserve")] == ["2"]
+    fill(small_disk)
+    with pytest.raises(RunFolderError):
+        killed.write_ended("error", None, 3)
+    write_end(run, attempt, STOPPED, 7)
+    assert attempt.ended()["ended"] == "stopped"
+    assert not list(run.path.glob("attempts/*/.reserve"))
+
+
+def test_a_note_waits_for_room(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_gpt.train.full_disk._PAUSE_S", 0.01)
+    note = small_disk / "note"
+    filler = fill(small_disk)
+    when_there_is_room(lambda: write_once(note, "words" * 2000), "note")
+    assert not note.exists()
+    filler.unlink()
+    until = time.monotonic() + 240
+    while not note.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert note.read_text() == "words" * 2000
+
+
+def test_another_refusal_is_an_error() -> None:
+    def refuse() -> None:
+        raise RunFolderError("cannot write note: Read-only file system") from OSError(errno.EROFS, "Read-only")
+
+    with pytest.raises(RunFolderError, match="Read-only file system"):
+        when_there_is_room(refuse, "note")

@@ -1,4 +1,4 @@
-"""Who exchanges with whom: disjoint rounds, every group of the layout, and two neighbours for every node."""
+"""Who exchanges with whom: disjoint rounds, every group of the layout, two neighbours a node; and the probe command."""
 
 from collections import Counter
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train.preflight import group_probes
-from hpc_gpt.train.preflight.group_probes import AXES, plan_exchanges
+from hpc_gpt.train import preflight_probes
+from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_exchanges
 
 SIZES = st.integers(1, 4)
 
@@ -63,5 +63,27 @@ def test_the_seconds_of_an_exchange_are_those_of_one(monkeypatch: pytest.MonkeyP
         clock[0] += 2.0 if done[0] else 9.0
         done[0] += 1
 
-    monkeypatch.setattr(group_probes.time, "perf_counter", lambda: clock[0])
-    assert group_probes._timed(torch.device("cpu"), exchange) == 2.0
+    monkeypatch.setattr(preflight_probes.time, "perf_counter", lambda: clock[0])
+    assert preflight_probes._timed(torch.device("cpu"), exchange) == 2.0
+
+
+def test_a_command_gives_figures_or_none():
+    assert figures_of_command(None) == {}
+    assert figures_of_command("") == {}
+    assert figures_of_command("true") == {}
+    assert figures_of_command("""echo '{"matmul_tflops": 90.5}'""") == {"matmul_tflops": 90.5}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("echo first >&2; echo 'Xid 79' >&2; exit 3", "the probe command failed: Xid 79"),
+        ("exit 3", "the probe command failed: exit 3"),
+        ("echo nonsense", "prints no JSON"),
+        ("echo '[1]'", "prints no object"),
+        ("""echo '{"error": "row remapping failed"}'""", "row remapping failed"),
+    ],
+)
+def test_a_command_that_fails_fails_the_probe(command, words):
+    with pytest.raises(ProbeFailed, match=words):
+        figures_of_command(command)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import list_experiments, load_experiment
 from hpc_gpt.settings.resolve import experiment_text, resolve
-from hpc_gpt.train.run_completion import complete_run
 
 
 @pytest.mark.parametrize("name", list_experiments())

@@ -1,0 +1,109 @@
+"""What every checkpoint holds beside weights and optimizer states.
+
+model.json         the model, layout and arithmetic it is of, compared before anything is loaded
+random-00000.pt    the states of a rank's random generators
+data-00003.json    how far a data-parallel rank has read a stream of data
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.safe_load import load_safely
+
+NAME = "model.json"
+# Keys that the first checkpoints did not have yet: what those were.
+_BEFORE = {"engine.partition": "layers", "engine.tiles": 1}
+
+
+def identity(resolved: Resolved) -> dict[str, Any]:
+    """What must agree for a checkpoint to be loaded, by the names that users give it."""
+    engine = resolved.engine
+    partition = engine.partition
+    return {
+        **{f"model.{key}": value for key, value in asdict(resolved.model).items()},
+        **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
+        "engine.name": engine.name,
+        "engine.zero_stage": engine.zero_stage,
+        "engine.partition": list(partition) if isinstance(partition, tuple) else partition,
+        "engine.tiles": engine.tiles,
+        "train.dtype": resolved.train.dtype,
+        "train.optimizer": resolved.train.optimizer,
+    }
+
+
+def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
+    """Adds model.json to the checkpoint; one rank does."""
+    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """What `put_identity` left, `step` with it; CheckpointError if it cannot be read."""
+    return load_json(folder / NAME)
+
+
+def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The keys in which the checkpoint differs from this run, all of them `convertible`.
+
+    CheckpointError, with every difference named, for a checkpoint of another model or arithmetic, or of another layout
+    that the engine cannot convert.
+    """
+    saved = _BEFORE | read_identity(folder)
+    wanted = identity(resolved)
+    differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
+    if not differences.keys() <= convertible:
+        of_model = any(key.startswith("model.") for key in differences)
+        words = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
+            + "; ".join(words),
+            "resume with the settings it was saved with, or start a new run",
+        )
+    return frozenset(differences)
+
+
+def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
+    """Adds the states of this rank's generators, as tensors and plain numbers."""
+    kind, keys, *rest = np.random.get_state()
+    numpy = (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest)
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    files.put(f"random-{rank:05d}.pt", state)
+
+
+def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
+    """Restores them; CheckpointError if this rank has saved none."""
+    path = folder / f"random-{rank:05d}.pt"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
+    state = load_safely(path)
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
+    """Adds one file for each data-parallel rank in `positions`."""
+    for dp_rank, position in positions.items():
+        files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
+
+
+def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
+    """Every data-parallel rank's position; empty for data whose samples depend on the step alone."""
+    return {int(path.stem.removeprefix("data-")): load_json(path) for path in sorted(folder.glob("data-*.json"))}

@@ -1,0 +1,363 @@
+"""DeepSpeed's checkpoints at any layout: where each parameter's numbers are, and reading and loading them elsewhere.
+
+DeepSpeed keeps a rank's optimizer states flat. Every rank of a checkpoint writes the list of its pieces beside
+DeepSpeed's files, `states-<rank>.json`. With it any other layout finds what it needs, whatever had split the numbers:
+ZeRO, tp or pp.
+
+The files are mapped, not read: a rank touches only the pages of the parameters that it asks for, and nothing is
+written. So a run resumes at another tp, pp, dp or ZeRO stage without a conversion, which would be done by one process
+and needs 14 bytes of disk for each parameter, 680 GB for 48B. DeepSpeed's own converter is that process, and takes
+neither ZeRO-0 nor tp under ZeRO-3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.tensor_parallel import Split, full_name, split_of, tile_of
+from hpc_gpt.runs.lineage import convertible
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.safe_load import load_safely
+from hpc_gpt.train.checkpoints.training_state import check_identity, read_identity
+from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
+
+SCHEMA = 1
+# Beside the names of an optimizer's moments.
+WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` numbers of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
+
+    They are in the rank's flat tensor number `group` from `offset` on. `split` is (dim, parts) as in
+    `tensor_parallel.Split`, None if every tensor-parallel rank holds all of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[int, int] | None
+    group: int
+    offset: int
+    start: int
+    count: int
+
+
+def flat_states(engine: Any) -> list[Tensor]:
+    """The fp32 weights that this rank updates: flat tensors under ZeRO, without it the parameters themselves."""
+    optimizer = engine.optimizer
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(optimizer, name):
+            flats: list[Tensor] = list(getattr(optimizer, name))
+            return flats
+    return [parameter for group in engine.basic_optimizer.param_groups for parameter in group["params"]]
+
+
+def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
+    """This rank's pieces, in the order of its flat tensors. `engine` is DeepSpeed's, `module` the model it trains."""
+    optimizer, places = engine.optimizer, places_of(module)
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        groups: Any = enumerate(optimizer.fp16_groups)
+        return [piece for number, parameters in groups for piece in _shares(number, parameters, places)]
+    groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
+    if groups is None:
+        flats: Any = enumerate(flat_states(engine))
+        return [places[flat].piece(number, 0, 0, flat.numel()) for number, flat in flats]
+    found = []
+    for number, parameters in enumerate(groups):
+        for parameter in parameters:
+            mapping = parameter._hp_mapping
+            if mapping is not None:
+                at, source = mapping.hp_fragment_address, mapping.lp_fragment_address
+                found.append(places[parameter].piece(number, at.start, source.start, source.numel))
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter's part of its whole: `count` numbers from `start` on in a rank's flattened share of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[int, int] | None
+    start: int
+    count: int
+
+    def piece(self, group: int, offset: int, start: int, count: int) -> Piece:
+        """The piece with `count` of the parameter's own numbers from `start` on."""
+        return Piece(self.name, self.shape, self.split, group, offset, self.start + start, count)
+
+
+def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
+    """The place of every parameter. A tile is some rows of a rank's share; any other parameter is all of it."""
+    tiles: dict[str, list[tuple[int, nn.Parameter, tuple[int, ...]]]] = {}
+    for parameter in module.parameters():
+        tile = tile_of(parameter)
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        tiles.setdefault(full_name(parameter), []).append((tile.number if tile else 0, parameter, shape))
+    places = {}
+    for name, parts in tiles.items():
+        parts.sort(key=lambda part: part[0])
+        rows = sum(shape[0] for _, _, shape in parts)
+        start = 0
+        for _, parameter, shape in parts:
+            split = split_of(parameter)
+            parted = None if split is None else (split.dim, split.parts)
+            places[parameter] = Place(name, (rows, *shape[1:]), parted, start, math.prod(shape))
+            start += math.prod(shape)
+    return places
+
+
+def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]) -> Iterator[Piece]:
+    """The pieces of a group of ZeRO-3, where every rank has an equal share of each parameter, the last ones padded."""
+    offset = 0
+    for parameter in parameters:
+        size = int(parameter.partition_numel())
+        start = size * dist.get_rank(group=parameter.ds_process_group)
+        count = min(size, parameter.ds_numel - start)
+        if count > 0:
+            yield places[parameter].piece(group, offset, start, count)
+        offset += size
+
+
+def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
+    """Adds this rank's list of pieces to a checkpoint of DeepSpeed's; `at` is the rank's (tp, pp, dp).
+
+    Without ZeRO all ranks of a data-parallel group hold the same, and the first one adds the list.
+    """
+    without_zero = not hasattr(engine.optimizer, "optimizer")
+    if without_zero and at[2]:
+        return
+    name = engine._get_ckpt_name("", tag) if without_zero else engine._get_zero_ckpt_name("", tag)
+    listed = {
+        "schema": SCHEMA,
+        "at": at,
+        "file": name,
+        # DeepSpeed's file lacks what is on NVMe.
+        "swapped": any(not flat.numel() for flat in flat_states(engine)),
+        "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
+        "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
+    }
+    files.put_text(f"states-{rank:05d}.json", json.dumps(listed) + "\n")
+
+
+def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:
+    """The files of weights that are not in the optimizer's file: full name -> (file, key in it).
+
+    Only ZeRO-3 has tiles, so that here every parameter has a name of its own.
+    """
+    found = {}
+    for key, parameter in module.named_parameters():
+        if hasattr(module, "ckpt_layer_path"):
+            # A pipeline writes a file for each layer; a tied one is the first layer's.
+            layer, _, rest = key.partition(".")
+            number = 0 if layer == "tied_modules" else int(layer)
+            rest = rest.partition(".")[2] if layer == "tied_modules" else rest
+            found[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", rest
+        else:
+            found[full_name(parameter)] = engine._get_ckpt_name("", tag), key
+    return found
+
+
+class SavedStates:
+    """The weights and optimizer states in a DeepSpeed checkpoint, by parameter; CheckpointError if any are missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        lists = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("states-*.json"))]
+        if not lists or any(each["schema"] != SCHEMA for each in lists):
+            raise CheckpointError(
+                f"{folder} does not say where its numbers lie: an older version wrote it",
+                "resume it at the layout it was saved with",
+            )
+        if any(each["swapped"] for each in lists):
+            raise CheckpointError(
+                f"{folder} lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that",
+                "offload to the host's memory where a run is to be resumed or exported",
+            )
+        self.tp = 1 + max(each["at"][0] for each in lists)
+        self._files = [(each["file"], each["weights"]) for each in lists]
+        # name -> tp rank -> stage -> (number of the list, piece); two stages hold a tied parameter.
+        self._places: dict[str, dict[int, dict[int, list[tuple[int, Piece]]]]] = {}
+        for number, each in enumerate(lists):
+            tp_rank, pp_rank, _ = each["at"]
+            for name, shape, split, *place in each["pieces"]:
+                piece = Piece(name, tuple(shape), split and tuple(split), *place)
+                stages = self._places.setdefault(name, {}).setdefault(tp_rank, {})
+                stages.setdefault(pp_rank, []).append((number, piece))
+        self._opened: dict[str, Any] = {}
+
+    def names(self) -> list[str]:
+        """Every parameter of the whole model, by its full name."""
+        return list(self._places)
+
+    def kinds(self) -> list[str]:
+        """The states of each parameter beside its weights: `exp_avg` and `exp_avg_sq` under Adam."""
+        state = self._states(0).get(0, {})
+        return [key for key, value in state.items() if isinstance(value, Tensor) and value.ndim]
+
+    def updates(self) -> float | None:
+        """The optimizer's own count of steps, without skipped ones; None if it counts none."""
+        step = self._states(0).get(0, {}).get("step")
+        return None if step is None else float(step)
+
+    def loss_scaler(self) -> Any:
+        """DeepSpeed's loss scaler as it was saved; None without ZeRO."""
+        return self._optimizer_file(0).get("loss_scaler")
+
+    def share(self, name: str, key: str, tp_rank: int, tp: int) -> Tensor:
+        """A parameter's weights or one of its states (fp32), as `tp_rank` of `tp` holds it."""
+        split = self._split(name)
+        if split is None or tp == self.tp:
+            return self._share(name, key, 0 if split is None else tp_rank)
+        return split.shard(self.whole(name, key), tp_rank, tp)
+
+    def whole(self, name: str, key: str = WEIGHTS) -> Tensor:
+        """The same for the whole model."""
+        split = self._split(name)
+        if split is None:
+            return self._share(name, key, 0)
+        return split.merge([self._share(name, key, tp_rank) for tp_rank in range(self.tp)])
+
+    def _split(self, name: str) -> Split | None:
+        if name not in self._places:
+            raise CheckpointError(f"{self.folder} holds no parameter {name}", "is it a checkpoint of another model?")
+        pieces = next(iter(self._places[name][0].values()))
+        split = pieces[0][1].split
+        return None if split is None else Split(*split)
+
+    def _share(self, name: str, key: str, tp_rank: int) -> Tensor:
+        pieces = next(iter(self._places[name][tp_rank].values()))
+        shape = pieces[0][1].shape
+        share = torch.empty(shape, dtype=torch.float32)
+        flat, found = share.view(-1), 0
+        for number, piece in pieces:
+            source = self._flat(number, piece, key)[piece.offset : piece.offset + piece.count]
+            flat[piece.start : piece.start + piece.count] = source
+            found += piece.count
+        if found != share.numel():
+            raise CheckpointError(f"{self.folder} holds {found} of the {share.numel()} numbers of {name}", REMOVE_IT)
+        return share
+
+    def _flat(self, number: int, piece: Piece, key: str) -> Tensor:
+        if key != WEIGHTS:
+            flat: Tensor = self._states(number)[piece.group][key]
+        elif (weights := self._files[number][1]) is not None:
+            file, name = weights[piece.name]
+            state = self._open(file)
+            flat = (state if name in state else state["module"])[name]
+        else:
+            states = self._optimizer_file(number)
+            flat = states["fp32_flat_groups" if "fp32_flat_groups" in states else "single_partition_of_fp32_groups"][
+                piece.group
+            ]
+        return flat.detach().view(-1)
+
+    def _optimizer_file(self, number: int) -> dict[str, Any]:
+        state = self._open(self._files[number][0])
+        states: dict[str, Any] = state.get("optimizer_state_dict") or state["optimizer"]
+        return states
+
+    def _states(self, number: int) -> dict[int, dict[str, Any]]:
+        """The base optimizer's states by flat tensor."""
+        states = self._optimizer_file(number)
+        base = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or states
+        found: dict[int, dict[str, Any]] = base["state"]
+        return found
+
+    def _open(self, name: str) -> Any:
+        if name not in self._opened:
+            import_deepspeed(torch.device("cpu"))  # whose classes are in the files
+            try:
+                self._opened[name] = load_safely(self.folder / name, mmap=True)
+            except (OSError, RuntimeError) as fault:
+                raise CheckpointError(
+                    f"{self.folder / name} cannot be read: {fault}", "remove the checkpoint, and the one before is used"
+                ) from None
+        return self._opened[name]
+
+
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
+    saved = SavedStates(folder)
+    for name in saved.names():
+        yield name, saved.whole(name)
+
+
+def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
+    """The keys in which the checkpoint differs, if `load_universal` can convert all of them; else CheckpointError."""
+    saved = str(read_identity(folder).get("engine.name"))
+    return check_identity(folder, resolved, convertible(saved, resolved.engine.name))
+
+
+def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:
+    """Loads weights, optimizer states and counts into `engine`, which is DeepSpeed's; each rank takes its own part.
+
+    CheckpointError if the checkpoint lacks a parameter or numbers of one.
+    """
+    saved = SavedStates(folder)
+    pieces: dict[str, list[Piece]] = {}
+    for piece in pieces_of(engine, module):
+        pieces.setdefault(piece.name, []).append(piece)
+    # The weights that are computed with: ZeRO-3 refreshes its own partitions below; all others are whole on every rank.
+    whole = {place.name: (one, place) for one, place in places_of(module).items() if not hasattr(one, "ds_id")}
+    flats = flat_states(engine)
+    states = [{kind: torch.zeros_like(flat) for kind in saved.kinds()} for flat in flats]
+    with torch.no_grad():
+        for name in dict.fromkeys([*pieces, *whole]):
+            for kind in (WEIGHTS, *saved.kinds()):
+                if name not in pieces and kind != WEIGHTS:
+                    continue
+                share = saved.share(name, kind, tp_rank, resolved.layout.tp).view(-1)
+                for piece in pieces.get(name, ()):
+                    target = flats[piece.group] if kind == WEIGHTS else states[piece.group][kind]
+                    part = share[piece.start : piece.start + piece.count]
+                    target.view(-1)[piece.offset : piece.offset + piece.count].copy_(part)
+                if kind == WEIGHTS and name in whole:
+                    whole[name][0].view(-1).copy_(share)
+        _set_states(engine, flats, states, saved.updates())
+        if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
+            _refresh_partitions(engine.optimizer)
+    scaler = saved.loss_scaler()
+    if resolved.train.dtype == "fp16" and scaler is not None:
+        engine.optimizer.loss_scaler = scaler
+    engine.global_steps = int(read_identity(folder)["step"])
+    engine.global_samples = engine.global_steps * resolved.batch.global_batch
+    if saved.updates() is not None:
+        engine.skipped_steps = engine.global_steps - int(saved.updates() or 0)
+
+
+def _set_states(engine: Any, flats: list[Tensor], states: list[dict[str, Tensor]], updates: float | None) -> None:
+    """Sets the base optimizer's states; the step count of fused kernels must be on the device."""
+    base = engine.basic_optimizer
+    for flat, state in zip(flats, states, strict=True):
+        if updates is not None:
+            on_device = base.param_groups[0].get("fused")
+            counted = isinstance(base, torch.optim.AdamW)
+            count = torch.tensor(updates, dtype=torch.float32, device=flat.device if on_device else "cpu")
+            state["step"] = count if counted else int(updates)  # type: ignore[assignment]
+        if state:
+            base.state[flat] = state
+
+
+def _refresh_partitions(optimizer: Any) -> None:
+    """Copies ZeRO-3's fp32 weights to those that are computed with, and gathers the small ones on every rank again."""
+    for number, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
+        optimizer.fp16_partitioned_groups_flat[number].data.copy_(flat.data)
+        optimizer._unflatten_partitioned_parameters(number)
+    kept = optimizer.persistent_parameters
+    if kept:
+        kept[0].partition(kept)
+        kept[0].all_gather(kept)

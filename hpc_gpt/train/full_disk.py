@@ -1,0 +1,236 @@
+"""What keeps an attempt going on a full disk, and lets it say at its end how it ended. Needs no torch.
+
+`reserve` holds some room back for the last small files, and `when_there_is_room` lets a small file wait. `KeptLines`
+and `PatientOutput` keep the lines of metrics and of the log until there is room. `Refusal` says why a checkpoint was
+not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.train.failure import RESERVE, is_disk_full, probe_disk
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_RESERVE_BYTES = 1 << 16
+_PAUSE_S = 5.0
+# Some 30 MB of steps; of more, the oldest lines are dropped.
+_MOST_LINES = 100_000
+_MOST_BYTES = 1 << 20
+# Room that the log leaves on a nearly full disk to other files.
+_SPARE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the disk refused, and its errno; 0 if room was lacking before anything was written. False if it did not."""
+
+    words: str = ""
+    number: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    @property
+    def is_full(self) -> bool:
+        return self.number in FULL
+
+
+def find_room(folder: Path, needed_bytes: int) -> Refusal:
+    """Whether the disk has room for a checkpoint; a refusal with figures if it has not."""
+    room = shutil.disk_usage(folder)
+    if not room.total or room.free >= needed_bytes:
+        return Refusal()
+    return Refusal(f"the disk has {_size(room.free)} free, the checkpoint needs {_size(needed_bytes)}", errno.ENOSPC)
+
+
+def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
+    """The disk's error in words, with what is free on it.
+
+    torch's writer may hide that error in a RuntimeError: then a small write finds it. An error that is not the disk's
+    is raised again.
+    """
+    if not isinstance(fault, OSError):
+        try:
+            probe_disk(folder)
+        except OSError as found:
+            return disk_refusal(found, folder)
+        raise fault
+    words = f"{fault.strerror}: {fault.filename or folder}"
+    with contextlib.suppress(OSError):
+        words += f" ({_size(shutil.disk_usage(folder).free)} are free)"
+    return Refusal(words, fault.errno or errno.EIO)
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**20:.2f} MiB"
+
+
+def reserve(attempt: Attempt) -> None:
+    """Holds room back for what must be written though the disk is full: how the attempt ended, what comes next.
+
+    Does nothing if there is no room to hold back.
+    """
+    with contextlib.suppress(OSError):
+        # From attempts that were killed before they could release it.
+        for old in attempt.folder.parent.glob(f"*/{RESERVE}"):
+            old.unlink(missing_ok=True)
+        (attempt.folder / RESERVE).write_bytes(bytes(_RESERVE_BYTES))
+
+
+def release(attempt: Attempt) -> None:
+    """Frees that room for the next write."""
+    with contextlib.suppress(OSError):
+        (attempt.folder / RESERVE).unlink(missing_ok=True)
+
+
+def when_there_is_room(write: Callable[[], None], what: str) -> None:
+    """Calls `write`; if the disk is full, says so and tries again every few seconds while the process lives.
+
+    Raises RunFolderError if the disk refuses for another reason.
+    """
+    try:
+        write()
+    except RunFolderError as fault:
+        if not is_disk_full(fault):
+            raise
+        print(f"{what} waits for room on the disk: {fault}", flush=True)
+        threading.Thread(target=_try_again, args=(write,), daemon=True).start()
+
+
+def _try_again(write: Callable[[], None]) -> None:
+    while True:
+        time.sleep(_PAUSE_S)
+        with contextlib.suppress(RunFolderError):
+            write()
+            return
+
+
+class KeptLines:
+    """Appends lines to one file, which has no other writer; keeps them while the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        self._waiting: deque[str] = deque()
+
+    def append(self, lines: list[str]) -> Refusal:
+        """Writes the lines that wait, then `lines` (each with its end); or none, and returns why: the disk is full.
+
+        Raises RunFolderError if the disk refuses for another reason.
+        """
+        self._waiting += lines
+        while len(self._waiting) > _MOST_LINES:
+            self._waiting.popleft()
+            self.lost += 1
+        if not self._waiting:
+            return Refusal()
+        data = memoryview("".join(self._waiting).encode())
+        try:
+            number = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                size = os.fstat(number).st_size
+                if size and os.pread(number, 1, size - 1) != b"\n":
+                    data = memoryview(b"\n" + data)  # a line that was cut off must not spoil the next one
+                try:
+                    while data:
+                        data = data[os.write(number, data) :]
+                except OSError:
+                    # Half a line would spoil the next one.
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(number, size)
+                    raise
+            finally:
+                os.close(number)
+        except OSError as fault:
+            refusal = disk_refusal(fault, self.path)
+            if refusal.is_full:
+                return refusal
+            raise RunFolderError(
+                f"cannot write {self.path}: {fault.strerror}", "is the disk full or read-only?"
+            ) from fault
+        self._waiting.clear()
+        return Refusal()
+
+
+class PatientOutput(io.RawIOBase):
+    """The file descriptor `number` as an output that outlasts a full disk: at most 1 MiB waits, the newest is kept.
+
+    A job's log may be on the file system that the checkpoints have filled, and a print must not end the training.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._waiting = bytearray()
+        self._lost = 0
+        self._refused = False
+        # Several threads print. It is reentrant for a signal handler that prints within a print of the same thread.
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: Any) -> int:
+        """Takes all of `data`; OSError if the descriptor refuses for another reason than lack of room."""
+        given = bytes(data)
+        with self._lock:
+            self._waiting += given
+            if not self._refused or self._has_room():
+                self._write_waiting()
+            if self._refused and len(self._waiting) > _MOST_BYTES:
+                self._lost += len(self._waiting) - _MOST_BYTES
+                del self._waiting[:-_MOST_BYTES]
+        return len(given)
+
+    def _write_waiting(self) -> None:
+        try:
+            if self._lost:
+                note = f"[{self._lost} bytes of this log are lost: the disk was full]\n".encode()
+                os.write(self._number, note)
+                self._lost = 0
+            while self._waiting:
+                del self._waiting[: os.write(self._number, bytes(self._waiting))]
+            self._refused = False
+        except OSError as fault:
+            if fault.errno not in FULL:
+                self._waiting.clear()
+                raise
+            self._refused = True
+
+    def _has_room(self) -> bool:
+        try:
+            found = os.fstatvfs(self._number)
+        except OSError:
+            return True
+        return found.f_bavail * found.f_frsize > len(self._waiting) + _SPARE_BYTES
+
+
+def install_patient_output() -> None:
+    """Gives this process patient standard outputs, flushed at the end of every line."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        old.flush()
+        patient = PatientOutput(old.fileno())
+        new = io.TextIOWrapper(patient, old.encoding, old.errors, line_buffering=True, write_through=True)  # type: ignore[type-var]
+        setattr(sys, name, new)

@@ -1,0 +1,270 @@
+"""What a preflight measures: a rank's own device and node, in about a second, and how fast ranks reach each other.
+
+Every figure of a device can be replaced. A shell on each rank runs HPC_GPT_PROBE_COMMAND, with SLURMD_NODENAME, RANK
+and the rest of the job's environment, and the command prints a JSON object. What it gives is not measured. If it fails,
+or gives an `error`, the node has failed.
+
+Exchanges are between pairs of nodes, and between pairs and along the ring of every group of the layout. All pairs of a
+round are disjoint and exchange at the same time. A node has two neighbours, so that the other pair of each of two nodes
+tells a slow pair from a slow node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_gpt.preflight_lines import NODE_FILE, SEEN_BY_ALL, SHARED
+from hpc_gpt.runs.provenance import versions_of
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolve import Resolved
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_GIB = 2**30
+_MIB = 2**20
+
+# Long enough for a clock that has to rise, short enough that nobody waits.
+_MEASURED_S = 0.2
+_WRITTEN_MIB = 8
+_TIMES = 3
+# A collective that takes longer will not end; NCCL's first among hundreds of ranks takes many seconds.
+PATIENCE_S = 45
+AXES = ("tp", "pp", "dp")
+
+
+class ProbeFailed(Exception):
+    """This node cannot make a probe; the reason."""
+
+
+def probe_device(
+    resolved: Resolved, device: torch.device, attempt: Path, node: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of this rank, units in their names; those in `given` replace measured ones.
+
+    `judged`: the rates can be compared with those of other nodes. A CPU's depend on the machine's load, so that they
+    are reported but not judged, unless they are given.
+    """
+    cuda = device.type == "cuda"
+    probes: dict[str, Callable[[], Any]] = {
+        "device": lambda: torch.cuda.get_device_name(device) if cuda else "cpu",
+        "devices": torch.cuda.device_count,
+        "memory_free_gib": lambda: round(_memory_free(device) / _GIB, 2),
+        # In half precision a CPU's rate may be that of a plain loop.
+        "matmul_tflops": lambda: matmul_tflops(device, *((resolved.train.dtype, 8192) if cuda else ("fp32", 384))),
+        "host_to_device_gb_s": lambda: host_to_device_gb_s(device),
+        "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
+        "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
+        "free_gib": lambda: round(shutil.disk_usage(attempt).free / _GIB, 3),
+        "versions": versions,
+    }
+    figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
+    if isinstance(given.get("versions"), dict):
+        figures["versions"] = versions() | given["versions"]
+    return dict(given) | figures | {"judged": cuda or "matmul_tflops" in given}
+
+
+def figures_of_command(command: str | None) -> dict[str, Any]:
+    """What HPC_GPT_PROBE_COMMAND prints; empty without one. ProbeFailed if it fails or prints no object."""
+    if not command:
+        return {}
+    done = subprocess.run(
+        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        raise ProbeFailed(f"the probe command failed: {last}")
+    try:
+        found = json.loads(done.stdout or "{}")
+    except ValueError:
+        raise ProbeFailed(f"the probe command prints no JSON: {done.stdout[:80]!r}") from None
+    if not isinstance(found, dict):
+        raise ProbeFailed(f"the probe command prints no object: {done.stdout[:80]!r}")
+    if found.get("error"):
+        raise ProbeFailed(str(found["error"]))
+    return found
+
+
+def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
+    """Rate of a product of square matrices of `size` rows in TFLOP/s, 2 size^3 operations each."""
+    # A generator of its own, because the run's is part of its state.
+    generator = torch.Generator(device).manual_seed(1)
+    a = torch.randn(size, size, device=device, dtype=_DTYPES[dtype], generator=generator)
+    out = torch.empty_like(a)
+    seconds = _seconds_each(device, lambda: torch.mm(a, a, out=out))
+    return four_digits(2 * size**3 / seconds / 1e12)
+
+
+def host_to_device_gb_s(device: torch.device) -> float:
+    """Rate of a copy from the host's memory (pinned, for a GPU) to the device's, in GB/s of 1e9 bytes."""
+    cuda = device.type == "cuda"
+    size = (256 if cuda else 8) * _MIB
+    source = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+    target = torch.empty(size, dtype=torch.uint8, device=device)
+    seconds = _seconds_each(device, lambda: target.copy_(source, non_blocking=cuda))
+    return four_digits(size / seconds / 1e9)
+
+
+def write_mb_s(path: Path) -> float:
+    """Rate at which the run folder's file system writes 8 MiB to its disk, in MB/s. Other nodes look for the file."""
+    block = bytes(_MIB)
+    began = time.perf_counter()
+    with open(path, "wb") as file:
+        for _ in range(_WRITTEN_MIB):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return four_digits(_WRITTEN_MIB * _MIB / (time.perf_counter() - began) / 1e6)
+
+
+def four_digits(rate: float) -> float:
+    """A rate rounded to what was measured.
+
+    >>> four_digits(0.000123456), four_digits(742.6789)
+    (0.0001235, 742.7)
+    """
+    return float(f"{rate:.4g}")
+
+
+def versions() -> dict[str, str]:
+    """Versions that must be equal on all nodes: Python, the packages that train, CUDA and NCCL."""
+    found = versions_of(("torch", "deepspeed", "numpy"))
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
+
+
+def _seconds_each(device: torch.device, work: Callable[[], Any]) -> float:
+    """Seconds of one `work`: the mean over as many as fit in the time, after two for warm-up."""
+    for _ in range(2):
+        work()
+    once = _mean_seconds(device, work, 1)
+    return _mean_seconds(device, work, max(1, min(100, int(_MEASURED_S / once))))
+
+
+def _mean_seconds(device: torch.device, work: Callable[[], Any], times: int) -> float:
+    _wait_for(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    _wait_for(device)
+    return max(time.perf_counter() - began, 1e-9) / times
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _memory_free(device: torch.device) -> int:
+    """Free bytes of the device's memory; on a node without a GPU, of the host's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange: "pair" or "ring", along an axis of the layout, within a "node" or between "nodes"."""
+
+    kind: str
+    axis: str
+    ranks: tuple[int, ...]
+
+
+def plan_exchanges(layout: Layout, nodes: Sequence[str]) -> list[list[Exchange]]:
+    """Rounds of disjoint exchanges, the same on every rank. `nodes` names each rank's node; the layout's ranks come
+    first, then those of spare nodes."""
+    on: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        on.setdefault(node, []).append(rank)
+    rounds = [*_pairs_of_ring("nodes", [ranks[0] for ranks in on.values()])]
+    rounds.append([Exchange("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
+    for axis in AXES:
+        groups = [group for group in layout.groups(axis) if len(group) > 1]
+        by_round: dict[int, list[Exchange]] = {}
+        for group in groups:
+            for number, pairs in enumerate(_pairs_of_ring(axis, group)):
+                by_round.setdefault(number, []).extend(pairs)
+        rounds += [pairs for _, pairs in sorted(by_round.items())]
+        rounds.append([Exchange("ring", axis, tuple(group)) for group in groups])
+    return [exchanges for exchanges in rounds if exchanges]
+
+
+def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Exchange]]:
+    """The pairs of neighbours of a ring in two rounds, or three for an odd number."""
+    edges = [(at, (at + 1) % len(ring)) for at in range(len(ring) if len(ring) > 2 else len(ring) - 1)]
+    closing = [edges.pop()] if len(ring) % 2 and len(ring) > 2 else []
+    for some in (edges[0::2], edges[1::2], closing):
+        if some:
+            yield [Exchange("pair", axis, (ring[a], ring[b])) for a, b in some]
+
+
+def run_exchanges(
+    rounds: Sequence[Sequence[Exchange]],
+    rank: int,
+    device: torch.device,
+    given: Mapping[str, Any],
+    began: Callable[[Exchange], None],
+    say: Callable[[Exchange, float], None],
+) -> None:
+    """Makes this rank's exchanges, and passes the rate of each to `say`, in GB/s of 1e9 bytes.
+
+    The rate of a pair is what each rank sends while it receives as much; that of a ring is the bus bandwidth,
+    2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may hold `pair_gb_s` and
+    `all_reduce_gb_s`, one rate for all axes or one for each, which replace measured ones.
+    """
+    buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
+    other = torch.empty_like(buffer)
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for exchanges in rounds:
+        own = next((each for each in exchanges if rank in each.ranks), None)
+        if own is None:
+            continue
+        began(own)
+        if own.kind == "pair":
+            peer = own.ranks[0] if own.ranks[1] == rank else own.ranks[1]
+            seconds = _timed(device, lambda peer=peer: _swap(buffer, other, peer))  # type: ignore[misc]
+            rate = buffer.nbytes / seconds / 1e9
+        else:
+            if own.ranks not in groups:
+                groups[own.ranks] = dist.new_group(
+                    list(own.ranks), timeout=timedelta(seconds=PATIENCE_S), use_local_synchronization=True
+                )
+            group = groups[own.ranks]
+            seconds = _timed(device, lambda group=group: dist.all_reduce(buffer, group=group))  # type: ignore[misc]
+            rate = 2 * (len(own.ranks) - 1) / len(own.ranks) * buffer.nbytes / seconds / 1e9
+            buffer.fill_(1.0)
+        say(own, _replaced(given, own, four_digits(rate)))
+
+
+def _replaced(given: Mapping[str, Any], exchange: Exchange, measured: float) -> float:
+    rates = given.get("pair_gb_s" if exchange.kind == "pair" else "all_reduce_gb_s")
+    if isinstance(rates, Mapping):
+        rates = rates.get(exchange.axis)
+    return float(rates) if isinstance(rates, int | float) else measured
+
+
+def _swap(mine: torch.Tensor, theirs: torch.Tensor, peer: int) -> None:
+    sent = dist.P2POp(dist.isend, mine, peer)
+    received = dist.P2POp(dist.irecv, theirs, peer)
+    for work in dist.batch_isend_irecv([sent, received]):
+        work.wait()
+
+
+def _timed(device: torch.device, work: Callable[[], Any]) -> float:
+    """Seconds of one `work`: the mean of three, after one that opens the connection."""
+    work()
+    return _mean_seconds(device, work, _TIMES)
