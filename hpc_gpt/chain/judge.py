@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.chain.history import Past, gpu_hours
-from hpc_gpt.runs.retries import RETRIES, is_mistake, pause_s
+from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.checkpoint_size import checkpoint_bytes
-from hpc_gpt.chain.decide import gpus_of
 from hpc_gpt.chain.figure_words import clock, counted, duration, rounded_up
 from hpc_gpt.chain.forecast import LEAVE_S, Forecast, Pace, forecast, signal_lead_s
+from hpc_gpt.chain.history import gpus_of
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.settings.engines import can_resume

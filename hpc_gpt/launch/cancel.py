@@ -6,9 +6,10 @@ import signal
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.launch.status import LIVE, RunStatus, read_own_status
+from hpc_gpt.launch.status import RunStatus, read_own_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, newest_chain
+from hpc_gpt.runs.state import LIVE
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:

@@ -42,7 +42,7 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
 
 
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
-    no_answer = status.state == "unknown" and (status.cause == NO_ANSWER or status.scheduler == "local")
+    no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in ("pending", "running") and not no_answer:
         ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
         return Asked(run, verb, f"nothing to {verb}, {ended}", refused=True)

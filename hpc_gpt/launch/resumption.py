@@ -15,6 +15,7 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import Prepared, Submitted, check_submission, start_run, write_run
 from hpc_gpt.runs.lineage import Parent, check_resumable, check_unfinished, descend, newest_step, parent_of
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment_text import experiment_text
 from hpc_gpt.settings.resolve import Resolved
@@ -41,7 +42,7 @@ def prepare_resumption(
     `force`.
     Raises RunFolderError while a job of the run is still there, LayoutError or ConfigError for what cannot go on.
     """
-    from hpc_gpt.launch.status import LIVE, read_own_status
+    from hpc_gpt.launch.status import read_own_status
 
     state = read_own_status(run).state
     if state in LIVE:
@@ -81,8 +82,7 @@ def outlook_of_same(run: RunFolder, until: Until | None, earlier: Earlier) -> Ou
     resolved = run.resolved()
     if not wants_outlook(resolved, until):
         return None
-    from hpc_gpt.chain.decide import gpus_of
-    from hpc_gpt.chain.history import gpu_hours, read_history
+    from hpc_gpt.chain.history import gpu_hours, gpus_of, read_history
 
     seen = Foresight("", tables=read_json(run.path / PREDICTED) or None)
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))

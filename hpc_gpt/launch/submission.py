@@ -12,6 +12,7 @@ from hpc_gpt.errors import ConfigError, RunFolderError, SlurmUnreachable, UserEr
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.lineage import check_resumable, check_unfinished, newest_step
 from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
+from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.experiment import ExperimentFile, folder_of_data
 from hpc_gpt.settings.megatron_checkout import check_checkout
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
@@ -205,7 +206,7 @@ def resume_run(run: RunFolder, links: int = 1) -> Submitted:
 
 def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
     """The settings of a run that may start once more. Raises as resume_run; `dry` is as for check_submission."""
-    from hpc_gpt.launch.status import LIVE, read_own_status
+    from hpc_gpt.launch.status import read_own_status
     from hpc_gpt.runs.provenance import list_gpus
 
     state = read_own_status(run).state

@@ -18,18 +18,16 @@ from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import deciding, standing_of, words_between
+from hpc_gpt.runs.standing import deciding, read_end, words_between
+from hpc_gpt.runs.state import LIVE, VAGUE, Facts, class_of
 
 SCHEMA = 1
-LIVE = ("pending", "running")
 _MOST_LISTED = 10
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 _KILLED_RANK = re.compile(r"rank \d{1,7} ended with signal \w+$")
 # Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
 _FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
-# The trainer's own word says no more than that something went wrong: the logs may say what.
-_VAGUE = (None, "unknown", "error")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Why:
     def ended(self) -> str:
         """The class the run ended with, or pending, running, unknown."""
         record = self.record.ended or "unknown"
-        return self.last.ended if self.last and record in _VAGUE else record
+        return self.last.ended if self.last and record in VAGUE else record
 
     @property
     def is_told(self) -> bool:
@@ -121,12 +119,12 @@ class Why:
     def chain(self) -> str | None:
         """What the chain of a run of ours does behind its last attempt, where that says more than how it ended."""
         attempts = deciding(self.own.attempts()) if self.own else []
-        end = standing_of(attempts[-1]) if attempts else None
+        end = read_end(attempts[-1]) if attempts else None
         if end is None:
             return None
-        if end.goes_on:
+        if end.facts.retried:
             return words_between(attempts[-1])
-        return None if end.cause in (None, end.attempt_cause) else f"ends as {end.ended}: {one_line(end.cause or '')}"
+        return None if end.why == end.cause else f"ends as {end.facts.verdict}: {one_line(end.why or '')}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
@@ -229,7 +227,7 @@ def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
 
 
 def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
-    attempt = _settled(number, ended, words, cause)
+    attempt = _explained(number, ended, words, cause)
     # Our own tracebacks bear no rank; ended.json does.
     said = _OWN_RANK.match(words or "")
     if said is not None and attempt.cause.rank is None and attempt.words == one_line(words or ""):
@@ -237,15 +235,18 @@ def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cau
     return attempt
 
 
-def _settled(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+    """The attempt's own word, unless it says no more than that something went wrong and the logs say what."""
     if _KILLED_RANK.match(words or "") and _only_echoes(cause):
         # What stands over the ranks knows which one was killed; the logs have what followed.
         cause = Cause(ended or "unknown", words or "", None, None, cause.ordered, survived=cause.survived)
     told = cause.ended not in ("unknown", "done")
-    if ended in _VAGUE and told and (words is None or cause.ended not in _VAGUE or not _only_echoes(cause)):
+    said = ended or "unknown"
+    if said in VAGUE and told and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
         better = cause.words if cause.ended != "error" or words is None else words
-        return AttemptWhy(number, cause.ended, one_line(better), cause)
-    ended = ended or "unknown"
+        ended = class_of(Facts(said=said, logs=cause.ended)) or said
+        return AttemptWhy(number, ended, one_line(better), cause)
+    ended = said
     place = _place_of(ended, words, cause)
     if place is not cause.failure and not (place is None and cause.ended == ended):
         rank = place.rank if place else None

@@ -17,32 +17,6 @@ from hpc_gpt.small_files import read_json, replace_whole
 
 SCHEMA = 1
 
-# What a run, or one attempt of it, can end as; the last three have not ended.
-ENDED = [
-    "done",
-    "stopped",
-    "walltime",
-    "preempted",
-    "requeued",
-    "cancelled",
-    "refused",
-    "budget",
-    "no_progress",
-    "gpu_memory",
-    "host_memory",
-    "collective_timeout",
-    "hang",
-    "node_failure",
-    "nan",
-    "data",
-    "disk_full",
-    "user_error",
-    "error",
-    "pending",
-    "running",
-    "unknown",
-]
-
 
 @dataclass(frozen=True)
 class Record:

@@ -202,6 +202,16 @@ class RunFolder:
         """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
         return self.path / f"cancelled.{job_id}"
 
+    def is_cancelled(self, job_id: str | None) -> bool:
+        """Whether `hpc-gpt cancel` has left its mark for a job."""
+        return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
+
+    def asked_to_end(self, job_id: str | None) -> str:
+        """How `hpc-gpt cancel` or `hpc-gpt stop` wants a job to end, a class of state.ENDED; empty if nobody asked."""
+        if self.is_cancelled(job_id):
+            return "cancelled"
+        return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
+
     def stop_mark(self, job_id: str) -> Path:
         """The file `hpc-gpt stop` leaves, so that a job that has yet to start, or starts once more, ends as stopped."""
         return self.path / f"stop.{job_id}"
@@ -277,21 +287,22 @@ def job_ids(run: RunFolder) -> list[str]:
 
 
 def newest_submission(run: RunFolder) -> dict[str, Any]:
-    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
-    lines = run.submissions()
-    last = lines[-1] if lines else {}
-    attempts = run.attempts()
-    aside = _stepped_aside(attempts)
-    if aside:  # what is left of them tells how the run stands
+    """The line of submissions.jsonl of the run's newest job: the last line, or that of an older job whose attempt is
+    newer; made up for a job that plain sbatch started. What sbatch refused counts only before the first attempt."""
+    lines, attempts = run.submissions(), run.attempts()
+    if aside := _stepped_aside(attempts):  # what is left of them says how the run stands
         attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
         lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
-        last = lines[-1] if lines else {}
     start = attempts[-1].started() if attempts else {}
-    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
-    # Plain sbatch leaves no line; a `submit --resume` after it is the newer job, though that has not started.
-    if by_sbatch and not _seconds(start.get("started")) < _seconds(last.get("time")):
-        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
-    return last
+    job_id = str(start.get("job_id") or "")
+    if job_id:
+        lines = [line for line in lines if not line.get("refused")]
+    last = lines[-1] if lines else {}
+    # A `submit --resume` after that attempt is the newer job, though it has not started.
+    if not job_id or job_id == str(last.get("job_id")) or _seconds(start.get("started")) < _seconds(last.get("time")):
+        return last
+    own = [line for line in lines if str(line.get("job_id")) == job_id]
+    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
 
 
 def _stepped_aside(attempts: list[Attempt]) -> set[str]:
@@ -305,15 +316,17 @@ def _stepped_aside(attempts: list[Attempt]) -> set[str]:
 
 
 def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of the jobs that were submitted last: of a chain of jobs that wait for each other all that were taken,
-    first to last; else the newest submission alone."""
+    """The lines of the newest job and of the jobs that were submitted in a chain with it, first to last, without those
+    that were refused; that job's alone if it is in no chain."""
     newest, lines = newest_submission(run), run.submissions()
     if newest not in lines:
         return [newest] if newest else []
     # A job that the last one of a chain has sent names that one.
     begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
-    chain = lines[begins[-1] if begins else 0 :]
-    return [line for line in chain if line.get("job_id") and not line.get("refused")] or [newest]
+    place = len(lines) - 1 - lines[::-1].index(newest)
+    begin = max((n for n in begins if n <= place), default=0)
+    end = min((n for n in begins if n > place), default=len(lines))
+    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
 
 
 def _seconds(moment: Any) -> float:

@@ -76,8 +76,7 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     """Whether `hpc-gpt cancel` has left its mark for this job."""
-    job_id = attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
-    return bool(job_id) and run.cancelled_mark(str(job_id)).exists()
+    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
 
 
 def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.report.advice import ADVICE
-from hpc_gpt.runs.record import ENDED
-from hpc_gpt.runs.retries import LONGEST_PAUSE_S, RETRIES, is_mistake, pause_s, words_of
+from hpc_gpt.runs.state import ENDED, LONGEST_PAUSE_S, RETRIES, is_mistake, pause_s, words_of
 
 
 def test_every_class_that_an_attempt_can_end_with_is_in_the_table() -> None:

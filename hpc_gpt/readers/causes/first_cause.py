@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from hpc_gpt.readers.causes.blame import node_of, nodes_of_ranks, only_one_that_left, rank_of_file, rank_to_blame
 from hpc_gpt.readers.causes.torchelastic_block import FIRST_OBSERVED, join_blocks
 from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 
 SKEW_S = 2.0
@@ -50,14 +51,13 @@ _TELLING = (
     "hang",
     "collective_timeout",
 )
-_SCHEDULERS = frozenset(("walltime", "preempted", "requeued", "cancelled"))
 
 
 @dataclass
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of record.ENDED, `unknown` where nothing says. `words`: the cause in one line, in the log's words
+    `ended`: a class of state.ENDED, `unknown` where nothing says. `words`: the cause in one line, in the log's words
     behind the rank's number; fit to be shown, without secrets. `failure`: where it stands, None without one. `node`,
     `rank`: whose it is, where that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
     failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
@@ -116,7 +116,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     if chosen.ended in ("collective_timeout", "hang"):
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    if chosen.ended not in _SCHEDULERS:
+    if chosen.ended not in OF_SCHEDULER:
         left = only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
