@@ -1,4 +1,4 @@
-"""Whether a run goes on behind its last attempt, after which pause and why: a pure function of its attempts."""
+"""Decides whether a run is retried, when, and why: a pure function of its attempts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Verdict:
 
 
 def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
-    """The verdict behind the last of `past`, which has one attempt at least.
+    """The verdict after the last of `past`, which has one attempt at least.
 
     `asked`: the run was asked to end as `cancelled` or `stopped`, whatever its attempt has noticed of it.
     """

@@ -203,7 +203,7 @@ def _resume_same(run: Any, outlook: Any, dry_run: bool) -> Any:
         click.echo(f"would run: the run's own {run.job_script}", err=True)
         click.echo("dry run: nothing was written or submitted", err=True)
         return None
-    return resume_run(run, outlook.links if outlook and run.resolved().cluster.chain == "singleton" else 1)
+    return resume_run(run, outlook.jobs if outlook and run.resolved().cluster.chain == "singleton" else 1)
 
 
 def _is_given(name: str) -> bool:

@@ -15,8 +15,8 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.settings.until import Until, check_against
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.chain.outlook import Outlook
 
 # What a job should train at least.
 _FEW_STEPS = 3
@@ -76,14 +76,14 @@ def with_outlook(
     parent: RunFolder | None = None,
     done: int = 0,
     spent: float = 0.0,
-) -> tuple[Resolved, Outlook]:
+) -> tuple[Resolved, Forecast]:
     """The settings with the lead of the signal that the save's time asks for, and the outlook.
 
     `parent` is the run that this one goes on from, after step `done`; `spent` GPU-hours of its budget are gone. Raises
     ConfigError for what cannot come to its end.
     """
+    from hpc_gpt.chain.forecast import Known, make_forecast
     from hpc_gpt.chain.measured import measure_run
-    from hpc_gpt.chain.outlook import Known, look_ahead
 
     tables = foresight.tables if foresight is not None else None
     step = tables["step"] if tables is not None else None
@@ -101,7 +101,7 @@ def with_outlook(
         spent=spent,
         no_prediction=foresight.line if foresight is not None and step is None else "",
     )
-    outlook = look_ahead(resolved, known, lead_is_given)
+    outlook = make_forecast(resolved, known, lead_is_given)
     if outlook.lead_s is not None:
         resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=outlook.lead_s))
     return resolved, outlook

@@ -23,8 +23,8 @@ from hpc_gpt.settings.until import Until, check_against
 from hpc_gpt.small_files import read_json
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.chain.outlook import Outlook
 
 
 def prepare_resumption(
@@ -75,7 +75,7 @@ def settings_of(settings: Resolved, until: Until | None, changes: Mapping[str, A
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
 
 
-def outlook_of_same(run: RunFolder, until: Until | None, earlier: Earlier) -> Outlook | None:
+def outlook_of_same(run: RunFolder, until: Until | None, earlier: Earlier) -> Forecast | None:
     """The outlook of a run that goes on as it is, with its own job.sh; None where nobody asks. Raises ConfigError, also
     where the run is done."""
     check_unfinished(run)

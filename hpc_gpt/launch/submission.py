@@ -20,7 +20,7 @@ from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.outlook import Outlook
+    from hpc_gpt.chain.forecast import Forecast
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Prepared:
     text: str
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
-    outlook: Outlook | None = None
+    outlook: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
 
@@ -54,7 +54,7 @@ class Prepared:
     def links(self) -> int:
         """Jobs to submit at once."""
         singleton = self.resolved.cluster.chain == "singleton"
-        return max(1, self.outlook.links) if self.outlook is not None and singleton else 1
+        return max(1, self.outlook.jobs) if self.outlook is not None and singleton else 1
 
 
 @dataclass(frozen=True)
