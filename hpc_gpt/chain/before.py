@@ -11,7 +11,6 @@ Stdin holds what Slurm says of the jobs of earlier attempts that left no word, a
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import sys
 import time
@@ -32,6 +31,7 @@ from hpc_gpt.chain.decisions import (
 from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, read_history
 from hpc_gpt.chain.judge import Verdict
 from hpc_gpt.errors import UserError
+from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state, start_class
 from hpc_gpt.settings.resolve import Resolved
@@ -48,7 +48,6 @@ _WORDS = {
     "unknown": "it left no word, and Slurm has none of it",
 }
 _NODE_FAILED = b"Node failure on"
-_FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 # Another start that has made its folder and not yet said whose it is.
 _JUST_MADE_S = 20.0
 
@@ -156,7 +155,7 @@ def _conclude_lost(run: RunFolder, lost: Attempt, resolved: Resolved, word: Word
         words, now = "hpc-gpt cancel", min(now, moment)
     end = classify(lost, slurm, words, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
-        end = replace(end, node=_batch_host(lost))
+        end = replace(end, node=first_node(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
     conclude(run, lost, resolved, end, now, over, put_back=again)
 
@@ -167,13 +166,6 @@ def _cancelled_at(run: RunFolder, job_id: str) -> float | None:
         return run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     except OSError:
         return None
-
-
-def _batch_host(attempt: Attempt) -> str | None:
-    """The node on which the attempt's script ran: the first of its list."""
-    listed = attempt.started().get("node_list")
-    first = _FIRST_NODE.match(listed) if isinstance(listed, str) else None
-    return first[1] + (first[2] or "") if first else None
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_gpt.runs.bad_nodes import NODE
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder, seconds_of
 from hpc_gpt.runs.standing import read_end
 from hpc_gpt.runs.state import class_of
 from hpc_gpt.settings.resolve import Resolved
@@ -25,9 +25,9 @@ _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 @dataclass(frozen=True)
 class Past:
     """One attempt that is over. `saved` is the step of the newest complete checkpoint when it ended, `resumed` that of
-    the one it went on from; 0 without one. `seconds` is how long it had its `gpus`.
+    the one it resumed from; 0 without one. `seconds` is how long it had its `gpus`.
 
-    `ended` is a class of state.ENDED; `node` is at fault for it, None where none is.
+    `ended` is a class of state.ENDED; `node` is at fault for it, None without one.
     """
 
     number: int
@@ -68,16 +68,16 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
         found = resumed[index]
         base = saved if found is None else found
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
-        began = _seconds(starts[index].get("started"))
-        left = now if attempt.number == over else _seconds(verdict.get("time")) or _seconds(end.get("time"))
-        left = left or _first_start(later) or now
+        began = seconds_of(starts[index].get("started"))
+        left = now if attempt.number == over else seconds_of(verdict.get("time")) or seconds_of(end.get("time"))
+        left = left or (seconds_of(later[0].get("started")) if later else 0.0) or now
         own = starts[index].get("gpus")
         job_id = _text(starts[index].get("job_id"))
+        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
         past.append(
             Past(
                 number=attempt.number,
-                ended=class_of(replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id)))
-                or "unknown",
+                ended=class_of(facts) or "unknown",
                 cause=_text(verdict.get("cause") or end.get("cause")),
                 node=node if isinstance(node := verdict.get("node"), str) and NODE.fullmatch(node) else None,
                 job_id=job_id,
@@ -118,11 +118,11 @@ def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
     times = []
     over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_SCHEDULER]
     for attempt in over:
-        began = _seconds(attempt.started().get("started"))
-        seconds = _seconds(attempt.ended().get("time")) - began
+        began = seconds_of(attempt.started().get("started"))
+        seconds = seconds_of(attempt.ended().get("time")) - began
         last = attempt.last_metrics()
-        steps = _seconds(last.get("step")) - (_step(attempt.folder, "trainer.json", "resumed_step") or 0)
-        trained = max(0.0, steps * _seconds(last.get("step_s")))
+        steps = seconds_of(last.get("step")) - (_step(attempt.folder, "trainer.json", "resumed_step") or 0)
+        trained = max(0.0, steps * seconds_of(last.get("step_s")))
         if not began or not trained < HARDLY * seconds:
             return None
         times.append((trained / seconds, trained, seconds))
@@ -148,14 +148,6 @@ def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | Non
 def _step(folder: Path, name: str, key: str) -> int | None:
     found = read_json(folder / name).get(key)
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
-
-
-def _first_start(starts: Sequence[dict[str, Any]]) -> float:
-    return _seconds(starts[0].get("started")) if starts else 0.0
-
-
-def _seconds(moment: Any) -> float:
-    return float(moment) if isinstance(moment, int | float) and not isinstance(moment, bool) else 0.0
 
 
 def _text(value: Any) -> str | None:

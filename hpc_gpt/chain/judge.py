@@ -11,7 +11,7 @@ from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty where one can."""
+    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty if one can."""
 
     cannot_go_on: str = ""
     retry_pause_s: float = 30.0

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt.process import is_alive
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain, seconds_of
 from hpc_gpt.runs.state import LIVE, Facts, State, class_of, slurm_state, state_of
 
 # A run that has not written for this long is no longer known to run.
@@ -214,7 +213,7 @@ def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
     """Seconds for which a healthy run may be silent: its lines come every `log_every` steps."""
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     step_s = metrics.get("step_s")
-    return max(SILENT_S, max(10, 3 * log_every) * _seconds(step_s))
+    return max(SILENT_S, max(10, 3 * log_every) * seconds_of(step_s))
 
 
 # --- in words
@@ -255,13 +254,7 @@ def ordinal(number: int) -> str:
 
 def time_of(table: Mapping[str, Any]) -> float:
     """Epoch seconds of a line of submissions.jsonl or a small file; 0 without any."""
-    return _seconds(table.get("time"))
-
-
-def _seconds(value: Any) -> float:
-    """A finite number of seconds, or 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else 0.0
+    return seconds_of(table.get("time"))
 
 
 def _job_of(attempt: Attempt | None) -> str | None:

@@ -113,7 +113,7 @@ def slurm_is_leaving(word: str) -> bool:
 
 # --- one answer
 
-# What these classes of the trainer's stand for is what Slurm did, if Slurm says so: {Slurm's: the trainer's}.
+# {Slurm's class: the trainer's classes that it replaces, because that is what Slurm's doing looked like from inside}.
 _SEEN_AS = {
     "node_failure": ("error", "unknown", "cancelled", "collective_timeout", "hang"),
     "requeued": ("error", "unknown", "cancelled"),
@@ -266,7 +266,7 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
 LONGEST_PAUSE_S = 3600
 # So many attempts in a row that leave no newer checkpoint end a run.
 MOST_WITHOUT_PROGRESS = 2
-# So many where nodes failed, each of which the next attempt has done without.
+# The same for failures of nodes: each time the next attempt leaves the node out.
 MOST_NODE_FAILURES = 5
 
 

@@ -1,7 +1,7 @@
-"""The process that stands over a local run's ranks: submitit's controller, with what that leaves undone.
+"""The process that supervises a local run's ranks: submitit's controller, with what that leaves undone.
 
-It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and has
-the last word on how the attempt ended. It outlives the terminal and the command that started it.
+It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and
+writes how the attempt ended if no rank has. It outlives the terminal and the command that started it.
 
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """

@@ -46,7 +46,7 @@ class AttemptRead:
 
     @property
     def end_s(self) -> float | None:
-        """Epoch seconds of its end, or of its last step where it ended without a word."""
+        """Epoch seconds of its end, or of its last step if it ended without a word."""
         last = float(self.steps["time"][-1]) if len(self.steps) else math.nan
         return epoch(self.ended.get("time")) or epoch(last)
 
@@ -123,7 +123,7 @@ def source_of_state(standing: Standing) -> str:
 
 
 def epoch(moment: Any) -> float | None:
-    """Epoch seconds from a number, or from ISO 8601 text; None where it is neither, or of no year up to 9999."""
+    """Epoch seconds from a number, or from ISO 8601 text; None if it is neither, or of no year up to 9999."""
     if isinstance(moment, bool):
         return None
     try:
