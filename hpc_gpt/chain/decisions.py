@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, newest_saved, read_history
 from hpc_gpt.chain.judge import Rules, Verdict, judge
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.readers.causes.first_cause import first_cause
-from hpc_gpt.readers.log_files.read_log import read_log
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -72,6 +70,10 @@ def _read_cause(attempt: Attempt) -> End:
 
     slurm-<job>.out is not read: what Slurm wrote there is of an earlier start of the job.
     """
+    # The readers take longer to load than all the rest does, and at the time limit a job has seconds for its answer.
+    from hpc_gpt.readers.causes.first_cause import first_cause
+    from hpc_gpt.readers.log_files.read_log import read_log
+
     try:
         readable = attempt.log.is_file() and attempt.log.stat().st_size <= _MOST_BYTES
         cause = first_cause(read_log(attempt.log).parts if readable else [], False)
