@@ -14,6 +14,7 @@ from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_status
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_submission
+from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 
@@ -43,7 +44,7 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
 
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
-    if status.state not in ("pending", "running") and not no_answer:
+    if status.state not in LIVE and not no_answer:
         ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
         return Asked(run, verb, f"nothing to {verb}, {ended}", refused=True)
     try:
