@@ -1,1 +1,1 @@
-"""What a run does after each attempt: whether it goes on, when, and on which nodes; and how far that will take it."""
+"""The job chain of a run: whether it is retried, when, why and on which nodes; and the forecast of the whole chain."""

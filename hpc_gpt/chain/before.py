@@ -1,11 +1,11 @@
 """`python -m hpc_gpt.chain.before RUN ATTEMPT`: job.sh asks whether this attempt of the run may start.
 
-On stdin stands what Slurm says of the jobs of earlier attempts that left no word, a line each: `squeue JOB STATE` or
-`sacct JOB STATE`, of sacct's the oldest start first. Settles those attempts that are over, and prints one line:
+Stdin holds what Slurm says of the jobs of earlier attempts that left no word, a line each: `squeue JOB STATE` or
+`sacct JOB STATE`, of sacct's the oldest start first. Classifies and judges those attempts that are over, and prints:
 
-    hpc-gpt-next go STOP_AT     starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
+    hpc-gpt-next go STOP_AT     it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
     hpc-gpt-next wait           another job of the run is just leaving: ask again
-    hpc-gpt-next stop CODE JOBS it does not; the script ends with that exit code, and the links that wait are cancelled
+    hpc-gpt-next stop CODE JOBS it does not; the script ends with that exit code and cancels the chain's waiting JOBS
 """
 
 from __future__ import annotations
@@ -15,34 +15,28 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpc_gpt.chain.after import MARK, asked_to_end, forget_stop, other_jobs
-from hpc_gpt.chain.decide import gpus_of, nodes_left_out, past_of, rules_of, write_verdict
-from hpc_gpt.chain.history import Past, gpu_hours, is_open, read_history
-from hpc_gpt.chain.judge import Verdict, judge
-from hpc_gpt.chain.settle import Settled, batch_host, settle
+from hpc_gpt.chain.decisions import (
+    MARK,
+    End,
+    classify,
+    conclude,
+    forget_stop,
+    job_of,
+    other_jobs,
+    write_verdict,
+)
+from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, read_history
+from hpc_gpt.chain.judge import Verdict
 from hpc_gpt.errors import UserError
-from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state, start_class
 from hpc_gpt.settings.resolve import Resolved
 
-# States of a job whose ranks may be there; of the second kind they are leaving.
-_RUNS = ("RUNNING", "SUSPENDED", "SIGNALING", "STOPPED", "RESIZING", "CONFIGURING")
-_LEAVES = ("COMPLETING", "STAGE_OUT")
-# How accounting's word for a start that is over reads as a class.
-_ENDED = {
-    "NODE_FAIL": "node_failure",
-    "BOOT_FAIL": "node_failure",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "walltime",
-    "DEADLINE": "walltime",
-    "OUT_OF_MEMORY": "host_memory",
-    "CANCELLED": "cancelled",
-    "REQUEUED": "requeued",
-    "FAILED": "error",
-}
+# The cause of an attempt that left no word, by the class that Slurm's word gives.
 _WORDS = {
     "node_failure": "a node of the job died",
     "preempted": "preempted before it had saved",
@@ -83,30 +77,30 @@ def read_word(lines: Iterable[str]) -> Word:
 
 
 def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
-    """Settles what came before, and gives the script's line. Raises UserError for a folder that cannot be read."""
+    """Concludes what came before, and gives the script's line. Raises UserError for a folder that cannot be read."""
     resolved = run.resolved()
-    own = str(attempt.started().get("job_id") or "")
+    own = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
-    for other in [each for each in earlier if is_open(each)]:
-        job_id = str(other.started().get("job_id") or "")
+    for other in [each for each in earlier if not each.verdict()]:
+        job_id = job_of(other)
         state = word.queue.get(job_id, "")
         if job_id == own:
-            _settle_lost(run, other, resolved, word, now, again=True)
-        elif state in _LEAVES or (state in _RUNS and other.ended()):
+            _conclude_lost(run, other, resolved, word, now, again=True)
+        elif slurm_is_leaving(state) or (slurm_has_ranks(state) and other.ended()):
             return f"{MARK} wait"  # its script is about to go
         elif not job_id and _age_s(other, now) < _JUST_MADE_S:
             return f"{MARK} wait"
-        elif state in _RUNS:
+        elif slurm_has_ranks(state):
             why = f"job {job_id} runs this run already, as attempt {other.number}"
             return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
-        elif state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
-            _settle_lost(run, other, resolved, word, now, again=False)
+        elif slurm_state(state) != "pending":
+            _conclude_lost(run, other, resolved, word, now, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own, now)) is not None:
         if ended.ended == "done":
             return _leave(run, attempt, ended.why)
         return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in ("stopped", "budget") else 1)
-    if asked := asked_to_end(run, attempt):
+    if asked := run.asked_to_end(own):
         verdict = Verdict(False, asked, asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited")
         line = _refuse(run, attempt, resolved, verdict, now, 0)
         forget_stop(run, attempt)
@@ -126,7 +120,7 @@ def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
 def _ended_before(
     run: RunFolder, earlier: Sequence[Attempt], past: Sequence[Past], own: str, now: float
 ) -> Verdict | None:
-    """The end that the run has come to already, where this job is not one that somebody submitted after it."""
+    """The end that the run has come to already, unless somebody submitted this job after it."""
     counted = [each for each in past if each.ended != "refused"]
     if not counted:
         return None
@@ -146,43 +140,46 @@ def _ended_before(
     return Verdict(False, ended, "refused", f"the chain ended with attempt {last.number}: {ended}: {why}")
 
 
-def _settle_lost(run: RunFolder, lost: Attempt, resolved: Resolved, word: Word, now: float, again: bool) -> None:
-    """Says how an attempt ended that was killed with its script. `again`: its job has started once more."""
-    job_id = str(lost.started().get("job_id") or "")
+def _conclude_lost(run: RunFolder, lost: Attempt, resolved: Resolved, word: Word, now: float, again: bool) -> None:
+    """Concludes an attempt that was killed with its script. `again`: its job has started once more."""
+    job_id = job_of(lost)
     states = word.starts.get(job_id, [])
     # The last start of a job that runs is the one that asks.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
-    slurm = _ENDED.get(state, "requeued" if again else "unknown")
-    if _says_node_failed(lost):
-        slurm = "node_failure"
-    settled = settle(lost, slurm, _WORDS.get(slurm, state))
-    node = settled.node or (batch_host(lost) if settled.ended == "node_failure" else None)
-    step = lost.last_metrics().get("step")
-    lost.write_ended(settled.ended, settled.cause, step if isinstance(step, int) else 0)
-    if node is not None:
-        why = f"{settled.ended}: {settled.cause or 'no word'}"
-        bad_nodes.note(resolved.cluster.name, node, why, run.run_id, resolved.cluster.bad_node_hours)
-    settled = Settled(settled.ended, settled.cause, node)
-    over = None if lost.ended() else lost.number  # an ended.json that is there and cannot be read says nothing
-    past = past_of(run, lost, settled, resolved, now, over)
-    verdict = judge(past, rules_of(resolved))
-    exclude = nodes_left_out(run, resolved, past, now)
-    write_verdict(run, lost, verdict, past, exclude, now, settled.node, settled.cause, put_back=again)
+    slurm = "node_failure" if _says_node_failed(lost) else start_class(state)
+    if slurm not in _WORDS or slurm == "unknown" or (again and slurm == "cancelled"):
+        slurm = "requeued" if again else "unknown"
+    words, moment = _WORDS[slurm], _cancelled_at(run, job_id)
+    if moment is not None and not again:
+        # It was over when it was cancelled: a job that was submitted since is to start.
+        words, now = "hpc-gpt cancel", min(now, moment)
+    end = classify(lost, slurm, words, again, moment is not None)
+    if end.ended == "node_failure" and end.node is None:
+        end = replace(end, node=first_node(lost.started().get("node_list")))
+    over = None if lost.ended() else lost.number
+    conclude(run, lost, resolved, end, now, over, put_back=again)
+
+
+def _cancelled_at(run: RunFolder, job_id: str) -> float | None:
+    """Epoch seconds at which `hpc-gpt cancel` left its mark for a job; None if it did not."""
+    try:
+        return run.cancelled_mark(job_id).stat().st_mtime if job_id else None
+    except OSError:
+        return None
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
     attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
     past = read_history(run, gpus_of(resolved), now)
-    write_verdict(run, attempt, verdict, past, [], now, cause=verdict.why)
+    write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
-    links = [] if verdict.ended == "refused" else other_jobs(run, str(attempt.started().get("job_id") or ""))
-    return f"{MARK} stop {code} {','.join(links) or '-'}"
+    jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
+    return f"{MARK} stop {code} {','.join(jobs) or '-'}"
 
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     """The run is done: the job has nothing to do, and takes its attempt away, which would say nothing of the run."""
-    own = str(attempt.started().get("job_id") or "")
-    links = other_jobs(run, own)
+    own = job_of(attempt)
     print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which goes with the attempt
     output = run.path / f"slurm-{own}.out"
     with contextlib.suppress(OSError):
@@ -194,7 +191,7 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     with contextlib.suppress(OSError):
         attempt.folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-    return f"{MARK} stop 0 {','.join(links) or '-'}"
+    return f"{MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
 
 
 def _says_node_failed(attempt: Attempt) -> bool:

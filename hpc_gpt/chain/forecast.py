@@ -1,17 +1,43 @@
-"""How many jobs, GPU-hours and days a training takes. Pure arithmetic over seconds; where they come from is told
-elsewhere.
+"""How many jobs, GPU-hours and days a training takes: the arithmetic, where each figure comes from, and what cannot be.
 
-A link is one job of the chain: it starts, loads, trains until the signal comes `lead_s` ahead of its walltime, and
-saves. What it trained is saved, so the next one goes on from there. Queue waits are in none of this.
+A job of the chain starts, loads, trains until the signal comes `lead_s` ahead of its walltime, and saves; the next one
+resumes from there. Waits in the queue are in none of this.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-# After the last save the ranks leave, the script judges, and Slurm may be slow to answer.
+from hpc_gpt.chain.history import gpus_of
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.job_time import limit_s
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import read_json
+
+if TYPE_CHECKING:
+    from hpc_gpt.chain.measured import Measured
+
+# Seconds. After the last save the ranks leave, the script asks what is next, and Slurm may be slow to answer.
 LEAVE_S = 15.0
+# If no save was measured: what a job writes to a shared disk, which is slow for some sites and fast for others.
+ASSUMED_GB_S = 1.0
+# An estimate from another layout may be off by so much.
+_GUESS_BAND = 0.5
+# Jobs of a singleton chain that are sent at once; the rest is sent by the last one.
+_MOST_AT_ONCE = 50
+# Bytes a parameter of the optimizer's fp32 moments.
+_MOMENTS = {"adamw": 8, "sgd": 0}
+# DeepSpeed's files hold the model's weights and the optimizer's fp32 master weights; these hold one copy.
+_ONE_COPY = ("ddp", "fsdp")
+
+# --- arithmetic
 
 
 @dataclass(frozen=True)
@@ -40,52 +66,368 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What a chain takes: `links` jobs, of which each but the last trains `link_steps` and lasts `link_s`.
+class Length:
+    """What a job chain takes: `jobs`, of which each but the last trains `job_steps` and lasts `job_s`.
 
-    `total_s` is the time in which a job of it runs, `gpu_hours` that of all its GPUs.
+    `total_s` is the time in which one of them runs, `gpu_hours` that of all its GPUs.
     """
 
-    links: int
-    link_steps: int
-    link_s: float
+    jobs: int
+    job_steps: int
+    job_s: float
     total_s: float
     gpu_hours: float
 
 
 def signal_lead_s(pace: Pace) -> int:
-    """Seconds ahead of the limit at which a job must hear of it.
+    """Seconds ahead of the limit at which a job must get the signal.
 
-    A step has just begun, an evaluation and a save come behind it, the ranks agree a step later, save, and leave. The
+    A step has just begun, an evaluation and a save come after it, the ranks agree a step later, save, and leave. The
     last save counts twice, because a shared disk is slow when others use it.
     """
     due = (pace.eval_s if pace.eval_every else 0.0) + (pace.save_s if pace.save_every else 0.0)
     return math.ceil(2 * pace.step_s + due + 2 * pace.save_s + LEAVE_S)
 
 
-def least_s(pace: Pace) -> float:
-    """Seconds of the shortest link that is of any use: it starts, makes one step and saves."""
-    return pace.start_s + pace.step_s + pace.save_s
-
-
-def steps_of_link(pace: Pace, walltime_s: float, lead_s: float) -> int:
-    """Steps that a link trains before its signal comes; 0 where it comes before the first one ends."""
+def steps_of_job(pace: Pace, walltime_s: float, lead_s: float) -> int:
+    """Steps that a job trains before its signal comes; 0 if it comes before the first one ends."""
     room = walltime_s - lead_s - pace.start_s
     return max(0, math.floor(room / pace.train_s(1) * (1 + 1e-12)))
 
 
-def forecast(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> Forecast | None:
-    """The chain that trains `steps` on `gpus`; None where its links would not come to their first step.
+def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> Length | None:
+    """The chain that trains `steps` on `gpus`; None if its jobs would not come to their first step.
 
-    Without a walltime one link does it all.
+    Without a walltime one job does it all.
     """
     if steps <= 0:
-        return Forecast(0, 0, 0.0, 0.0, 0.0)
-    link_steps = steps if walltime_s is None else min(steps, steps_of_link(pace, walltime_s, lead_s))
-    if link_steps < 1:
+        return Length(0, 0, 0.0, 0.0, 0.0)
+    job_steps = steps if walltime_s is None else min(steps, steps_of_job(pace, walltime_s, lead_s))
+    if job_steps < 1:
         return None
-    links = -(-steps // link_steps)
-    link_s = pace.start_s + pace.train_s(link_steps) + pace.save_s
-    last_s = pace.start_s + pace.train_s(steps - (links - 1) * link_steps) + pace.save_s
-    total_s = (links - 1) * link_s + last_s
-    return Forecast(links, link_steps, link_s, total_s, gpus * total_s / 3600)
+    jobs = -(-steps // job_steps)
+    job_s = pace.start_s + pace.train_s(job_steps) + pace.save_s
+    last_s = pace.start_s + pace.train_s(steps - (jobs - 1) * job_steps) + pace.save_s
+    total_s = (jobs - 1) * job_s + last_s
+    return Length(jobs, job_steps, job_s, total_s, gpus * total_s / 3600)
+
+
+# --- the size of a checkpoint
+
+
+def bytes_a_parameter(resolved: Resolved) -> int:
+    """What a checkpoint holds of each parameter. Measured with each engine in fp32 and bf16: 12.1, 12.1 (ddp), 12.8,
+    12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1 (deepspeed-zero); not measured with the others."""
+    train = resolved.train
+    states = 4 + _MOMENTS[train.optimizer]
+    if resolved.engine.name in _ONE_COPY:
+        return states
+    return states + (4 if train.dtype == "fp32" else 2)
+
+
+def checkpoint_bytes(resolved: Resolved) -> int:
+    """The size to come of one checkpoint of a run."""
+    return resolved.model.params * bytes_a_parameter(resolved)
+
+
+def newest_checkpoint_bytes(run: RunFolder) -> int | None:
+    """The size of a run's newest complete checkpoint; None without one, or if it does not say."""
+    step = newest_step(run)
+    if step is None:
+        return None
+    files = read_json(run.checkpoints / f"step-{step:08d}" / "complete.json").get("files")
+    sizes = [each.get("bytes") for each in files.values() if isinstance(each, dict)] if isinstance(files, dict) else []
+    known = [size for size in sizes if isinstance(size, int)]
+    return sum(known) or None
+
+
+# --- the forecast of a run
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before a run is submitted, beside its settings.
+
+    `alike` is measured with the same settings, `parent` in the run that this one goes on from, after step `done`.
+    `predicted` is predicted.json's `step`; `no_prediction` says why there is none. `spent` are the GPU-hours of the
+    attempts that the run has had already.
+    """
+
+    done: int = 0
+    alike: Measured | None = None
+    parent: Measured | None = None
+    predicted: Mapping[str, Any] | None = None
+    no_prediction: str = ""
+    spent: float = 0.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run's job chain will take.
+
+    `lines` are for the user, the first sums them up. `jobs` are to be submitted at once in a singleton chain. `lead_s`
+    is the signal's lead that the job is to have, None to leave it as it is. `total` is None if no step time is known.
+    """
+
+    lines: tuple[str, ...]
+    jobs: int = 1
+    lead_s: int | None = None
+    total: Length | None = None
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A pace, the share by which its steps may be off, and a line on each figure."""
+
+    pace: Pace
+    band: float
+    lines: tuple[str, ...]
+    save_is_measured: bool
+
+
+def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: float | None = None) -> Forecast:
+    """The forecast of a run.
+
+    `lead_is_given`: the signal's lead is the user's own word, and stays. Raises ConfigError with the numbers for what
+    cannot come to its end: no step left, no room in a job for one, more jobs than the run can have, a budget that no
+    job fits in.
+    """
+    train, job = resolved.train, resolved.job
+    steps = train.steps - known.done
+    if steps <= 0:
+        raise ConfigError(
+            f"train.steps is {train.steps}, but the newest checkpoint is of step {known.done}",
+            f"give more than {known.done} steps, {known.done * resolved.batch.global_batch * resolved.model.seq:,} "
+            "tokens",
+        )
+    figures = _figures(resolved, known)
+    if figures is None:
+        _check_budget(resolved, known, None, job.signal_lead_s or 0)
+        return Forecast(_unknown(known))
+    lead_s, lead_words = _lead(resolved, figures, lead_is_given)
+    _check_budget(resolved, known, _slower(figures, -1), lead_s)
+    total, least, most = (_chain(resolved, steps, _slower(figures, sign), lead_s) for sign in (0, -1, 1))
+    if least is None:
+        raise _no_room(resolved, _slower(figures, -1), lead_s)
+    total = total or least
+    _check_jobs(resolved, least)
+    lines = [_sum_line(resolved, total, least, most, time.time() if now is None else now)]
+    lines += [f"  {line}" for line in (*figures.lines, *lead_words, *_warnings(resolved, known, figures, total))]
+    return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
+
+
+def walltime_s(resolved: Resolved) -> int | None:
+    """Seconds of a job's limit; None without one, and if the partition's own limit holds."""
+    return limit_s(resolved.job.time)
+
+
+def _chain(resolved: Resolved, steps: int, pace: Pace, lead_s: int) -> Length | None:
+    return chain_length(steps, pace, gpus_of(resolved), walltime_s(resolved), lead_s)
+
+
+def _figures(resolved: Resolved, known: Known) -> _Figures | None:
+    """Every figure by the best source there is; None without a step time."""
+    train, alike, parent = resolved.train, known.alike, known.parent
+    lines = []
+    band = 0.0
+    if alike is not None:
+        step_s = alike.step_s
+        lines.append(f"step {duration(step_s)}, measured: median of {alike.steps} steps of run {alike.run}")
+    elif known.predicted is not None:
+        step_s, band = float(known.predicted["step_s"]), float(known.predicted["band"])
+        lines.append(
+            f"step {duration(step_s)}, predicted: give or take {band:.0%}; no run of these settings has measured it"
+        )
+    elif parent is not None:
+        step_s, band = parent.step_s * parent.gpus / resolved.gpus, _GUESS_BAND
+        lines.append(
+            f"step {duration(step_s)}, estimated: {duration(parent.step_s)} on {parent.gpus} GPUs as {parent.layout} "
+            f"in run {parent.run}, on {resolved.gpus} here; give or take {band:.0%}"
+        )
+    else:
+        return None
+    saved = next((each for each in (alike, parent) if each is not None and each.save_s is not None), None)
+    hold_s: float | None = None
+    if saved is not None:
+        save_s = float(saved.save_s or 0.0)
+        hold_s = saved.hold_s
+        held = f", {duration(hold_s)} of it in training's way" if hold_s is not None and hold_s < save_s else ""
+        lines.append(
+            f"save {duration(save_s)}{held}, measured: median of {counted(saved.saves, 'save')} of run {saved.run}"
+        )
+    else:
+        size = checkpoint_bytes(resolved)
+        save_s = size / (ASSUMED_GB_S * 1e9)
+        lines.append(
+            f"save {duration(save_s)}, assumed: {size / 1e9:.3g} GB at {ASSUMED_GB_S:g} GB/s; the first save measures "
+            "it"
+        )
+    eval_s = 0.0
+    if train.eval_every:
+        if alike is not None and alike.eval_s is not None:
+            eval_s = alike.eval_s
+            lines.append(f"evaluation {duration(eval_s)}, measured: run {alike.run}")
+        else:
+            eval_s = train.eval_batches * step_s / 3
+            lines.append(
+                f"evaluation {duration(eval_s)}, estimated: {train.eval_batches} batches, each a third of a step's work"
+            )
+    started = next((each for each in (alike, parent) if each is not None and each.start_s is not None), None)
+    if started is not None:
+        lines.append(f"start {duration(started.start_s or 0.0)} of each link, measured: run {started.run}")
+    else:
+        lines.append("start of each link: not known, and not counted; the first link measures it")
+    start_s = (started.start_s or 0.0) if started else 0.0
+    pace = Pace(step_s, save_s, eval_s, start_s, train.save_every, train.eval_every, hold_s)
+    return _Figures(pace, band, tuple(lines), saved is not None)
+
+
+def _slower(figures: _Figures, sign: int) -> Pace:
+    """The pace at one end of its range: steps are faster for -1, slower for 1."""
+    return replace(figures.pace, step_s=figures.pace.step_s * max(0.05, 1 + sign * figures.band))
+
+
+def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
+    """(seconds, words): what a measured save needs; without one the profile's, or more if the disk may need it."""
+    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), walltime_s(resolved)
+    if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
+        return own, []  # nothing comes to an end by itself
+    why = f"two steps, what is due between them, two saves and {LEAVE_S:.0f} s"
+    if is_given:
+        short = f"; {why} are {needed} s: the last save may be lost" if own < needed else ""
+        return own, [f"{'warning: ' if short else ''}signal {own} s ahead of the limit, as given{short}"]
+    if not figures.save_is_measured and limit is not None:
+        needed = min(needed, max(own, limit // 4))  # an assumption takes no more of a job than that
+    if figures.save_is_measured or needed > own:
+        return needed, [f"signal {needed} s ahead of the limit: {why}"]
+    return own, [f"signal {own} s ahead of the limit, as the profile says; no save is measured"]
+
+
+def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
+    needed = pace.start_s + pace.train_s(1) + lead_s
+    return ConfigError(
+        f"job.time {resolved.job.time} ({walltime_s(resolved)} s) has no room for a step: {duration(pace.start_s)} to "
+        f"start, {duration(pace.train_s(1))} for a step with its share of saves, and the signal {lead_s} s ahead of "
+        f"the limit are {duration(needed)}",
+        f"use --time {clock(needed * 10)}, ten times that, or more",
+    )
+
+
+def _check_jobs(resolved: Resolved, least: Length) -> None:
+    """ConfigError if the run needs more jobs than it can have, however fast its steps are."""
+    if least.jobs <= 1:
+        return
+    needs = f"it needs {least.jobs} links of {resolved.job.time}"
+    if not can_resume(resolved.engine):
+        raise ConfigError(
+            f"{needs}, but what is offloaded to NVMe is in no checkpoint, so that no link could go on from another",
+            f"use --time {clock(least.total_s)} or more, or offload to the host's memory",
+        )
+    if resolved.cluster.chain == "none":
+        raise ConfigError(
+            f'{needs}, but profile {resolved.cluster.name} has chain = "none": no job follows the first',
+            f'set chain = "requeue" or "singleton" in the profile, or use --time {clock(least.total_s)} or more',
+        )
+
+
+def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: int) -> None:
+    """ConfigError for a budget in which not even a step fits. The last `lead_s` of a job are for saving."""
+    budget = resolved.job.max_gpu_hours
+    if budget is None:
+        return
+    gpus = gpus_of(resolved)
+    seconds = max(0.0, budget - known.spent) * 3600 / gpus
+    needed = (pace.start_s + pace.step_s if pace else 0.0) + lead_s
+    if seconds <= needed:
+        left = f", of which {known.spent:.3g} are spent," if known.spent else ""
+        parts = f"{duration(pace.start_s)} to start, {duration(pace.step_s)} for a step, and " if pace else ""
+        raise ConfigError(
+            f"job.max_gpu_hours = {budget:g}{left} are {duration(seconds)} on {gpus} GPUs, but a link takes {parts}"
+            f"{lead_s} s to save before its end",
+            f"use --max-gpu-hours {rounded_up(needed * 10 * gpus / 3600)} or more, ten times that",
+        )
+
+
+def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length) -> list[str]:
+    said = []
+    train, budget = resolved.train, resolved.job.max_gpu_hours
+    if budget is not None and total.gpu_hours > budget - known.spent:
+        at = known.done + int((train.steps - known.done) * (budget - known.spent) / total.gpu_hours)
+        spent = f", of which {known.spent:.3g} are spent," if known.spent else ""
+        said.append(
+            f"warning: --max-gpu-hours {budget:g}{spent} is less than that: it ends as budget, saved, near step {at:,} "
+            f"of {train.steps:,}"
+        )
+    elif budget is not None:
+        said.append(f"budget {budget:g} GPU-hours, looked at before every link and within it")
+    if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
+        said.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
+    if total.jobs > 1 and not train.save_every:
+        said.append(f"warning: train.save_every is 0: a link that fails loses up to {duration(total.job_s)}")
+    if total.jobs > _MOST_AT_ONCE and resolved.cluster.chain == "singleton":
+        said.append(f"{_MOST_AT_ONCE} jobs are sent at once, the others one after the other by the last")
+    if resolved.cluster.scheduler == "slurm" and walltime_s(resolved) is None:
+        said.append("no --time: the partition's limit holds, which is not known here, and one link is reckoned with")
+    return said
+
+
+def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | None, now: float) -> str:
+    end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
+    how = {"requeue": " by requeue", "singleton": " by singleton jobs"}.get(resolved.cluster.chain, "")
+    links = counted(total.jobs, "link")
+    if least.jobs != (most.jobs if most else None):
+        links += f" ({least.jobs} to {most.jobs if most else 'many'})"
+    if (time_words := resolved.job.time) and walltime_s(resolved) is not None:
+        links += f" of {time_words}"
+    words = f"forecast: {links}{how if total.jobs > 1 else ''}, {duration(total.total_s)} of work"
+    if resolved.cluster.scheduler == "slurm":
+        words += f", {total.gpu_hours:,.4g} GPU-hours on {gpus_of(resolved)} GPUs"
+    bound = ""
+    if resolved.train.until_loss is not None:
+        bound = f"; that is all {resolved.train.steps:,} steps, fewer if the loss is reached before"
+    waits = ", waits in the queue not counted" if resolved.cluster.scheduler == "slurm" else ""
+    return f"{words}, done by {end}{waits}{bound}"
+
+
+def _unknown(known: Known) -> tuple[str, ...]:
+    why = f", and {known.no_prediction}" if known.no_prediction else ""
+    return (
+        "forecast: not known: links, GPU-hours and the end",
+        f"  step: no run of these settings has measured it{why}",
+        "  known after the first link, or after submit --until steps=20 with the same options",
+    )
+
+
+# --- in words
+
+
+def counted(count: int, what: str) -> str:
+    """`1 link`, `2 links`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`0.912 s`, `95 s`, `3 h 20 min`, `11 d 4 h`."""
+    if seconds < 600:
+        return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 180:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 72:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def clock(seconds: float) -> str:
+    """A time limit as sbatch takes it, in whole minutes upwards."""
+    minutes = max(1, math.ceil(seconds / 60))
+    days, rest = divmod(minutes, 1440)
+    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def rounded_up(hours: float) -> str:
+    """Three digits, upwards, of hours above 0."""
+    size = 10.0 ** (math.floor(math.log10(hours)) - 2)
+    return f"{math.ceil(hours / size) * size:g}"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.runs.bad_nodes import NODE
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.retries import RETRIES
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.run_folder import Attempt, RunFolder, seconds_of
+from hpc_gpt.runs.standing import read_end
+from hpc_gpt.runs.state import class_of
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
 
 # Of an attempt's time: what trains less is mostly starts and saves.
 HARDLY = 0.1
-_BY_THE_CLOCK = ("walltime", "preempted", "requeued")
+_BY_SCHEDULER = ("walltime", "preempted", "requeued")
 # Where Megatron-LM keeps its own, and the number of the newest.
 _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
@@ -23,9 +25,9 @@ _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 @dataclass(frozen=True)
 class Past:
     """One attempt that is over. `saved` is the step of the newest complete checkpoint when it ended, `resumed` that of
-    the one it went on from; 0 without one. `seconds` is how long it had its `gpus`.
+    the one it resumed from; 0 without one. `seconds` is how long it had its `gpus`.
 
-    `ended` is a class of record.ENDED; `node` is at fault for it, None where none is.
+    `ended` is a class of state.ENDED; `node` is at fault for it, None without one.
     """
 
     number: int
@@ -51,8 +53,7 @@ class Past:
 def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[Past]:
     """Every attempt of a run that is over, first to last. `gpus` is what an attempt has that does not say it.
 
-    An attempt that has left no word counts as over when a later one of its job has begun, or where its number is
-    `over`; it ends as `unknown`.
+    An attempt that has left no word counts as over when a later one of its job has begun, or if its number is `over`.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
@@ -67,17 +68,19 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
         found = resumed[index]
         base = saved if found is None else found
         saved = _saved_by(run, verdict, resumed[index + 1 :], base)
-        began = _seconds(starts[index].get("started"))
-        left = now if attempt.number == over else _seconds(verdict.get("time")) or _seconds(end.get("time"))
-        left = left or _first_start(later) or now
+        began = seconds_of(starts[index].get("started"))
+        left = now if attempt.number == over else seconds_of(verdict.get("time")) or seconds_of(end.get("time"))
+        left = left or (seconds_of(later[0].get("started")) if later else 0.0) or now
         own = starts[index].get("gpus")
+        job_id = _text(starts[index].get("job_id"))
+        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
         past.append(
             Past(
                 number=attempt.number,
-                ended=class_of(end, verdict, bool(later)),
+                ended=class_of(facts) or "unknown",
                 cause=_text(verdict.get("cause") or end.get("cause")),
                 node=node if isinstance(node := verdict.get("node"), str) and NODE.fullmatch(node) else None,
-                job_id=_text(starts[index].get("job_id")),
+                job_id=job_id,
                 saved=saved,
                 resumed=base,
                 seconds=max(0.0, left - began) if began else 0.0,
@@ -88,18 +91,6 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
     return past
 
 
-def class_of(end: dict[str, Any], verdict: dict[str, Any], again: bool) -> str:
-    """How an attempt ended: as the judge settled it, else by the trainer's or the script's word.
-
-    `again`: its job has started once more. A cancel that the job outlived was none: a requeue, by Slurm or by hand,
-    sends the same signal.
-    """
-    said = verdict.get("attempt_ended") or end.get("ended")
-    if said == "cancelled" and again:
-        return "requeued"
-    return said if isinstance(said, str) and said in RETRIES else "unknown"
-
-
 def newest_saved(run: RunFolder) -> int:
     """The step of the run's newest complete checkpoint, 0 without one. Asks only which is marked complete."""
     try:
@@ -107,6 +98,11 @@ def newest_saved(run: RunFolder) -> int:
     except (OSError, ValueError):
         megatron = 0
     return max(megatron, newest_step(run) or 0)
+
+
+def gpus_of(resolved: Resolved) -> int:
+    """GPUs that a job of the run is given, the spare nodes' too."""
+    return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
 def gpu_hours(past: Sequence[Past]) -> float:
@@ -120,13 +116,13 @@ def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
     What an attempt trained is its steps, each taken to be as long as its last. Why others failed is said elsewhere.
     """
     times = []
-    over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_THE_CLOCK]
+    over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_SCHEDULER]
     for attempt in over:
-        began = _seconds(attempt.started().get("started"))
-        seconds = _seconds(attempt.ended().get("time")) - began
+        began = seconds_of(attempt.started().get("started"))
+        seconds = seconds_of(attempt.ended().get("time")) - began
         last = attempt.last_metrics()
-        steps = _seconds(last.get("step")) - (_step(attempt.folder, "trainer.json", "resumed_step") or 0)
-        trained = max(0.0, steps * _seconds(last.get("step_s")))
+        steps = seconds_of(last.get("step")) - (_step(attempt.folder, "trainer.json", "resumed_step") or 0)
+        trained = max(0.0, steps * seconds_of(last.get("step_s")))
         if not began or not trained < HARDLY * seconds:
             return None
         times.append((trained / seconds, trained, seconds))
@@ -154,18 +150,5 @@ def _step(folder: Path, name: str, key: str) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
 
 
-def _first_start(starts: Sequence[dict[str, Any]]) -> float:
-    return _seconds(starts[0].get("started")) if starts else 0.0
-
-
-def _seconds(moment: Any) -> float:
-    return float(moment) if isinstance(moment, int | float) and not isinstance(moment, bool) else 0.0
-
-
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def is_open(attempt: Attempt) -> bool:
-    """Whether nobody has judged the attempt: it runs, or its script was lost."""
-    return not attempt.verdict()

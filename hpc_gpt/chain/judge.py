@@ -1,4 +1,4 @@
-"""Whether a run goes on behind its last attempt, after which pause and why: a pure function of its attempts."""
+"""Decides whether a run is retried, when, and why: a pure function of its attempts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.chain.history import Past, gpu_hours
-from hpc_gpt.runs.retries import RETRIES, is_mistake, pause_s
+from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty where one can."""
+    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty if one can."""
 
     cannot_go_on: str = ""
     retry_pause_s: float = 30.0
@@ -34,7 +34,7 @@ class Verdict:
 
 
 def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
-    """The verdict behind the last of `past`, which has one attempt at least.
+    """The verdict after the last of `past`, which has one attempt at least.
 
     `asked`: the run was asked to end as `cancelled` or `stopped`, whatever its attempt has noticed of it.
     """

@@ -1,4 +1,4 @@
-"""What earlier runs tell of the time that a step, a save, an evaluation and a start take. From run folders alone."""
+"""How long a step, a save, an evaluation and a start took in earlier runs. From run folders alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LEAST_STEPS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians in seconds over the `steps` of a run; None for what it does not tell.
+    """Medians in seconds over the `steps` of a run; None for what was not measured.
 
-    `save_s` is a save's time, `hold_s` what of it training waited for: less, where it was written in the background.
+    `save_s` is a save's time, `hold_s` what of it training waited for: less, if it was written in the background.
     `start_s` is from a job's start to its first step, warm-up included; of a run that has resumed, of those starts.
     """
 
@@ -47,7 +47,7 @@ class Earlier:
         self._runs = runs
 
     def newest_alike(self, resolved: Resolved) -> Measured | None:
-        """What the newest run with the same settings and some steps tells; None where none does."""
+        """What was measured in the newest run with the same settings and enough steps; None without one."""
         wanted = speed_hash(resolved)
         if wanted not in self._found:
             measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
@@ -63,14 +63,16 @@ class Earlier:
         """Newest first."""
         runs: dict[str, list[RunFolder]] = {}
         for run in list(self._runs())[-_LOOKED_AT:][::-1]:
-            with contextlib.suppress(UserError):  # a damaged folder tells nothing
+            with contextlib.suppress(UserError):  # a damaged folder measures nothing
                 runs.setdefault(speed_hash(run.resolved()), []).append(run)
         return runs
 
 
 def measure_run(run: RunFolder) -> Measured | None:
-    """What one run tells; None before it has made enough steps. Raises ConfigError or RunFolderError without its
-    settings."""
+    """What was measured in one run; None before it has made enough steps.
+
+    Raises ConfigError or RunFolderError without its settings.
+    """
     resolved = run.resolved()
     attempts = [read for attempt in run.attempts() if len((read := read_attempt(attempt)).steps)]
     if not attempts:
@@ -101,7 +103,7 @@ def measure_run(run: RunFolder) -> Measured | None:
 
 
 def _start_s(attempts: list[AttemptRead]) -> float | None:
-    """From the start that attempt.json tells to the start of the first step, and what that step took beyond others."""
+    """From the start in attempt.json to the start of the first step, and what that step took beyond others."""
     starts: dict[bool, list[float]] = {True: [], False: []}
     for read in attempts:
         steps = read.steps
@@ -115,7 +117,7 @@ def _start_s(attempts: list[AttemptRead]) -> float | None:
 
 
 def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
-    """What lies between an evaluated step and the next one, less a save there that was waited for."""
+    """Seconds between an evaluated step and the next one, less a save there that training waited for."""
     gaps: list[float] = []
     for read in attempts:
         steps = read.steps
@@ -127,7 +129,7 @@ def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
 
 
 def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
-    """What lies between a step behind which a save is due, and nothing else, and the next one."""
+    """Seconds between a step after which a save is due, and nothing else, and the next step."""
     gaps: list[float] = []
     for read in attempts if save_every else []:
         steps = read.steps
@@ -137,7 +139,7 @@ def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
 
 
 def _between(read: AttemptRead) -> NDArray[np.float64]:
-    """Seconds between each step's end and the start of the one that follows; NaN where that was not trained next."""
+    """Seconds between each step's end and the start of the one that follows; NaN if that was not trained next."""
     steps = read.steps
     gaps = np.diff(steps["time"]) - steps["step_s"][1:]
     return np.where(np.diff(steps["step"]) == 1, gaps, np.nan)

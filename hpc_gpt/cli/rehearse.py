@@ -99,7 +99,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
 def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     """(what submit would send, the small run, what is sent in its place)."""
-    from hpc_gpt.chain.outlook import Outlook
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.launch.prepare import Prepared, choose_profile, prepare
     from hpc_gpt.launch.render import render_script
@@ -118,7 +118,7 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     real = prepare(request)
     small = make_small(real.resolved, len(list_gpus()))
     script = render_script(small.resolved, request.template)
-    return real, small, Prepared(small.resolved, script, real.text, outlook=Outlook((), links=LINKS))
+    return real, small, Prepared(small.resolved, script, real.text, outlook=Forecast((), jobs=LINKS))
 
 
 def _beginning(real: Prepared, small: SmallRun) -> list[str]:

@@ -11,7 +11,7 @@ from hpc_gpt.cli import complete
 from hpc_gpt.cli.experiment_options import experiment_options, logs_folder
 
 if TYPE_CHECKING:
-    from hpc_gpt.chain.outlook import Outlook
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.launch.prepare import Prepared, Request
     from hpc_gpt.launch.submission import Submitted
     from hpc_gpt.runs.run_folder import RunFolder
@@ -193,7 +193,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     return submitted
 
 
-def _resume_same(run: RunFolder, outlook: Outlook | None, dry_run: bool) -> Submitted | None:
+def _resume_same(run: RunFolder, outlook: Forecast | None, dry_run: bool) -> Submitted | None:
     """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.launch.resumption import check_resumption, resume_run
@@ -210,7 +210,7 @@ def _resume_same(run: RunFolder, outlook: Outlook | None, dry_run: bool) -> Subm
         click.echo(f"would run: the run's own {run.job_script}", err=True)
         click.echo("dry run: nothing was written or submitted", err=True)
         return None
-    return resume_run(run, outlook.links if outlook and run.resolved().cluster.chain == "singleton" else 1)
+    return resume_run(run, outlook.jobs if outlook and run.resolved().cluster.chain == "singleton" else 1)
 
 
 def _is_given(name: str) -> bool:

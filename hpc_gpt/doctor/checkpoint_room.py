@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpc_gpt.chain.checkpoint_size import checkpoint_bytes, newest_checkpoint_bytes
+from hpc_gpt.chain.forecast import checkpoint_bytes, newest_checkpoint_bytes
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved

@@ -15,11 +15,12 @@ from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
-from hpc_gpt.launch.status import LIVE, NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
+from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 
@@ -48,8 +49,8 @@ def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
 
 
 def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
-    no_answer = status.state == "unknown" and (status.cause == NO_ANSWER or status.scheduler == "local")
-    if status.state not in ("pending", "running") and not no_answer:
+    no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
+    if status.state not in LIVE and not no_answer:
         ended = f"it is {status.state}" if status.state == "unknown" else f"it ended as {status.state}"
         return Asked(run, verb, f"nothing to {verb}, {ended}", refused=True)
     try:

@@ -39,8 +39,8 @@ from hpc_gpt.settings.resolve import NO_EXPERIMENT, Resolved, experiment_text, r
 from hpc_gpt.settings.smoke import compare, shrink
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.chain.outlook import Outlook
 
 # Named as the file if no EXPERIMENT is given and the defaults of every key apply.
 _DEFAULTS = Path("the defaults")
@@ -80,7 +80,7 @@ class Prepared:
     text: str
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
-    outlook: Outlook | None = None
+    outlook: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
 
@@ -99,7 +99,7 @@ class Prepared:
     def links(self) -> int:
         """Jobs to submit at once."""
         singleton = self.resolved.cluster.chain == "singleton"
-        return max(1, self.outlook.links) if self.outlook is not None and singleton else 1
+        return max(1, self.outlook.jobs) if self.outlook is not None and singleton else 1
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.decide import gpus_of
-from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.chain.history import gpu_hours, gpus_of, read_history
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.launch.prepare import Prepared, finish
 from hpc_gpt.launch.slurm.scheduler import check_reachable
-from hpc_gpt.launch.status import LIVE, read_own_status
+from hpc_gpt.launch.status import read_own_status
 from hpc_gpt.launch.submission import Submitted, check_inputs, check_submission, start_run, write_run
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.runs.lineage import Parent, check_resumable, check_unfinished, descend, newest_step, parent_of
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.resolve import Resolved, experiment_text
 from hpc_gpt.small_files import read_json
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.chain.outlook import Outlook
 
 
 def check_not_live(run: RunFolder) -> None:
@@ -71,7 +71,7 @@ def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any])
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
 
 
-def forecast_same(run: RunFolder, until: Until, earlier: Earlier) -> Outlook | None:
+def forecast_same(run: RunFolder, until: Until, earlier: Earlier) -> Forecast | None:
     """The forecast of a run that resumes as it is, with its own job.sh; None if nobody asks. Raises ConfigError, also
     if the run is done."""
     check_unfinished(run)

@@ -15,8 +15,8 @@ from hpc_gpt.settings.batch import Batch
 from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:
+    from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
-    from hpc_gpt.chain.outlook import Outlook
 
 _FORMS = "--until tokens=30e9, --until steps=5000 or --until loss=2.9"
 _MOST = 10**12  # steps that no run takes: what is above is a slip
@@ -131,13 +131,13 @@ def wants_forecast(resolved: Resolved, until: Until) -> bool:
     return until != Until() or resolved.job.max_gpu_hours is not None or singleton
 
 
-def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tuple[Resolved, Outlook]:
+def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tuple[Resolved, Forecast]:
     """The settings with the lead of the signal that the save's time asks for, and the forecast.
 
     Raises ConfigError for what cannot come to its end.
     """
+    from hpc_gpt.chain.forecast import Known, make_forecast
     from hpc_gpt.chain.measured import measure_run
-    from hpc_gpt.chain.outlook import Known, look_ahead
 
     step = foresight.tables["step"] if foresight.tables is not None else None
     before = None
@@ -154,7 +154,7 @@ def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tu
         spent=ahead.spent,
         no_prediction=foresight.line if step is None else "",
     )
-    outlook = look_ahead(resolved, known, ahead.lead_is_given)
+    outlook = make_forecast(resolved, known, ahead.lead_is_given)
     if outlook.lead_s is not None:
         resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=outlook.lead_s))
     return resolved, outlook

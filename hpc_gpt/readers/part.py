@@ -35,7 +35,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that went wrong, in the log's words: its class of record.ENDED, who said so, where and when.
+    """Something that went wrong, in the log's words: its class of state.ENDED, who said so, where and when.
 
     `echo`: brought about by another failure. `at`: epoch seconds of the time of day beside it, taken as UTC.
     """

@@ -57,7 +57,7 @@ class Pattern:
     separator: str = "|"
     closed: bool = False
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    ended: str | None = None  # the class of record.ENDED that a failure or an end means
+    ended: str | None = None  # the class of state.ENDED that a failure or an end means
     echo: bool = False  # a failure that another one brought about, on this rank or elsewhere: never the first cause
 
 

@@ -1,13 +1,13 @@
 """What each class of end means, whether starting again mends it, and what to do: in words, for the user.
 
-What a chain does by itself is `hpc_gpt.runs.retries`'s to say.
+What a chain does by itself is `hpc_gpt.runs.state`'s to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_gpt.runs.retries import RETRIES, words_of
+from hpc_gpt.runs.state import RETRIES, words_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def _advice(ended: str, means: str, to_do: str) -> Advice:
     return Advice(retry, words_of(ended), means, to_do)
 
 
-# In the order of record.ENDED; every class is here.
+# In the order of state.ENDED; every class is here.
 _WORDS: dict[str, tuple[str, str]] = {
     "done": ("trained all its steps", "nothing to do"),
     "stopped": ("stopped at a step's edge because it was asked to", "submit --resume goes on"),

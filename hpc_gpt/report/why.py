@@ -16,25 +16,22 @@ from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.advice import ADVICE, Advice
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
+from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.standing import deciding, standing_of, words_between
+from hpc_gpt.runs.standing import deciding, read_end, words_between
+from hpc_gpt.runs.state import LIVE, VAGUE, Facts, class_of
 
 SCHEMA = 1
-LIVE = ("pending", "running")
 _MOST_LISTED = 10
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 _KILLED_RANK = re.compile(r"rank \d{1,7} ended with signal \w+$")
-# Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
-_FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
-# The trainer's own word says no more than that something went wrong: the logs may say what.
-_VAGUE = (None, "unknown", "error")
 
 
 @dataclass(frozen=True)
 class AttemptWhy:
-    """How one attempt ended. `ended`, `words`: None words where nothing is told. `cause`: what its logs say."""
+    """How one attempt ended. `ended`, `words`: None words if nothing says why. `cause`: what its logs say."""
 
     attempt: int
     ended: str
@@ -43,7 +40,7 @@ class AttemptWhy:
 
     @property
     def failure(self) -> Failure | None:
-        """Where the cause stands."""
+        """Where the log says it."""
         return self.cause.failure
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +70,7 @@ class AttemptWhy:
 
 @dataclass(frozen=True)
 class Why:
-    """A run and why it stands where it stands: `attempts` first to last, `lines` around the cause of the last one."""
+    """A run and why it ended, or has not: `attempts` first to last, `lines` around the cause of the last one."""
 
     record: Record
     attempts: tuple[AttemptWhy, ...]
@@ -90,11 +87,11 @@ class Why:
     def ended(self) -> str:
         """The class the run ended with, or pending, running, unknown."""
         record = self.record.ended or "unknown"
-        return self.last.ended if self.last and record in _VAGUE else record
+        return self.last.ended if self.last and record in VAGUE else record
 
     @property
     def is_told(self) -> bool:
-        """Whether there is something to say: False where a run ended and nothing says how."""
+        """Whether there is something to say: False if a run ended and nothing says how."""
         return self.ended != "unknown"
 
     @property
@@ -119,14 +116,14 @@ class Why:
 
     @property
     def chain(self) -> str | None:
-        """What the chain of a run of ours does behind its last attempt, where that says more than how it ended."""
+        """What the job chain of a run of ours does after its last attempt, if that says more than how it ended."""
         attempts = deciding(self.own.attempts()) if self.own else []
-        end = standing_of(attempts[-1]) if attempts else None
+        end = read_end(attempts[-1]) if attempts else None
         if end is None:
             return None
-        if end.goes_on:
+        if end.facts.retried:
             return words_between(attempts[-1])
-        return None if end.cause in (None, end.attempt_cause) else f"ends as {end.ended}: {one_line(end.cause or '')}"
+        return None if end.why == end.cause else f"ends as {end.facts.verdict}: {one_line(end.why or '')}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
@@ -184,14 +181,14 @@ def _failure_dict(failure: Failure) -> dict[str, Any]:
 
 
 def _explain_own(read: RunRead, run: RunFolder) -> Why:
-    """ended.json's word first; the logs where it says no more than `error`, and for the place."""
+    """ended.json first; the logs if it says no more than `error`, and for the place."""
     record, cannot = read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
     for attempt, table in zip(run.attempts(), tables, strict=False):
         starts = [other.get("job_id") == table.get("job_id") for other in tables]
         # What Slurm wrote itself is of the job: of its last attempt, as far as it can be told. Of a job that was put
-        # back it tells the requeue first, so it is read only where nobody has judged the attempt.
+        # back it tells the requeue first, so it is read only if nobody has judged the attempt.
         later, earlier = any(starts[attempt.number :]), any(starts[: attempt.number - 1])
         unread = later or (earlier and bool(attempt.verdict()))
         paths = [attempt.log, *([] if unread else _slurm_output(run, table.get("job_id")))]
@@ -214,11 +211,9 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
 def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
     """The node of an attempt that its own script could not end: srun names any other node that dies."""
     named = any(failure.ended == ended and failure.node for failure in cause.ordered)
-    silent = ended == "node_failure" and not named
-    first = _FIRST_NODE.match(node_list) if silent and isinstance(node_list, str) else None
-    if first is None:
+    node = first_node(node_list) if ended == "node_failure" and not named else None
+    if node is None:
         return cause
-    node = first[1] + (first[2] or "")
     sure = "the script itself was lost, so it is taken to be the node on which it ran: the first of the list"
     return Cause("node_failure", str(said.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
 
@@ -229,7 +224,7 @@ def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
 
 
 def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
-    attempt = _settled(number, ended, words, cause)
+    attempt = _explained(number, ended, words, cause)
     # Our own tracebacks bear no rank; ended.json does.
     said = _OWN_RANK.match(words or "")
     if said is not None and attempt.cause.rank is None and attempt.words == one_line(words or ""):
@@ -237,15 +232,18 @@ def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cau
     return attempt
 
 
-def _settled(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+    """The attempt's own word, unless it says no more than that something went wrong and the logs say what."""
     if _KILLED_RANK.match(words or "") and _only_echoes(cause):
-        # What stands over the ranks knows which one was killed; the logs have what followed.
+        # What supervises the ranks knows which one was killed; the logs have what followed.
         cause = Cause(ended or "unknown", words or "", None, None, cause.ordered, survived=cause.survived)
     told = cause.ended not in ("unknown", "done")
-    if ended in _VAGUE and told and (words is None or cause.ended not in _VAGUE or not _only_echoes(cause)):
+    said = ended or "unknown"
+    if said in VAGUE and told and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
         better = cause.words if cause.ended != "error" or words is None else words
-        return AttemptWhy(number, cause.ended, one_line(better), cause)
-    ended = ended or "unknown"
+        ended = class_of(Facts(said=said, logs=cause.ended)) or said
+        return AttemptWhy(number, ended, one_line(better), cause)
+    ended = said
     place = _place_of(ended, words, cause)
     if place is not cause.failure and not (place is None and cause.ended == ended):
         rank = place.rank if place else None
@@ -277,7 +275,7 @@ def _explain_foreign(read: RunRead) -> Why:
     attempts = []
     for number, cause in enumerate(read.causes, 1):
         table = tables[number - 1] if number <= len(tables) else {}
-        # The table says more where a log ends without a word: how far it goes, and whether the job was requeued.
+        # The table says more if a log ends without a word: how far it goes, and whether the job was requeued.
         words = cause.words if cause.failure else table.get("cause")
         attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
     return Why(read.record, tuple(attempts))

@@ -1,12 +1,12 @@
 """Nodes that failed or were slow, by cluster: who is left out of the next jobs, why and until when.
 
-Every note is a file of its own in `state_dir()/nodes/<cluster>/`, given its name whole: two jobs that note at once,
-from two hosts that share a home, write two files and lose none. A note expires, and the next writer takes it away, so
-that nothing grows for ever. A list that cannot be read or written is no reason for a job to fail: it is said on stderr,
-and the job goes on as if the list were empty.
+Every note is a file of its own in `state_dir()/nodes/<cluster>/`, and gets its name when it is complete: two jobs that
+note at once, from two hosts that share a home, write two files and lose none. A note expires, and the next writer
+removes it, so that the list stays short. If the list cannot be read or written, a warning is printed, and the job
+continues as if the list were empty.
 
-A node that failed once is left out by the run it failed for. It is left out by every run once it failed a second time,
-or where a measurement says so (`sure`).
+A node that failed once is left out by the run it failed for. Every run leaves it out if it failed twice, or if a
+measurement says so (`sure`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from hpc_gpt.secrets import hide_secrets
 _NOTES_A_NODE = 8
 _NOTES = 512
 _LONGEST_WHY = 500
-# A host's name: what is none is not noted, and never handed to Slurm.
+# A host's name. Anything else is not noted, and never passed to Slurm.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
+# Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
+_FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ class _Note:
     time: float
     until: float
     sure: bool = False
+
+
+def first_node(node_list: object) -> str | None:
+    """The first node of a list as Slurm writes it, on which a job's script runs; None without one.
+
+    >>> first_node("r6i4n[5-7,9]"), first_node("n3,n5"), first_node(None)
+    ('r6i4n5', 'n3', None)
+    """
+    found = _FIRST_NODE.match(node_list) if isinstance(node_list, str) else None
+    return found[1] + (found[2] or "") if found else None
 
 
 def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
@@ -104,7 +116,7 @@ def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
 
 
 def forgive(cluster: str, node: str) -> bool:
-    """Takes a node off the list, and says whether it was there. OSError where a note cannot be taken away."""
+    """Takes a node off the list, and says whether it was there. OSError if a note cannot be taken away."""
     theirs = [path for path, entry in _notes(_folder(cluster)) if entry.node == node]
     for path in theirs:
         path.unlink(missing_ok=True)
@@ -147,7 +159,7 @@ def _notes(folder: Path) -> Iterator[tuple[Path, _Note]]:
 
 
 def _read(path: Path) -> _Note | None:
-    """A note; None where it is gone by now, damaged, or of another version."""
+    """A note; None if it is gone by now, damaged, or of another version."""
     try:
         if not path.is_file():  # opening a pipe would wait
             return None
@@ -186,7 +198,7 @@ def _prune(folder: Path, node: str, now: float) -> None:
 
 
 def _is_old(path: Path, now: float) -> bool:
-    """Whether a file that is no note is none that somebody writes just now."""
+    """Whether a file that is no note is too old to be one that somebody is writing."""
     try:
         return path.stat().st_mtime < now - 60
     except OSError:

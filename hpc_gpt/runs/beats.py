@@ -1,7 +1,7 @@
-"""The last word of each rank on itself, `attempts/<n>/beats/<rank>.json`: it lives, where it is, how fast it computes.
+"""The heartbeat of each rank, `attempts/<n>/beats/<rank>.json`: that it lives, where it is, how fast it computes.
 
-A rank overwrites its own file in place, with one small write that needs no room on a full disk. Behind the first line
-stands what the rank's C-level watch wrote when its Python could not run: its threads' stacks.
+A rank overwrites its own file in place, with one small write that needs no room on a full disk. After the first line
+comes what the rank's C-level watch wrote when its Python could not run: its threads' stacks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ SLOW = 0.85
 
 @dataclass(frozen=True)
 class Beat:
-    """`beat` counts up as long as the rank lives. `quiet_s`: since its main thread last came to another step or phase;
-    `limit_s`: how long that may last, 0 for ever. `collective` and `place` say where the main thread stood when the
-    limit was passed; `dumped`, that its stacks are written. `probe_s`: median seconds of a product of fixed size on
-    its device, None where none is measured. `time`: of the node's clock, epoch seconds.
+    """One heartbeat of a rank.
+
+    `beat` counts up as long as the rank lives. `quiet_s`: since its main thread last came to another step or phase;
+    `limit_s`: how long that may last, 0 for ever. `collective` and `place` say where the main thread was when the limit
+    was passed; `dumped`, that its stacks are written. `probe_s`: median seconds of a product of fixed size on
+    its device, None if none is measured. `time`: of the node's clock, epoch seconds.
     """
 
     rank: int
@@ -47,7 +49,7 @@ class Beat:
 
 
 def write_beat(folder: Path, beat: Beat) -> None:
-    """Overwrites the rank's line. OSError where the disk refuses."""
+    """Overwrites the rank's line. OSError if the disk refuses."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(beat).items()}
     line = json.dumps(text).encode()[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
     number = os.open(beat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -58,7 +60,7 @@ def write_beat(folder: Path, beat: Beat) -> None:
 
 
 def _short(words: str) -> str:
-    """So short, and so plain, that the line has room for all of them."""
+    """The text cut short, in plain letters, so that the line has room for all texts."""
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in words[:120])
 
 
@@ -73,7 +75,7 @@ def read_beats(folder: Path) -> dict[int, Beat]:
 
 
 def read_c_dump(folder: Path, rank: int) -> str:
-    """What the rank's C-level watch wrote behind its line; empty where it had no cause to."""
+    """What the rank's C-level watch wrote after its line; empty if it had no cause to."""
     try:
         return (folder / f"{rank}.json").read_bytes()[LINE_BYTES:].decode(errors="replace")
     except OSError:
@@ -113,7 +115,7 @@ class SlowNode:
 def slow_nodes(beats: Mapping[int, Beat] | Iterable[Beat]) -> list[SlowNode]:
     """The nodes that compute more than 15 % less than the median of their peers, slowest first.
 
-    A node is as slow as its slowest device. One without peers, or without a probe, is none.
+    A node is as slow as its slowest device. A node without peers or without a probe is not slow.
 
     >>> beat = Beat(0, "n1", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=0.010)
     >>> from dataclasses import replace

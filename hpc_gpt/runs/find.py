@@ -28,7 +28,7 @@ def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
 
 
 def _begun(path: Path) -> tuple[float, str]:
-    """When a run was made, which its name says only where `submit` made it: plain sbatch names it by the job id."""
+    """When a run was made. Its name says that only if `submit` made it: plain sbatch names it by the job id."""
     try:
         return (path / "resolved.json").stat().st_mtime, str(path)
     except OSError:
@@ -38,7 +38,7 @@ def _begun(path: Path) -> tuple[float, str]:
 def find_run(name: str, logs: Path) -> RunFolder:
     """The run that RUN means: a run folder, a run id, a prefix of just one, or a job id.
 
-    Raises NoSuchRun, with the candidates where a name fits several, as an array's id or a sweep's does.
+    Raises NoSuchRun, with the candidates if a name fits several, as an array's id or a sweep's does.
     """
     found = _matches(name, logs)
     if len(found) == 1:
@@ -49,7 +49,7 @@ def find_run(name: str, logs: Path) -> RunFolder:
 def named_runs(name: str, logs: Path) -> list[RunFolder]:
     """The runs that a name singles out: one as for find_run, or a sweep's, by its id or folder or its array's job id.
 
-    Raises NoSuchRun where there is none, or the name fits runs that have nothing to do with each other.
+    Raises NoSuchRun if there is none, or the name fits runs that have nothing to do with each other.
     """
     if is_sweep_folder(Path(name)):
         return list_runs(Path(name))

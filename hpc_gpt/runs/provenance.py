@@ -57,7 +57,7 @@ def complete_run(run: RunFolder, resolved: Resolved) -> None:
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
     """The commit of the checkout that `folder` is in, and whether tracked files differ from it.
 
-    None where `file`, by default this one, is none of the checkout's.
+    None if `file`, by default this one, is not in the checkout.
     """
     sha = _words("git", "-C", str(folder), "rev-parse", "HEAD")
     if sha is None:
@@ -70,7 +70,7 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """`name, memory_gib, driver` of each GPU that nvidia-smi sees; empty where there is none."""
+    """`name, memory_gib, driver` of each GPU that nvidia-smi sees; empty if there is none."""
     shown = _words("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
     gpus = []
     for line in (shown or "").splitlines():
@@ -90,7 +90,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _words(*command: str) -> str | None:
-    """What a command prints; None where it is missing, fails or takes too long."""
+    """What a command prints; None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

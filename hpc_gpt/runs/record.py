@@ -1,6 +1,6 @@
 """A record: one run's figures, under keys that stay the same whatever program ran it.
 
-`Record` holds the whole set of keys from the first day, null where nothing measures one yet. Keys are only ever
+`Record` holds the whole set of keys from the first day, null if nothing measures one yet. Keys are only ever
 added. A key that ends in a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
 """
 
@@ -16,32 +16,6 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json, replace_whole
 
 SCHEMA = 1
-
-# What a run, or one attempt of it, can end as; the last three have not ended.
-ENDED = [
-    "done",
-    "stopped",
-    "walltime",
-    "preempted",
-    "requeued",
-    "cancelled",
-    "refused",
-    "budget",
-    "no_progress",
-    "gpu_memory",
-    "host_memory",
-    "collective_timeout",
-    "hang",
-    "node_failure",
-    "nan",
-    "data",
-    "disk_full",
-    "user_error",
-    "error",
-    "pending",
-    "running",
-    "unknown",
-]
 
 
 @dataclass(frozen=True)
@@ -147,7 +121,7 @@ class Record:
 
     @staticmethod
     def from_json(text: str) -> Record:
-        """The record of `to_json`; ValueError where the text holds none."""
+        """The record of `to_json`; ValueError if the text holds none."""
         tables = json.loads(text)
         if not isinstance(tables, dict):
             raise ValueError("a record is a JSON object")
@@ -158,7 +132,7 @@ RECORD_KEYS = tuple(entry.name for entry in fields(Record))
 
 
 def write_record(run: RunFolder, record: Record) -> None:
-    """Replaces the run's record.json whole, unless it says the same; RunFolderError where it cannot be written."""
+    """Replaces the run's record.json whole, unless it says the same; RunFolderError if it cannot be written."""
     if read_json(run.record) != record.to_tables():
         replace_whole(run.record, record.to_json())
 

@@ -1,11 +1,11 @@
-"""What is asked of a run through files in its folder, so that it works where only the shared disk reaches the nodes.
+"""What is asked of a run through files in its folder: it works if only the shared disk reaches the nodes.
 
     attempts/<n>/asked/save-1.json        asked for: who, and when
     attempts/<n>/asked/save-1.done.json   what came of it: the step, and whether it is saved
-    stop.<job id>                         the job is to stop, should it start, or start once more, before it is seen;
-                                          taken away once it has: who requeues it by hand has a newer wish
+    stop.<job id>                         the job is to stop if it starts, or starts again, before anyone has seen it;
+                                          removed when it has: who requeues it by hand has a newer wish
 
-Each is made whole and by one writer. Rank 0 looks at a step's edge, and all ranks do it at the same one.
+Each file is made whole and by one writer. Rank 0 looks between two steps, and all ranks act between the same two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASKED = re.compile(r"(stop|save|requeue)-([1-9][0-9]{0,5})\.json")
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """The `number`-th wish of its kind in an attempt."""
+    """The `number`-th request of its kind in an attempt."""
 
     verb: str
     number: int
@@ -43,7 +43,7 @@ class Request:
 
 
 def ask(attempt: Attempt, verb: str) -> Request:
-    """Leaves a request in an attempt's folder; two at once get two numbers. RunFolderError where the disk refuses."""
+    """Leaves a request in an attempt's folder; two at once get two numbers. RunFolderError if the disk refuses."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
     aside = attempt.asked / f".{verb}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -67,7 +67,7 @@ def ask(attempt: Attempt, verb: str) -> Request:
 
 
 def open_requests(attempt: Attempt) -> list[Request]:
-    """What is asked for and not yet answered; nothing where the folder cannot be read just now."""
+    """What is asked for and not yet answered; nothing if the folder cannot be read just now."""
     try:
         names = set(os.listdir(attempt.asked))
     except OSError:
@@ -77,7 +77,7 @@ def open_requests(attempt: Attempt) -> list[Request]:
 
 
 def answer(attempt: Attempt, request: Request, step: int, done: bool, words: str = "") -> None:
-    """Rank 0's word on a request. RunFolderError where the disk refuses."""
+    """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
     what = {"step": step, "done": done, "words": words, "time": time.time()}
     write_once(request.answer_path(attempt), json.dumps(what) + "\n")
 

@@ -1,12 +1,13 @@
 """A run: one folder that alone reproduces and explains one submission.
 
 Everything in it is written once or appended to; only `record.json` is replaced, whole. `attempts/<n>/` holds each
-start. Its paths are settled here, and nowhere else.
+start. Its paths are defined here, and nowhere else.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -75,7 +76,7 @@ class Attempt:
 
     @property
     def beats(self) -> Path:
-        """A file for each rank that lives, by its number; see `beats`."""
+        """A file for each rank with its heartbeat, by its number; see `beats`."""
         return self.folder / "beats"
 
     @property
@@ -84,23 +85,18 @@ class Attempt:
         return self.folder / "stacks"
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`; empty where it was not written."""
+        """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it was not written."""
         return _with_sound_job_id(read_json(self.folder / "attempt.json"))
 
     def ended(self) -> dict[str, Any]:
-        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` where it is laid to one; empty while the
+        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty while the
         attempt runs or was killed."""
         return read_json(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
-        """next.json: whether the run goes on behind the attempt, when, without which nodes and why (`chain.judge`);
-        empty where nobody has judged."""
+        """next.json: whether the run is retried after the attempt, when, without which nodes and why (`chain.judge`);
+        empty if nobody has judged."""
         return read_json(self.folder / "next.json")
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether another attempt is to follow by itself: the judge's word, else what the trainer asked for."""
-        return bool(self.verdict().get("go_on", self.ended().get("requeue")))
 
     def last_metrics(self) -> dict[str, Any]:
         """The last whole line of metrics.jsonl; empty before the first. Of a long file the end alone is read."""
@@ -116,9 +112,9 @@ class Attempt:
         rank: int | None = None,
         node: str | None = None,
     ) -> None:
-        """Writes ended.json, the cause without secrets, unless it is there: the first word on an attempt's end stands.
+        """Writes ended.json, the cause without secrets, unless it is there: the first writer decides.
 
-        `rank` and `node` are those that it is laid to, where that is known.
+        `rank` and `node` are those at fault, if that is known.
         """
         cause = hide_secrets(cause) if cause else cause
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
@@ -152,7 +148,7 @@ class RunFolder:
 
     @property
     def data_beside(self) -> Path | None:
-        """Where a relative data.path is looked for first; None where no file stated it."""
+        """Where a relative data.path is looked for first; None if no file gave it."""
         found = read_json(self.path / "provenance.json").get(DATA_BESIDE)
         return Path(found) if isinstance(found, str) else None
 
@@ -161,7 +157,7 @@ class RunFolder:
         return self.path / "record.json"
 
     def resolved(self) -> Resolved:
-        """The run's settings; ConfigError where resolved.json is missing or damaged."""
+        """The run's settings; ConfigError if resolved.json is missing or damaged."""
         try:
             return Resolved.from_json((self.path / "resolved.json").read_text(encoding="utf-8", errors="replace"))
         except OSError as fault:
@@ -202,6 +198,16 @@ class RunFolder:
         """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
         return self.path / f"cancelled.{job_id}"
 
+    def is_cancelled(self, job_id: str | None) -> bool:
+        """Whether `hpc-gpt cancel` has left its mark for a job."""
+        return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
+
+    def asked_to_end(self, job_id: str | None) -> str:
+        """How `hpc-gpt cancel` or `hpc-gpt stop` wants a job to end, a class of state.ENDED; empty if nobody asked."""
+        if self.is_cancelled(job_id):
+            return "cancelled"
+        return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
+
     def stop_mark(self, job_id: str) -> Path:
         """The file `hpc-gpt stop` leaves, so that a job that has yet to start, or starts once more, ends as stopped."""
         return self.path / f"stop.{job_id}"
@@ -221,7 +227,7 @@ def create_run(
 ) -> RunFolder:
     """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
 
-    The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError where the folder
+    The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError if the folder
     cannot be written; what was begun is then taken away again.
     """
     parts = {"experiment.toml": experiment_text}
@@ -248,7 +254,7 @@ def create_run(
 
 
 def check_writable(logs: Path) -> None:
-    """RunFolderError where no run folder can be made under `logs`, as far as that is seen without making one."""
+    """RunFolderError if no run folder can be made under `logs`, as far as that is seen without making one."""
     place = next(place for place in (logs, *logs.parents) if place.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "it cannot be written" if place.is_dir() else "it is no folder"
@@ -277,21 +283,23 @@ def job_ids(run: RunFolder) -> list[str]:
 
 
 def newest_submission(run: RunFolder) -> dict[str, Any]:
-    """The last line of submissions.jsonl, or one made up from the last attempt of a run that plain sbatch started."""
-    lines = run.submissions()
-    last = lines[-1] if lines else {}
-    attempts = run.attempts()
-    aside = _stepped_aside(attempts)
-    if aside:  # what is left of them tells how the run stands
+    """The line of submissions.jsonl of the run's newest job: the last line, or that of an older job whose attempt is
+    newer; made up for a job that plain sbatch started. What sbatch refused counts only before the first attempt."""
+    lines, attempts = run.submissions(), run.attempts()
+    if aside := _stepped_aside(attempts):  # what is left of them says how the run stands
         attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
         lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
-        last = lines[-1] if lines else {}
     start = attempts[-1].started() if attempts else {}
-    by_sbatch = start.get("job_id") and start["job_id"] not in {line.get("job_id") for line in lines}
-    # Plain sbatch leaves no line; a `submit --resume` after it is the newer job, though that has not started.
-    if by_sbatch and not _seconds(start.get("started")) < _seconds(last.get("time")):
-        return {"scheduler": "slurm", "job_id": str(start["job_id"]), "refused": None}
-    return last
+    job_id = str(start.get("job_id") or "")
+    if job_id:
+        lines = [line for line in lines if not line.get("refused")]
+    last = lines[-1] if lines else {}
+    # A `submit --resume` after that attempt is the newer job, though it has not started.
+    resumed = seconds_of(start.get("started")) < seconds_of(last.get("time"))
+    if not job_id or resumed or job_id == str(last.get("job_id")):
+        return last
+    own = [line for line in lines if str(line.get("job_id")) == job_id]
+    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
 
 
 def _stepped_aside(attempts: list[Attempt]) -> set[str]:
@@ -305,19 +313,23 @@ def _stepped_aside(attempts: list[Attempt]) -> set[str]:
 
 
 def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of the jobs that were submitted last: of a chain of jobs that wait for each other all that were taken,
-    first to last; else the newest submission alone."""
+    """The lines of the newest job and of the jobs that were submitted in a chain with it, first to last, without those
+    that were refused; that job's alone if it is in no chain."""
     newest, lines = newest_submission(run), run.submissions()
     if newest not in lines:
         return [newest] if newest else []
     # A job that the last one of a chain has sent names that one.
     begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
-    chain = lines[begins[-1] if begins else 0 :]
-    return [line for line in chain if line.get("job_id") and not line.get("refused")] or [newest]
+    place = len(lines) - 1 - lines[::-1].index(newest)
+    begin = max((n for n in begins if n <= place), default=0)
+    end = min((n for n in begins if n > place), default=len(lines))
+    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
 
 
-def _seconds(moment: Any) -> float:
-    return float(moment) if isinstance(moment, int | float) else 0.0
+def seconds_of(value: Any) -> float:
+    """A number of a small file as it was written, 0 if it is none or not finite."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else 0.0
 
 
 def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:

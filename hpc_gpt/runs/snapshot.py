@@ -1,8 +1,9 @@
 """The code of a run: an archive in its folder, made when it is submitted, from which every attempt of it runs.
 
 `code.tar.gz` holds the package as the submitting interpreter has it, and its templates; provenance.json its SHA-256.
-An attempt runs from `code/`, unpacked from it, so that an edit behind the submission changes nothing. job.sh unpacks
-by itself (templates/code.sh.j2), with no Python: on a node that has it in a container alone, too.
+An attempt runs from `code/`, unpacked from it, so that an edit after the submission changes nothing. It is unpacked in
+two places, which a test holds equal: here for a local run, whose controller runs from `code/` before any script does,
+and in job.sh (templates/code.sh.j2), because a node may have Python in a container only.
 
     python -m hpc_gpt.runs.snapshot RUN
 
@@ -51,7 +52,7 @@ class Snapshot:
         self._last: Path | None = None
 
     def place(self, folder: Path) -> None:
-        """Gives a run folder its archive: another name of the last one placed, a copy where the disk has no links.
+        """Gives a run folder its archive: another name of the last one placed, a copy if the disk has no links.
 
         Raises OSError; an archive that is there stays.
         """
@@ -114,7 +115,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 
 def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
-    """(SHA-256, content of each file by its name) of a run's archive. RunFolderError where it is missing or damaged."""
+    """(SHA-256, content of each file by its name) of a run's archive. RunFolderError if it is missing or damaged."""
     try:
         tar = gzip.decompress((run / ARCHIVE).read_bytes())
         with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
@@ -151,7 +152,7 @@ def submitted_sha256(run: Path) -> str | None:
 def unpack(run: Path) -> Path:
     """Gives a run its code/ from the archive, as job.sh does, and returns it; one that differs is set aside.
 
-    Raises RunFolderError where the archive is not the one that was submitted, or the disk refuses.
+    Raises RunFolderError if the archive is not the one that was submitted, or the disk refuses.
     """
     sha256, files = read_archive(run)
     if submitted_sha256(run) not in (None, sha256):
@@ -177,8 +178,8 @@ def unpack(run: Path) -> Path:
 
 def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What a process needs to run from `code`, and from no folder that it happens to be started in; no caches."""
-    behind = environment.get("PYTHONPATH")
-    path = f"{code}:{behind}" if behind else str(code)
+    more = environment.get("PYTHONPATH")
+    path = f"{code}:{more}" if more else str(code)
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -190,7 +191,7 @@ def check_path(folder: Path) -> None:
 
 
 def ready_code(run: Path) -> Path:
-    """The code/ of a run, made from its archive, and that from the code here, where it is missing. Raises as unpack."""
+    """The code/ of a run, made from its archive; if that is missing, from the code here. Raises as unpack."""
     check_path(run)
     if not (run / ARCHIVE).exists():
         begin(run)

@@ -1,46 +1,60 @@
-"""How an attempt left its run standing: over, or about to go on by itself, when and without which nodes; in words."""
+"""How a run stands: which job and which attempt decide, the facts that the run folder has of them, the answer in words.
+
+`runs.state` decides. Slurm's words come from who has asked it; the folder's own facts are gathered here for everyone.
+"""
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.process import is_alive
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain, seconds_of
+from hpc_gpt.runs.state import LIVE, Facts, State, class_of, slurm_state, state_of
+
+# A run that has not written for this long is no longer known to run.
+SILENT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Standing:
-    """`ended` is how the run stands by an attempt that is over, `cause` says it in words; `goes_on`: another follows.
+class AttemptEnd:
+    """What an attempt's files say of its end: the facts, `cause` of the attempt's end, `why` the run stands so by it.
 
-    `attempt_ended` and `attempt_cause` are the attempt's own: a run ends as `no_progress` by an attempt that ended as
-    `hang`.
+    The two differ if the judge ended the run: by an attempt that ended as `hang` a run ends as `no_progress`.
     """
 
-    ended: str
+    facts: Facts
     cause: str | None
-    goes_on: bool
-    attempt_ended: str
-    attempt_cause: str | None
+    why: str | None
+    judged_at: float  # epoch seconds, 0 if nobody has judged
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the trainer, the script or the judge has said how it ended."""
+        return bool(self.facts.judged or self.facts.said)
 
 
-def standing_of(attempt: Attempt) -> Standing | None:
-    """What the judge, else the trainer or the script, says of an attempt; None while nobody has said how it ended."""
+def read_end(attempt: Attempt) -> AttemptEnd:
+    """What ended.json and next.json say of an attempt; no class in its facts as long as neither is there."""
     verdict, end = attempt.verdict(), attempt.ended()
-    if not verdict and not end:
-        return None
-    own = str(verdict.get("attempt_ended") or end.get("ended") or "unknown")
+    said = _class(end.get("ended"), "unknown" if end else "")
+    facts = Facts(
+        said=said,
+        judged=_class(verdict.get("attempt_ended"), said or "unknown") if verdict else "",
+        verdict=_class(verdict.get("ended"), ""),
+        retried=bool(verdict.get("go_on", end.get("requeue"))),
+    )
     cause = _text(verdict.get("cause")) or _text(end.get("cause"))
-    goes_on = attempt.goes_on
-    if goes_on or not verdict:
-        return Standing(own, cause, goes_on, own, cause)
-    return Standing(str(verdict.get("ended") or own), _text(verdict.get("why")) or cause, False, own, cause)
+    why = None if facts.retried else _text(verdict.get("why"))
+    return AttemptEnd(facts, cause, why or cause, time_of(verdict))
 
 
 def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts that tell how their run stands: without those that stepped aside for another one, unless there is
-    no other."""
+    """The attempts up to the one that decides how their run stands: without those at the end that stepped aside for
+    another one, unless there is no other."""
     counted = list(attempts)
     while len(counted) > 1 and str(counted[-1].ended().get("ended")) == "refused":
         counted.pop()
@@ -48,14 +62,165 @@ def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def done_by(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt that has trained its run to the end; None where the run does not stand so."""
+    """The attempt that has trained its run to the end; None if the run is not done."""
     last = next(reversed(deciding(attempts)), None)
-    standing = standing_of(last) if last is not None else None
-    return last if standing is not None and standing.ended == "done" else None
+    return last if last is not None and _is_done(read_end(last)) else None
+
+
+def _is_done(end: AttemptEnd) -> bool:
+    return end.is_over and state_of(end.facts).ended == "done"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands, and by what.
+
+    `line`: of submissions.jsonl, the job that decides; made up for one that plain sbatch started. `job_id`: its id.
+    `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that did not step aside, whether its
+    job decides or not.
+    """
+
+    state: State
+    facts: Facts
+    line: Mapping[str, Any]
+    job_id: str | None
+    waits: bool
+    attempt: Attempt | None
+    end: AttemptEnd | None
+
+
+def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | None = None) -> Standing:
+    """How a run stands. `log_every` steps there is a line of metrics, so a healthy run is silent for as long.
+
+    `slurm`: {job id: its long state name} of the jobs that Slurm knows; None if nobody has asked, or it did not answer.
+    """
+    attempts = run.attempts()
+    chain = newest_chain(run)
+    attempt = next(reversed(deciding(attempts)), None)
+    end = read_end(attempt) if attempt is not None else None
+    waits = _waits(chain, attempts, end)
+    live = _live_job(chain, slurm or {})
+    if live is None and waits:
+        live = chain[0]
+    job_id = _text(live.get("job_id")) if live is not None else _job_of(attempt)
+    line = live if live is not None else _line_of(run, chain, job_id)
+    facts = end.facts if end is not None and not waits else Facts()
+    facts = replace(
+        facts,
+        submitted=bool(chain),
+        refused=bool(line.get("refused")),
+        queued=waits and bool(line.get("queue")),
+        began=attempt is not None and not waits,
+        cancelled=run.is_cancelled(IN_QUEUE if line.get("queue") else job_id),
+        slurm=slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None,
+        alive=_is_alive(line),
+    )
+    if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
+        facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
+    return Standing(state_of(facts), facts, line, job_id, waits, attempt, end)
+
+
+def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], standing: Standing) -> list[str]:
+    """How each attempt of a run ended, first to last; one that may still run stands as the run does by it."""
+    jobs = [_job_of(attempt) for attempt in attempts]
+    ends = [read_end(attempt) for attempt in attempts]
+    classes = []
+    for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+        if attempt == standing.attempt and standing.facts.began:
+            ended = class_of(standing.facts) or standing.state.ended
+        else:
+            again = jobs[index] is not None and jobs[index] in jobs[index + 1 :]
+            facts = replace(end.facts, again=again, followed=True, cancelled=run.is_cancelled(jobs[index]))
+            ended = class_of(facts) or "unknown"
+        classes.append(ended)
+    return classes
+
+
+def open_jobs(run: RunFolder) -> list[str]:
+    """The Slurm jobs whose state may change how the run stands: those of the newest chain that the folder does not know
+    to be over for good."""
+    attempts = run.attempts()
+    ends = {_job_of(attempt): read_end(attempt) for attempt in attempts}
+    jobs = [_text(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
+    return [job_id for job_id in jobs if job_id and (job_id not in ends or _is_open(ends[job_id]))]
+
+
+def _is_open(end: AttemptEnd) -> bool:
+    """Whether what Slurm says of the job can change its last attempt's class, or is to start it again."""
+    facts = end.facts
+    return not end.is_over or facts.retried or class_of(replace(facts, slurm="node_failure")) != class_of(facts)
+
+
+def is_of_slurm(line: Mapping[str, Any]) -> bool:
+    """Whether a line of submissions.jsonl is of a job that Slurm has."""
+    return line.get("scheduler") == "slurm"
+
+
+def other_host(line: Mapping[str, Any]) -> str | None:
+    """The machine of a local run; None if it is this one."""
+    host = line.get("host")
+    return str(host) if line.get("scheduler") == "local" and host not in (None, platform.node()) else None
+
+
+def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
+    """Whether no job of the newest chain has made an attempt, and one of them may yet: not of a run that is done, nor
+    of a chain that was sent before the run came to its end."""
+    jobs = {_text(line.get("job_id")) for line in chain} - {None}
+    if not chain or not jobs.isdisjoint(_job_of(attempt) for attempt in attempts):
+        return False
+    if end is None or not end.is_over or end.facts.retried:
+        return True
+    return not _is_done(end) and time_of(chain[0]) >= end.judged_at
+
+
+def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Of the jobs of a chain the one that runs by Slurm's word, else the first that waits."""
+    for wanted in reversed(LIVE):
+        for line in chain:
+            if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:
+                return line
+    return None
+
+
+def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
+    """The last line of a job, or one made up for a job that plain sbatch started."""
+    lines = [line for line in (*run.submissions(), *chain) if _text(line.get("job_id")) == job_id]
+    if lines and job_id is not None:
+        return lines[-1]
+    return {"scheduler": "slurm", "job_id": job_id} if job_id is not None else {}
+
+
+def _is_alive(line: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a local job runs; None if it cannot be asked from here."""
+    process = line.get("queue") or line
+    if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
+        return None
+    return is_alive(process["pid"], process.get("pid_start"))
+
+
+def silent_s(attempt: Attempt) -> float:
+    """Seconds since the attempt's folder or files last changed."""
+    newest = 0.0
+    for path in (attempt.folder, attempt.log, attempt.metrics):
+        try:
+            newest = max(newest, path.stat().st_mtime)
+        except OSError:
+            continue
+    return time.time() - newest
+
+
+def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
+    """Seconds for which a healthy run may be silent: its lines come every `log_every` steps."""
+    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    step_s = metrics.get("step_s")
+    return max(SILENT_S, max(10, 3 * log_every) * seconds_of(step_s))
+
+
+# --- in words
 
 
 def words_between(attempt: Attempt, now: float | None = None) -> str | None:
-    """What a run waits for behind an attempt that it goes on from; None where it does not, or nobody has judged it."""
+    """What a run waits for after an attempt that is retried; None if it is not, or nobody has judged it."""
     verdict = attempt.verdict()
     if verdict.get("go_on") is not True:
         return None
@@ -87,11 +252,18 @@ def ordinal(number: int) -> str:
     return f"{number}{last}"
 
 
+def time_of(table: Mapping[str, Any]) -> float:
+    """Epoch seconds of a line of submissions.jsonl or a small file; 0 without any."""
+    return seconds_of(table.get("time"))
+
+
+def _job_of(attempt: Attempt | None) -> str | None:
+    return _text(attempt.started().get("job_id")) if attempt is not None else None
+
+
+def _class(value: Any, default: str) -> str:
+    return str(value) if value else default
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def time_of(table: Mapping[str, Any]) -> float:
-    """Epoch seconds of a line of submissions.jsonl or a small file; 0 where it has none."""
-    moment = table.get("time")
-    return float(moment) if isinstance(moment, int | float) and not isinstance(moment, bool) else 0.0

@@ -22,12 +22,12 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """0 for every orderly end; a training that ran off, or whose disk refused to save it, is none."""
+        """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
         return 1 if self.ended in ("nan", "disk_full", "error") else 0
 
     @property
     def leaves_time(self) -> bool:
-        """Whether the attempt may tidy up: nobody waits for its job, is about to kill it, or pays for it in vain."""
+        """Whether the attempt may tidy up: nobody waits for its job, is about to kill it, or pays for idle GPUs."""
         return not self.requeue and self.ended not in ("cancelled", "budget")
 
 
@@ -54,7 +54,7 @@ def budget_end(environment: Mapping[str, str], lead_s: int | None) -> float | No
     """Epoch seconds at which an attempt must begin to save, so that it is gone when the run's budget is spent.
 
     HPC_GPT_STOP_AT, which the job's script exports, is when that is; saving takes no more than the lead of the signal.
-    None where there is no budget.
+    None without a budget.
     """
     try:
         return float(environment["HPC_GPT_STOP_AT"]) - (lead_s or 0)
@@ -76,8 +76,7 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     """Whether `hpc-gpt cancel` has left its mark for this job."""
-    job_id = attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
-    return bool(job_id) and run.cancelled_mark(str(job_id)).exists()
+    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
 
 
 def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:

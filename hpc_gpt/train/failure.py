@@ -1,4 +1,4 @@
-"""How a rank that cannot go on says so: the class of the end, the cause in words, the exit code."""
+"""How a rank that failed reports it: the class of the end, the cause in words, the exit code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LOST_PEER = re.compile(
 # A rank that never met the others lost none.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
 _PATIENCE_S = 10.0
-# Room in an attempt's folder that is held back for its last word; `room` says more.
+# Room in an attempt's folder that is held back for ended.json; `room` says more.
 RESERVE = ".reserve"
 
 
 def classify(error: BaseException) -> tuple[str, int]:
-    """The class of design.md's list that an exception ends an attempt with, and the exit code."""
+    """The class of state.ENDED that an exception ends an attempt with, and the exit code."""
     name = type(error).__name__
     words = str(error)
     if is_disk_full(error):
@@ -71,8 +71,8 @@ def report_failure(error: BaseException, rank: int, attempt: Attempt | None, ste
     """Writes the traceback (for the user's own mistakes one line and a hint) to the log, and ended.json; returns the
     exit code.
 
-    The first rank's word stands. A rank that only lost its connection to another waits for that one's, or for the
-    launcher's, which knows the dead rank's exit code, before it gives its own.
+    The first rank to write decides. A rank that only lost its connection to another one first waits for that one to
+    write, or for the launcher, which knows the dead rank's exit code.
     """
     ended, code = classify(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
@@ -115,7 +115,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def probe_disk(folder: Path) -> None:
-    """Writes and removes 1 MiB in `folder`: the OSError that a write there gives, where a library hid it."""
+    """Writes and removes 1 MiB in `folder`: the OSError of a write there, which a library may have hidden."""
     path = folder / f".probe.{os.getpid()}"
     try:
         with open(path, "wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -238,6 +239,17 @@ def test_a_link_behind_a_lost_one_settles_it_too() -> None:
     lost = start(run)
     assert before(run, start(run, job_id="8"), "squeue 8 RUNNING", "sacct 7 TIMEOUT") == ["go", "-"]
     assert lost.verdict()["attempt_ended"] == "walltime"
+
+
+@pytest.mark.parametrize(("submitted", "answer"), [(NOW - 5, "go"), (NOW - 20, "stop")])
+def test_after_a_cancel_without_a_word_only_what_was_submitted_later_starts(submitted: float, answer: str) -> None:
+    run = slurm_run()
+    lost = start(run)
+    run.cancelled_mark("7").touch()
+    os.utime(run.cancelled_mark("7"), (NOW - 10, NOW - 10))
+    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": submitted})
+    assert before(run, start(run, job_id="8"), "sacct 7 FAILED")[0] == answer
+    assert lost.ended()["ended"] == lost.verdict()["ended"] == "cancelled"
 
 
 def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_gpt.launch import status
 from hpc_gpt.launch.slurm import scheduler
-from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.status import read_own_status, read_status
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import start_time
 from tests.cli.command import in_process
@@ -59,7 +59,7 @@ def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool 
         ("COMPLETING", "done", False, "running"),
         ("COMPLETED", "done", False, "done"),
         ("COMPLETED", "nan", False, "nan"),
-        ("COMPLETED", None, False, "done"),
+        ("COMPLETED", None, False, "unknown"),
         ("FAILED", None, False, "error"),
         ("FAILED", "data", False, "data"),
         ("CANCELLED", None, False, "cancelled"),
@@ -99,7 +99,8 @@ def test_a_controller_that_is_down_hides_nothing_that_the_folder_knows(slurm_say
     slurm_says(None)
     assert read_status([slurm_run(ended="done")])[0].state == "done"
     row = read_status([slurm_run()])[0]
-    assert (row.state, row.cause) == ("unknown", status.NO_ANSWER)
+    assert (row.state, row.cause, row.is_over) == ("running", status.NO_ANSWER, False)
+    assert read_own_status(slurm_run()).state == "unknown", "to who is about to act"
 
 
 def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
@@ -160,7 +161,7 @@ def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, re
     run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
     slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
     row = read_status([run])[0]
-    assert (row.job_id, row.state) == (newest, {"20": "done", "30": "pending"}[newest])
+    assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])
 
 
 def test_a_local_run_lives_while_its_process_does():
@@ -172,8 +173,9 @@ def test_a_local_run_lives_while_its_process_does():
     assert read_status([run])[0].state == "error"
     run.cancelled_mark("1").touch()
     assert read_status([run])[0].state == "cancelled"
-    run.add_submission({**line, "host": "elsewhere"})
-    assert read_status([run])[0].state == "unknown"
+    run.add_submission({**line, "job_id": "2", "host": "elsewhere"})
+    row = read_status([run])[0]
+    assert (row.state, row.cause) == ("pending", "runs on elsewhere, which cannot be asked from here")
 
 
 def test_the_last_step_comes_from_the_newest_attempt_that_has_one(slurm_says):

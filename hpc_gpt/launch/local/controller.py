@@ -1,7 +1,7 @@
-"""The process that stands over a local run's ranks: submitit's controller, with what that leaves undone.
+"""The process that supervises a local run's ranks: submitit's controller, with what that leaves undone.
 
-It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and has
-the last word on how the attempt ended. It outlives the terminal and the command that started it.
+It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and
+writes how the attempt ended if no rank has. It outlives the terminal and the command that started it.
 
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
@@ -24,6 +24,7 @@ from submitit.local.local import Controller
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.small_files import replace_whole
 
 POLL_S = 0.05
@@ -127,10 +128,14 @@ class RunController(Controller):
         if not self.attempt.ended():  # wait() says it again at every turn until the last rank is gone
             self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
 
+    def _unsaid_class(self) -> str:
+        """How the attempt ended if no rank has said so: the class that it has for others once this process is gone."""
+        return class_of(Facts(cancelled=self.cancelled, alive=False)) or "unknown"
+
     def _say_failed(self) -> None:
         rank, code = next((rank, code) for rank, code in self.codes.items() if code)
         how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        self._say("cancelled" if self.cancelled else "error", f"rank {rank} ended with {how}")
+        self._say(self._unsaid_class(), f"rank {rank} ended with {how}")
 
     def run(self, max_retry: int = 1) -> None:
         """One start, to its end; then ended.json is there and nothing of the attempt still runs."""
@@ -142,11 +147,10 @@ class RunController(Controller):
             if any(self.codes.values()):
                 self._say_failed()
             elif len(self.codes) < self.ntasks:
-                self._say("error", "the ranks could not be started")
-            elif self.cancelled:
-                self._say("cancelled", "SIGTERM")
+                self._say(self._unsaid_class(), "the ranks could not be started")
             else:
-                self._say("error", "exit code 0, but the trainer left no word")
+                words = "SIGTERM" if self.cancelled else "exit code 0, but the trainer left no word"
+                self._say(self._unsaid_class(), words)
             for file in self.stdouts:
                 file.close()
 

@@ -51,7 +51,7 @@ class RunExecutor(LocalExecutor):
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
-    """HPC_GPT_STOP_AT, when the run's budget is spent, where it has one. JobRefused where too little is left."""
+    """HPC_GPT_STOP_AT, when the run's budget is spent, if it has one. JobRefused if too little is left."""
     from hpc_gpt.chain.history import gpu_hours, read_history
 
     budget = resolved.job.max_gpu_hours

@@ -8,9 +8,9 @@ The rules, in this order:
    never the cause, unless nothing else is there; then the first of them is, and `sure` says so.
 4. In one file the first line counts, but for a collective that timed out or a cancel right before a failure of a
    rank that says why.
-5. Between files the time of day counts where all have one. Within two seconds clocks may differ: the more telling
+5. Between files the time of day counts if all have one. Within two seconds clocks may differ: the more telling
    class goes first then, and `sure` says so. Without times the more telling class does.
-6. Of a collective that timed out, the rank that did not report it, or that is behind the others, is the one to blame.
+6. If a collective timed out, the rank is to blame that did not report it, or is at an earlier one than the others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.readers.causes.blame import node_of, nodes_of_ranks, only_one_that_left, rank_of_file, rank_to_blame
-from hpc_gpt.readers.causes.torchelastic_block import FIRST_OBSERVED, join_blocks
+from hpc_gpt.readers.causes.blame import (
+    FIRST_OBSERVED,
+    join_blocks,
+    node_of,
+    nodes_of_ranks,
+    only_one_that_left,
+    rank_of_file,
+    rank_to_blame,
+)
 from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 
 SKEW_S = 2.0
 NEAR_LINES = 200
 SURVIVED_STEPS = 2
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
-# What a rank says whose collective failed: the reason stands behind it, or is another rank's.
+# What a rank says whose collective failed: the reason comes after it, or is another rank's.
 _OF_COLLECTIVES = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_WORD = "nothing says why the log ends"
 # How telling a class is: what explains other failures goes before what other failures explain.
@@ -50,18 +58,17 @@ _TELLING = (
     "hang",
     "collective_timeout",
 )
-_SCHEDULERS = frozenset(("walltime", "preempted", "requeued", "cancelled"))
 
 
 @dataclass
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of record.ENDED, `unknown` where nothing says. `words`: the cause in one line, in the log's words
-    behind the rank's number; fit to be shown, without secrets. `failure`: where it stands, None without one. `node`,
-    `rank`: whose it is, where that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
+    `ended`: a class of state.ENDED, `unknown` if nothing says. `words`: the cause in one line, in the log's words
+    after the rank's number; fit to be shown, without secrets. `failure`: where the log says it, None without one.
+    `node`, `rank`: whose it is, if that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
     failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
-    then the echoes. `sure`: empty where the log says it, else what it rests on.
+    then the echoes. `sure`: empty if the log says it, else what it rests on.
     """
 
     ended: str
@@ -116,7 +123,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     if chosen.ended in ("collective_timeout", "hang"):
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    if chosen.ended not in _SCHEDULERS:
+    if chosen.ended not in OF_SCHEDULER:
         left = only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
@@ -167,19 +174,19 @@ def _plainness(failure: Failure) -> tuple[bool, bool]:
 
 
 def _said_ends(part: Part) -> list[Failure]:
-    """What a program says of its own end, where that is no success."""
+    """What a program says of its own end, if that is no success."""
     return [
         Failure(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"
     ]
 
 
 def _survived_before(part: Part, reached_end: bool) -> int:
-    """The line before which a part's failures ended nothing, for training went on behind it; 0 without one."""
+    """The line before which a part's failures ended nothing, for training continued after it; 0 without one."""
     needed = 1 if reached_end else SURVIVED_STEPS
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
-        # Of many lines a sample is kept: each stands for several.
+        # Of many lines a sample is kept: each is one of several.
         enough = needed if steps.stride == 1 else 1
         found += [int(steps.line[-enough])] if len(steps) >= enough else []
     if len(part.progress) >= needed:
@@ -192,7 +199,7 @@ def _telling(failure: Failure) -> int:
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
-    """The failures that are no echoes, by time of day where all have one, else file by file in the order of lines."""
+    """The failures that are no echoes, by time of day if all have one, else file by file in the order of lines."""
     order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
     if causes and all(failure.at is not None for failure in causes):
         return sorted(causes, key=lambda failure: failure.at or 0.0)
@@ -228,7 +235,7 @@ def _without_times(failure: Failure) -> tuple[int, int]:
 
 
 def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
-    """The first of one file's failures, or one right behind it that explains it."""
+    """The first of one file's failures, or one right after it that explains it."""
     head = chain[0]
     for other in chain[1:]:
         if not _is_near(head, other):
@@ -246,7 +253,7 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended in ("collective_timeout", "hang"):
-        # Timeouts take minutes: what stands behind one without a time of its own came of the abort, but for these.
+        # Timeouts take minutes: what comes after one without a time of its own came of the abort, but for these.
         return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
     if head.ended == "cancelled":
         return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")

@@ -8,7 +8,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 DIALECT = Dialect(
     name="launchers",
     patterns=(
-        # torchelastic's report: a line each for host, rank and exit code, joined by torchelastic_block.py
+        # torchelastic's report: a line each for host, rank and exit code, joined by causes/blame.py
         Pattern("failure", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))", ended="error", echo=True),
         Pattern("failure", "rror", raised("ChildFailedError"), ended="error", echo=True),
         Pattern(

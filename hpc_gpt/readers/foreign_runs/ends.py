@@ -16,6 +16,7 @@ from hpc_gpt.readers.foreign_runs.run_parts import RunParts
 from hpc_gpt.readers.foreign_runs.run_steps import RunSteps
 from hpc_gpt.readers.own_runs.attempts import iso
 from hpc_gpt.readers.part import Part
+from hpc_gpt.runs.state import Facts, class_of
 
 _ZONE = "as printed, taken as UTC"
 _LATEST = 4e9  # epoch seconds: no clock of a log shows the year 2096
@@ -34,9 +35,9 @@ def settle_ends(draft: Draft, run: RunParts, steps: RunSteps) -> list[Cause]:
         for number, (parts, cause, span) in enumerate(zip(run.attempts, causes, spans, strict=True), 1)
     ]
     for table, following in pairwise(tables):
-        if table["ended"] == "unknown":
-            same = table["job_id"] is not None and table["job_id"] == following["job_id"]
-            table["ended"] = "requeued" if same else "unknown"
+        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
+        said = "" if table["ended"] == "unknown" else table["ended"]
+        table["ended"] = class_of(Facts(said=said, again=again, followed=True))
     last = causes[-1]
     where = str(last.failure.place) if last.failure else _last_place(run.attempts[-1])
     draft.set("attempts", tables, f"the logs: {len(tables)} start{'s' if len(tables) > 1 else ''}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.process import is_alive
 from hpc_gpt.readers.own_runs.metrics import Metrics, read_metrics
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain
-from hpc_gpt.runs.standing import deciding, standing_of, time_of
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.runs.standing import Standing, attempt_classes, read_end, silent_s
+from hpc_gpt.runs.state import class_of
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.small_files import read_json
 
-# A run that has not written for this long is no longer known to run.
-SILENT_S = 600.0
 _YEAR_10000 = 253402300800.0
 
 
@@ -50,7 +46,7 @@ class AttemptRead:
 
     @property
     def end_s(self) -> float | None:
-        """Epoch seconds of its end, or of its last step where it ended without a word."""
+        """Epoch seconds of its end, or of its last step if it ended without a word."""
         last = float(self.steps["time"][-1]) if len(self.steps) else math.nan
         return epoch(self.ended.get("time")) or epoch(last)
 
@@ -76,20 +72,11 @@ def steps_that_count(attempts: list[AttemptRead]) -> NDArray[np.bool_]:
     return np.concatenate(kept[::-1]) if kept else np.zeros(0, np.bool_)
 
 
-def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, Any]]:
-    """The record's `attempts`: one object each. `state` is the run's, which the last attempt shares."""
+def attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Standing) -> list[dict[str, Any]]:
+    """The record's `attempts`: one object each."""
     tables = []
-    for index, read in enumerate(attempts):
-        following = attempts[index + 1] if index + 1 < len(attempts) else None
-        standing = standing_of(read.attempt)
-        ended = standing.attempt_ended if standing else None
-        if ended is None and following is None:
-            ended = state
-        if following is not None and ended in (None, "cancelled"):
-            # No word, or only that a SIGTERM came, and the job started again under its id: the scheduler put it back,
-            # as after a node's death or `scontrol requeue`.
-            same_job = read.started.get("job_id") == following.started.get("job_id")
-            ended = "requeued" if same_job else ended or "unknown"
+    classes = attempt_classes(run, [read.attempt for read in attempts], standing)
+    for read, ended in zip(attempts, classes, strict=True):
         tables.append(
             {
                 "attempt": read.attempt.number,
@@ -97,7 +84,7 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
                 "started": iso(read.start_s),
                 "ended_at": iso(epoch(read.ended.get("time"))),
                 "ended": ended,
-                "cause": _text(standing.attempt_cause if standing else None),
+                "cause": _text(read_end(read.attempt).cause),
                 "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
                 "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
                 "node_list": _text(read.started.get("node_list")),
@@ -107,88 +94,36 @@ def attempt_tables(attempts: list[AttemptRead], state: str) -> list[dict[str, An
     return tables
 
 
-def waiting_job(run: RunFolder, attempts: list[AttemptRead]) -> str | None:
-    """The job that was submitted last, the first of those of a chain, as long as none of them has made an attempt; none
-    of a chain that has ended before."""
-    chain = newest_chain(run)
-    jobs = [_text(line.get("job_id")) for line in chain]
-    started = {_text(read.started.get("job_id")) for read in attempts}
-    if not chain or not started.isdisjoint(jobs):
-        return None
-    newest, job_id = chain[0], jobs[0]
-    last = last_deciding(attempts)
-    standing = standing_of(last.attempt) if last else None
-    if last and standing and not standing.goes_on and time_of(newest) < time_of(last.attempt.verdict()):
-        return None
-    return job_id
-
-
-def last_deciding(attempts: list[AttemptRead]) -> AttemptRead | None:
-    """The attempt that tells how the run stands: the last that has not stepped aside for another."""
-    number = len(deciding([read.attempt for read in attempts]))
-    return attempts[number - 1] if number else None
-
-
-def run_state(run: RunFolder, attempts: list[AttemptRead], log_every: int) -> tuple[str, str]:
-    """(how the run ended or where it stands, which file says so). Asks no scheduler.
-
-    Metrics come every `log_every` steps, so a healthy run is silent for as long.
-    """
-    chain = newest_chain(run)
-    newest = chain[-1] if chain else {}
-    if newest.get("refused") and not any(read.started.get("job_id") for read in attempts):
-        return "refused", "submissions.jsonl"
-    waiting = waiting_job(run, attempts)
-    last = last_deciding(attempts)
-    job_id = waiting or _text(last.started.get("job_id") if last else None)
-    cancelled = job_id is not None and run.cancelled_mark(job_id).exists()
-    if waiting:
-        if cancelled:
-            return "cancelled", f"cancelled.{job_id}"
-        return "pending", f"submissions.jsonl: job {waiting} has made no attempt yet"
-    if not attempts and newest.get("queue"):
-        if run.cancelled_mark(IN_QUEUE).exists():
-            return "cancelled", f"cancelled.{IN_QUEUE}"
-        queue = newest["queue"]
-        if newest.get("host") == platform.node() and not is_alive(queue.get("pid"), queue.get("pid_start")):
-            return "cancelled", "submissions.jsonl: what ran the sweep ended before its turn"
-        return "pending", "submissions.jsonl: a sweep's, waits for its turn"
-    if last is None:
-        return "unknown", "no attempt yet"
-    where = f"attempts/{last.attempt.number}"
-    if (standing := standing_of(last.attempt)) is not None:
-        told = f"{where}/{'next' if last.attempt.verdict() else 'ended'}.json"
-        if standing.goes_on:
-            if cancelled:
-                return "cancelled", f"cancelled.{job_id}"
-            return "pending", f"{told}: {standing.attempt_ended}, goes on"
-        return standing.ended, told
-    if cancelled:
-        return "cancelled", f"cancelled.{job_id}"
-    if newest.get("scheduler") == "local" and newest.get("host") == platform.node() and newest.get("pid"):
-        if is_alive(newest["pid"], newest.get("pid_start")):
-            return "running", f"submissions.jsonl: process {newest['pid']}"
-        return "error", f"{where} has no ended.json, and process {newest['pid']} of submissions.jsonl is gone"
-    silent_s = time.time() - _last_sign(last.attempt)
-    step_s = next((float(read.steps["step_s"][-1]) for read in reversed(attempts) if len(read.steps)), 0.0)
-    if silent_s <= max(SILENT_S, max(10, 3 * log_every) * (step_s if math.isfinite(step_s) else 0.0)):
-        return "running", f"{where} was written to {silent_s:.0f} s ago"
-    return "unknown", f"{where} has no ended.json and was last written to {silent_s:.0f} s ago"
-
-
-def _last_sign(attempt: Attempt) -> float:
-    """Epoch seconds at which the attempt's folder or files last changed."""
-    newest = 0.0
-    for path in (attempt.folder, attempt.log, attempt.metrics):
-        try:
-            newest = max(newest, path.stat().st_mtime)
-        except OSError:
-            continue
-    return newest
+def source_of_state(standing: Standing) -> str:
+    """Which file says how the run stands."""
+    state, line, attempt = standing.state, standing.line, standing.attempt
+    if state.by == "submission":
+        return "submissions.jsonl"
+    if state.by == "mark":
+        return f"cancelled.{IN_QUEUE if line.get('queue') else standing.job_id}"
+    if standing.facts.queued:
+        waits = "a sweep's, waits for its turn"
+        ended = "what ran the sweep ended before its turn"
+        return f"submissions.jsonl: {waits if state.ended == 'pending' else ended}"
+    if standing.waits and state.by == "queue":
+        return f"submissions.jsonl: job {standing.job_id} has made no attempt yet"
+    if state.by == "process" and state.ended == "running":
+        return f"submissions.jsonl: process {line.get('pid')}"
+    where = f"attempts/{attempt.number}" if attempt is not None else "no attempt yet"
+    if state.by == "process":
+        return f"{where} has no ended.json, and process {line.get('pid')} of submissions.jsonl is gone"
+    if attempt is None:
+        return where
+    if state.by in ("next", "ended"):
+        ended = f": {class_of(standing.facts)}, goes on" if state.ended == "pending" else ""
+        return f"{where}/{state.by}.json{ended}"
+    if state.ended == "running":
+        return f"{where} was written to {silent_s(attempt):.0f} s ago"
+    return f"{where} has no ended.json and was last written to {silent_s(attempt):.0f} s ago"
 
 
 def epoch(moment: Any) -> float | None:
-    """Epoch seconds from a number, or from ISO 8601 text; None where it is neither, or of no year up to 9999."""
+    """Epoch seconds from a number, or from ISO 8601 text; None if it is neither, or of no year up to 9999."""
     if isinstance(moment, bool):
         return None
     try:

@@ -14,11 +14,9 @@ from hpc_gpt.readers.own_runs.attempts import (
     attempt_tables,
     epoch,
     iso,
-    last_deciding,
     read_attempt,
-    run_state,
+    source_of_state,
     steps_that_count,
-    waiting_job,
 )
 from hpc_gpt.readers.own_runs.curve import own_curve
 from hpc_gpt.readers.own_runs.metrics import Metrics
@@ -28,7 +26,7 @@ from hpc_gpt.readers.step_times import RULE, StepTimes, measure_steps
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
-from hpc_gpt.runs.standing import standing_of, words_between
+from hpc_gpt.runs.standing import read_standing, words_between
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.ds_config import zero_stage
@@ -247,20 +245,21 @@ def _times(steps: Metrics, counts: NDArray[np.bool_]) -> tuple[StepTimes | None,
 
 
 def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead]) -> Record:
-    state, where = run_state(run, attempts, resolved.train.log_every)
-    waiting = waiting_job(run, attempts)
+    standing = read_standing(run, resolved.train.log_every)
+    state, end, waiting = standing.state.ended, standing.end, standing.waits
+    where = source_of_state(standing)
     sources = {**record.sources, "ended": where, "cause": where, "attempts": "attempts/*/"}
     ids = job_ids(run)
-    last = last_deciding(attempts)
-    standing = standing_of(last.attempt) if last else None
+    number = standing.attempt.number if standing.attempt else None
+    last = next((read for read in attempts if read.attempt.number == number), None)
     started = str(last.started["job_id"]) if last and last.started.get("job_id") else None
     submissions = run.submissions()
-    cause = standing.cause if standing and not waiting else None
+    cause = end.why if end and not waiting else None
     if state == "pending" and last and (words := words_between(last.attempt)):
         cause = words
     if state == "error" and last and not last.ended:
         cause = "its process is gone and left no word"
-    if state == "refused" and not standing:
+    if state == "refused" and standing.state.by == "submission":
         cause = submissions[-1].get("refused")
     over = last is not None and state not in ("running", "pending", "unknown")
     first = next((read for read in attempts if read.start_s), None)
@@ -272,12 +271,12 @@ def _with_attempts(record: Record, run: RunFolder, resolved: Resolved, attempts:
     }
     record = replace(
         record,
-        job_id=waiting or started or (ids[-1] if ids else None),
+        job_id=(standing.job_id if waiting else started) or (ids[-1] if ids else None),
         started=iso(first.start_s if first else epoch(submissions[0].get("time")) if submissions else None),
         ended_at=iso(last.end_s) if over and last else None,
         node_list=str(last.started["node_list"]) if last and last.started.get("node_list") else None,
         gpu_hours=_gpu_hours(record, resolved, attempts, sources),
-        attempts=attempt_tables(attempts, "unknown" if waiting else state),
+        attempts=attempt_tables(run, attempts, standing),
         ended=state,
         cause=None if cause is None else hide_secrets(str(cause)),
     )

@@ -11,7 +11,7 @@ from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.log_files.armed import armed
 from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.readers.part import Failure
-from hpc_gpt.runs.record import ENDED
+from hpc_gpt.runs.state import ENDED
 
 OURS = {
     "collectives",

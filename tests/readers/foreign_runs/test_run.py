@@ -15,7 +15,8 @@ from hpc_gpt.readers.foreign_runs.run import read_foreign
 from hpc_gpt.readers.foreign_runs.run_steps import run_steps
 from hpc_gpt.readers.log_files.lines import read_lines
 from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.runs.record import ENDED, Record
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.state import ENDED
 from tests.readers.made_logs import dump, iteration, iterations, write_log
 
 

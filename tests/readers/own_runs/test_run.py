@@ -13,7 +13,8 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.own_runs.run import config_hash, read_run
-from hpc_gpt.runs.record import ENDED, Record
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.state import ENDED
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 
@@ -211,11 +212,11 @@ def test_of_a_chain_sent_at_once_the_link_that_began_tells_how_the_run_stands(lo
 
 
 @pytest.mark.parametrize(
-    ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "done", "99")]
+    ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "stopped", "99")]
 )
 def test_a_run_of_plain_sbatch_is_pending_only_when_submitted_after_that(logs, submitted, ended, job_id):
     run = make_run(logs, submit=False)
-    add_attempt(run, [metrics_line(1)], job_id="99")
+    add_attempt(run, [metrics_line(1)], "stopped", job_id="99")
     run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None, "time": submitted})
     record = read_run(run)
     assert (record.ended, record.job_id) == (ended, job_id)

@@ -1,0 +1,193 @@
+"""What job.sh's two questions share: an attempt that is over is classified, judged and written down, once and for good.
+
+The class and the cause go into ended.json, the verdict into next.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+
+from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, newest_saved, read_history
+from hpc_gpt.chain.judge import Rules, Verdict, judge
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.bad_nodes import NODE
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.standing import read_end
+from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import write_once
+
+# With this begins the line that job.sh reads.
+MARK = "hpc-gpt-next"
+# srun's words when Slurm is busy or restarted: nobody's mistake.
+_BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
+# The cause is in the last part of a log; what is before that was survived.
+_MOST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended: a class of state.ENDED, the first cause in words, the node at fault if there is one."""
+
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+
+
+def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, cancelled: bool = False) -> End:
+    """The class, cause and node of an attempt that is over; `state.class_of` decides.
+
+    `slurm` is the class and `words` the cause by what Slurm says of the job and of its tasks; `unknown` if it says
+    nothing. `again`: its job has started once more. `cancelled`: `hpc-gpt cancel` has left its mark. The logs are read
+    if neither the trainer nor Slurm says more than `error`, or if they may name the node.
+    """
+    end = attempt.ended()
+    facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
+    ended = class_of(facts) or "unknown"
+    own = bool(end) and ended in (facts.said, "unknown")
+    cause = end.get("cause") if own else words or end.get("cause")
+    node = end.get("node")
+    node = node if isinstance(node, str) and NODE.fullmatch(node) else None
+    if ended in VAGUE or (ended in OF_NODE and node is None):
+        found = _read_cause(attempt)
+        if ended in VAGUE and found.ended in OF_LOG:
+            ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
+        elif ended in VAGUE:
+            cause = cause or found.cause
+        node = node or (found.node if ended in OF_NODE else None)
+    return End(ended, str(cause) if cause else None, node)
+
+
+def _read_cause(attempt: Attempt) -> End:
+    """The first cause in the attempt's log, if it is more than `error` and nothing that Slurm did.
+
+    slurm-<job>.out is not read: what Slurm wrote there is of an earlier start of the job.
+    """
+    # The readers take longer to load than all the rest does, and at the time limit a job has seconds for its answer.
+    from hpc_gpt.readers.causes.first_cause import first_cause
+    from hpc_gpt.readers.log_files.read_log import read_log
+
+    try:
+        readable = attempt.log.is_file() and attempt.log.stat().st_size <= _MOST_BYTES
+        cause = first_cause(read_log(attempt.log).parts if readable else [], False)
+    except OSError:
+        return End("unknown")
+    if cause.failure is None or cause.failure.echo or _BUSY.search(cause.words):
+        return End("unknown")
+    node = cause.failed_node
+    return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)
+
+
+def conclude(
+    run: RunFolder,
+    attempt: Attempt,
+    resolved: Resolved,
+    end: End,
+    now: float,
+    over: int | None,
+    asked: str = "",
+    put_back: bool = False,
+) -> tuple[Verdict, list[str]]:
+    """Writes ended.json and next.json of an attempt that is over, and notes the node at fault.
+
+    Gives the verdict and the nodes that the next attempt does without.
+
+    `over` is as for read_history, `asked` as for judge. `put_back`: Slurm starts the same job again, whatever the
+    verdict. What a full disk refuses is printed.
+    """
+    step = attempt.last_metrics().get("step")
+    with _disk_that_may_be_full():
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
+    cluster = resolved.cluster
+    if end.node is not None:
+        why = f"{end.ended}: {end.cause}" if end.cause else end.ended
+        bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
+    # A rank's own word in ended.json may have been the first, and is not how the attempt is classified.
+    history = read_history(run, gpus_of(resolved), now, over)
+    past = [
+        replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
+        for each in history
+        if each.number <= attempt.number
+    ]
+    verdict = judge(past, rules_of(resolved), asked)
+    exclude = nodes_left_out(run, resolved, past, now) if verdict.go_on else []
+    with _disk_that_may_be_full():
+        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back)
+    return verdict, exclude
+
+
+@contextmanager
+def _disk_that_may_be_full() -> Iterator[None]:
+    """The script is told what to do even if nothing can be written down."""
+    try:
+        yield
+    except RunFolderError as fault:
+        print(f"not written down: {fault}", file=sys.stderr, flush=True)
+
+
+def rules_of(resolved: Resolved) -> Rules:
+    """What the settings of a run say to its judge."""
+    cannot = ""
+    if resolved.cluster.chain == "none":
+        cannot = f'chain = "none" in profile {resolved.cluster.name}'
+    elif not can_resume(resolved.engine):
+        cannot = "what is offloaded to NVMe is in no checkpoint"
+    pause = resolved.job.retry_pause_s
+    return Rules(cannot, float(resolved.cluster.retry_pause_s if pause is None else pause), resolved.job.max_gpu_hours)
+
+
+def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[Past], now: float) -> list[str]:
+    """The nodes that the next attempt does without: those that failed this run not long ago, and those that the
+    cluster's list has for every run."""
+    since = now - 3600 * resolved.cluster.bad_node_hours
+    own = {each.node for each in past if each.node and each.over > since}
+    return sorted(own | set(bad_nodes.left_out(resolved.cluster.name, run.run_id, now)))
+
+
+def write_verdict(
+    run: RunFolder,
+    attempt: Attempt,
+    verdict: Verdict,
+    past: Sequence[Past],
+    exclude: Sequence[str],
+    now: float,
+    end: End,
+    put_back: bool = False,
+) -> None:
+    """Writes next.json unless it is there. RunFolderError if the disk refuses. `put_back` is as for conclude."""
+    text = {
+        **asdict(verdict),
+        "cause": end.cause,
+        "node": end.node,
+        "begin": now + verdict.pause_s if verdict.go_on else None,
+        "exclude": list(exclude) if verdict.go_on else [],
+        "saved_step": newest_saved(run),
+        "gpu_hours": round(gpu_hours(past), 6),
+        "put_back": put_back,
+        "time": now,
+    }
+    write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
+
+
+def job_of(attempt: Attempt) -> str:
+    """The id of the attempt's job; empty if attempt.json was not written."""
+    return str(attempt.started().get("job_id") or "")
+
+
+def other_jobs(run: RunFolder, job_id: str) -> list[str]:
+    """The jobs that the run was handed to Slurm as, beside this one. Words for a shell: ids and nothing else."""
+    jobs = dict.fromkeys(str(line["job_id"]) for line in run.submissions() if line.get("job_id"))
+    return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
+
+
+def forget_stop(run: RunFolder, attempt: Attempt) -> None:
+    """The attempt's job has ended as `hpc-gpt stop` asked: who requeues it by hand has a newer wish."""
+    with suppress(OSError):
+        run.stop_mark(job_of(attempt)).unlink(missing_ok=True)

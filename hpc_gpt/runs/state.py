@@ -1,0 +1,361 @@
+"""How an attempt ended, how its run stands, and what that means for a retry. Pure: decided here, and nowhere else.
+
+Everyone else gathers facts (`runs.standing` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
+shows the answer. `Facts` holds all that the answer follows from. `class_of` answers how an attempt ended, `state_of`
+how the run stands by it. `RETRIES` says which classes mend themselves when the same job starts again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# What a run, or one attempt of it, can end as; the last three have not ended.
+ENDED = [
+    "done",
+    "stopped",
+    "walltime",
+    "preempted",
+    "requeued",
+    "cancelled",
+    "refused",
+    "budget",
+    "no_progress",
+    "gpu_memory",
+    "host_memory",
+    "collective_timeout",
+    "hang",
+    "node_failure",
+    "nan",
+    "data",
+    "disk_full",
+    "user_error",
+    "error",
+    "pending",
+    "running",
+    "unknown",
+]
+LIVE = ("pending", "running")
+# These say only that something went wrong: a log or Slurm may know more.
+VAGUE = ("error", "unknown")
+# What the scheduler did, not the program.
+OF_SCHEDULER = ("walltime", "preempted", "requeued", "cancelled")
+# What a line of a log can show, whatever the scheduler says of the job.
+OF_LOG = (
+    "gpu_memory",
+    "host_memory",
+    "disk_full",
+    "nan",
+    "data",
+    "node_failure",
+    "collective_timeout",
+    "hang",
+    "user_error",
+)
+# A node can be at fault for these.
+OF_NODE = ("node_failure", "hang", "collective_timeout")
+
+# --- Slurm's words
+
+# Slurm's long state names, of squeue and sacct. COMPLETED is an exit code of 0, which a training has that was stopped
+# or must be requeued as well: only the trainer can say `done`.
+SLURM_STATES = {
+    "PENDING": "pending",
+    "CONFIGURING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_FED": "pending",
+    "REQUEUE_HOLD": "pending",
+    "SPECIAL_EXIT": "pending",
+    "RESV_DEL_HOLD": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "SUSPENDED": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "RESIZING": "running",
+    "STOPPED": "running",
+    "COMPLETED": "unknown",
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "walltime",
+    "DEADLINE": "walltime",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "OUT_OF_MEMORY": "host_memory",
+    "FAILED": "error",
+}
+# The job's script is about to leave.
+_LEAVING = ("COMPLETING", "STAGE_OUT")
+
+
+def slurm_state(word: str) -> str:
+    """The class of ENDED that a job is in by Slurm's word; empty for no word, `unknown` for one that is not known.
+
+    >>> slurm_state("NODE_FAIL"), slurm_state("RUNNING"), slurm_state("REVOKED"), slurm_state("")
+    ('node_failure', 'running', 'unknown', '')
+    """
+    return SLURM_STATES.get(word, "unknown") if word else ""
+
+
+def start_class(word: str) -> str:
+    """The same of one start of a job that is over, as sacct lists it: `requeued` by Slurm, and never pending."""
+    return "requeued" if word == "REQUEUED" else slurm_state(word)
+
+
+def slurm_has_ranks(word: str) -> bool:
+    """Whether ranks of a job in this state may be on its nodes."""
+    return word == "CONFIGURING" or (slurm_state(word) == "running" and not slurm_is_leaving(word))
+
+
+def slurm_is_leaving(word: str) -> bool:
+    return word in _LEAVING
+
+
+# --- one answer
+
+# {Slurm's class: the trainer's classes that it replaces, because that is what Slurm's doing looked like from inside}.
+_SEEN_AS = {
+    "node_failure": ("error", "unknown", "cancelled", "collective_timeout", "hang"),
+    "requeued": ("error", "unknown", "cancelled"),
+    "walltime": ("error", "unknown", "cancelled"),
+    "preempted": ("error", "unknown", "cancelled"),
+    "host_memory": ("error", "unknown"),
+    "cancelled": ("error", "unknown"),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the job that decides how a run stands, and of its last attempt. None: nobody has looked.
+
+    Of the job: `submitted`: there is one. `refused`: sbatch did not take it. `queued`: it is a sweep's row that waits
+    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has left its mark.
+    `slurm`: a class of ENDED by Slurm's word on it; empty if Slurm does not know it, None if it was not asked or did
+    not answer. `alive`: whether the process still runs that is over the local ranks, or that will start the row.
+
+    Of the attempt: `said`: the class in ended.json, by the trainer, the local controller or the script; empty without
+    one. `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt is to follow by
+    itself. `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files have been
+    written to lately. `logs`: the class that its logs show, as far as they are to be believed.
+    """
+
+    submitted: bool = True
+    refused: bool = False
+    queued: bool = False
+    began: bool = True
+    cancelled: bool = False
+    slurm: str | None = None
+    alive: bool | None = None
+    said: str = ""
+    judged: str = ""
+    verdict: str = ""
+    retried: bool = False
+    again: bool = False
+    followed: bool = False
+    recent: bool | None = None
+    logs: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """`ended`: a class of ENDED. `by`: which fact decided it.
+
+    `by` is one of submission, slurm, process, mark, next, ended, queue, recent; `not_retried`: Slurm says that the job
+    has ended which was to start again; `forgotten`: Slurm does not know the job any more; `nothing`: nobody knows.
+    """
+
+    ended: str
+    by: str
+
+
+def class_of(facts: Facts) -> str | None:
+    """How an attempt ended; None as long as nothing says that it has.
+
+    The judge's word stands, then the trainer's, unless it is what Slurm's doing looked like from inside; `hpc-gpt
+    cancel` counts as Slurm's. A cancel that the job outlived was none: a requeue sends the same signal.
+
+    >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
+    ('preempted', 'nan')
+    >>> class_of(Facts(said="cancelled", again=True)), class_of(Facts(slurm="running"))
+    ('requeued', None)
+    """
+    slurm = facts.slurm
+    if slurm in LIVE or facts.alive:
+        slurm = None
+    elif facts.cancelled and not facts.again:
+        slurm = "cancelled"
+    ended = facts.judged or facts.said or _unsaid(facts, slurm)
+    if not ended:
+        return None
+    if not facts.judged and ended in _SEEN_AS.get(slurm or "", ()):
+        ended = slurm or ended
+    if ended in VAGUE and facts.logs:
+        ended = facts.logs
+    if ended == "cancelled" and facts.again:
+        ended = "requeued"
+    return ended if ended in RETRIES else "unknown"
+
+
+def _unsaid(facts: Facts, slurm: str | None) -> str:
+    """How an attempt ended that has left no word; empty if it may be running."""
+    if slurm and slurm != "unknown":
+        return slurm
+    if facts.again:
+        return "requeued"
+    if facts.followed or slurm == "unknown":
+        return "unknown"
+    return "error" if facts.alive is False else ""
+
+
+def state_of(facts: Facts) -> State:
+    """How a run stands by the job and the attempt that decide it. What lives goes before what has ended."""
+    slurm = facts.slurm
+    if facts.refused:
+        return State("refused", "submission")
+    if not facts.submitted and not facts.began:
+        return State("unknown", "nothing")
+    if slurm in LIVE:
+        return State(str(slurm), "slurm")
+    # A row that waits is cancelled by its mark alone: what runs the sweep passes it over.
+    if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):
+        return State("pending" if facts.queued else "running", "process")
+    if not facts.began:
+        return _state_before_an_attempt(facts)
+    ended = class_of(facts)
+    if facts.judged or facts.said:
+        by = "next" if facts.judged else "ended"
+        if facts.retried:
+            return _state_between_attempts(facts, ended or "unknown", by)
+        if not facts.judged and ended not in (facts.said, "unknown"):
+            by = "mark" if facts.cancelled else "slurm"
+        return State(facts.verdict if facts.verdict in RETRIES else ended or "unknown", by)
+    if ended is not None:
+        if facts.cancelled:
+            return State(ended, "mark")
+        return State(ended, "slurm" if slurm else "process")
+    if slurm == "":
+        return State("unknown", "forgotten")
+    return State("running", "recent") if facts.recent else State("unknown", "nothing")
+
+
+def _state_before_an_attempt(facts: Facts) -> State:
+    """The state of a run whose newest job has made no attempt."""
+    if facts.cancelled:
+        return State("cancelled", "mark")
+    if facts.alive is False:
+        return State("cancelled" if facts.queued else "error", "process")
+    if facts.slurm is None:
+        return State("pending", "queue")
+    return State(facts.slurm, "slurm") if facts.slurm else State("unknown", "forgotten")
+
+
+def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
+    """The state of a run whose last attempt is over and is to be followed by another."""
+    if facts.slurm == "cancelled":
+        return State("cancelled", "slurm")
+    if facts.cancelled:
+        return State("cancelled", "mark")
+    if facts.slurm is None:
+        return State("pending", by)
+    return State(ended, "not_retried") if facts.slurm else State("unknown", "forgotten")
+
+
+# --- what a class means for a retry
+
+# A pause doubles with every failure that follows another, up to this.
+LONGEST_PAUSE_S = 3600
+# So many attempts in a row that leave no newer checkpoint end a run.
+MOST_WITHOUT_PROGRESS = 2
+# The same for failures of nodes: each time the next attempt leaves the node out.
+MOST_NODE_FAILURES = 5
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What a chain does after an attempt that ended so.
+
+    `goes_on`: whether another attempt can mend it. `fails`: whether it was a failure, before whose retry there is a
+    pause. `most`: so many such attempts in a row without a newer checkpoint end the run; 0 for what Slurm or the user
+    ended early, which does not count.
+    """
+
+    goes_on: bool
+    fails: bool = False
+    most: int = 0
+
+
+_STOPS = Retry(False)
+_AT_ONCE = Retry(True)
+_FAILURE = Retry(True, fails=True, most=MOST_WITHOUT_PROGRESS)
+
+# In the order of state.ENDED, for every class that an attempt can end with.
+RETRIES: dict[str, Retry] = {
+    "done": _STOPS,
+    "stopped": _STOPS,
+    "walltime": Retry(True, most=MOST_WITHOUT_PROGRESS),
+    "preempted": _AT_ONCE,
+    "requeued": _AT_ONCE,
+    "cancelled": _STOPS,
+    "refused": _STOPS,
+    "budget": _STOPS,
+    "no_progress": _STOPS,
+    "gpu_memory": _STOPS,
+    "host_memory": _STOPS,
+    "collective_timeout": _FAILURE,
+    "hang": _FAILURE,
+    "node_failure": Retry(True, fails=True, most=MOST_NODE_FAILURES),
+    "nan": _STOPS,
+    "data": _STOPS,
+    "disk_full": _STOPS,
+    "user_error": _STOPS,
+    "error": _FAILURE,
+    "unknown": _FAILURE,
+}
+
+# What the program itself says of a slip of its author's: started again, it says the same.
+MISTAKES = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+    "UnboundLocalError",
+    "TypeError",
+    "AttributeError",
+    "SyntaxError",
+    "IndentationError",
+    "TabError",
+    "NotImplementedError",
+    "ZeroDivisionError",
+)
+_RAISED = re.compile(rf"(?:^|[\s:;.])({'|'.join(MISTAKES)})(?::|$|\s)")
+
+
+def is_mistake(cause: str | None) -> bool:
+    """Whether the words of an `error` name an exception that a rank raised for a mistake in the program.
+
+    >>> is_mistake("rank 2: NameError: name 'x' is not defined"), is_mistake("rank 2: RuntimeError: CUDA error")
+    (True, False)
+    """
+    return bool(cause) and _RAISED.search(cause or "") is not None
+
+
+def words_of(ended: str) -> str:
+    """What a chain does after such an end.
+
+    >>> words_of("walltime"), words_of("hang"), words_of("nan")
+    ('goes on at once', 'goes on after a pause', 'stops')
+    """
+    retry = RETRIES.get(ended, _STOPS)
+    if not retry.goes_on:
+        return "stops"
+    return "goes on after a pause" if retry.fails else "goes on at once"
+
+
+def pause_s(first_s: float, failures: int) -> float:
+    """Seconds to wait before the retry that follows so many failures in a row.
+
+    >>> [pause_s(30, failures) for failures in (0, 1, 2, 3, 20, 9999)]
+    [0.0, 30.0, 60.0, 120.0, 3600.0, 3600.0]
+    """
+    if failures < 1:
+        return 0.0
+    return float(min(LONGEST_PAUSE_S, max(0.0, first_s) * 2 ** min(failures - 1, 30)))
