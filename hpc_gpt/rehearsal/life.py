@@ -120,7 +120,7 @@ class Life:
         attempt = self.run.attempt(number)
         self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
         job = self._job_of(attempt)
-        ranks = max((len(step.ranks) for step in job.steps), default=0)
+        ranks = len(job.steps[-1].ranks)  # the steps before are a preflight's, on the spare nodes as well
         wanted = self.small.resolved.gpus
         state = read_status([self.run])[0].state
         evidence = (
