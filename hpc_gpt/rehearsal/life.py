@@ -56,14 +56,14 @@ class RehearsalFailed(Exception):
 
 @dataclass
 class Life:
-    """Rehearses one run, from the monotonic time `began`. `tell` gets each stage as it happens, `wait` what is waited
+    """Rehearses one run, from the monotonic time `began`. `report` gets each stage as it happens, `wait` what is waited
     for."""
 
     small: SmallRun
     prepared: Prepared
     slurm: LocalSlurm
     logs: Path
-    tell: Callable[[Stage], None]
+    report: Callable[[Stage], None]
     wait: Callable[[str], None]
     began: float
     run: RunFolder | None = None
@@ -91,7 +91,7 @@ class Life:
 
     def say(self, name: str, evidence: str, ok: bool = True) -> None:
         """Reports a stage. Raises RehearsalFailed unless it is `ok`."""
-        self.tell(Stage(name, evidence, self.age_s, ok))
+        self.report(Stage(name, evidence, self.age_s, ok))
         if not ok:
             raise RehearsalFailed(name, evidence, [])
 
@@ -288,7 +288,7 @@ class Life:
             while any(job.state in (RUNNING, COMPLETING) for job in self._jobs_of(run)) and time.monotonic() < end:
                 time.sleep(_POLL_S)
             cause = _first_cause(run, self.slurm.environment) or cause
-        self.tell(Stage(stage, cause, self.age_s, ok=False))
+        self.report(Stage(stage, cause, self.age_s, ok=False))
         logs = [] if run is None else sorted(run.path.glob("slurm-*.out"))
         if attempt is not None:
             logs.append(attempt.log)

@@ -42,19 +42,19 @@ def rehearse(
     prepared: Prepared,
     quick: bool,
     keep: Path | None,
-    tell: Callable[[Stage], None],
+    report: Callable[[Stage], None],
     wait: Callable[[str], None],
 ) -> Outcome:
     """Rehearses `small`, whose script is in `prepared`; `real` is what would be submitted: checked, but not run.
 
-    Runs are written to `keep`, or to a folder that is removed. `tell` gets each stage as it happens, `wait` what is
+    Runs are written to `keep`, or to a folder that is removed. `report` gets each stage as it happens, `wait` what is
     waited for. Whatever ends the rehearsal, nothing is left running.
     """
     outcome = Outcome(missing=list(small.missing))
 
     def note(stage: Stage) -> None:
         outcome.stages.append(stage)
-        tell(stage)
+        report(stage)
 
     began = time.monotonic()
     data = look_at_data(located(real.resolved, real.data_beside))
