@@ -1,35 +1,50 @@
-"""A seed's ladder on this machine: each of its rungs a cell, or the record that says why it cannot run here."""
+"""A seed's ladder on this machine: rungs as cells, what each saves and costs, the table in the seed's columns."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from hpc_gpt.bench.bench_table import SLOWED, shared_lines
 from hpc_gpt.bench.cell import Cell
-from hpc_gpt.bench.predicted import with_predicted_memory
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
 from hpc_gpt.bench.preparation import Asked, prepare_cell
+from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
-from hpc_gpt.runs.record import Record
+from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
+from hpc_gpt.report.grid import Grid, plain
+from hpc_gpt.report.seeds.lines import SeedLine, is_smoke, sweep_lines
+from hpc_gpt.report.seeds.tables import as_table
+from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
 from hpc_gpt.settings.experiment_file import (
     ExperimentFile,
-    Row,
     choose_row,
     cut_warmup,
     load_experiment,
     read_experiment,
 )
+from hpc_gpt.settings.experiment_file import Row as SweepRow
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.tokens.run_data import ensure_data, located
 
+NOT_MEASURED = "not measured"
+# The figure by which the last rung is compared with the first.
+_TOKENS, _MEMORY, _FLOPS = "tokens/s", "peak memory", "TFLOP/s hardware"
+# How long a row trains, or how often it logs, is no technique.
+_NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
+_LONGEST = 100
+
 
 @dataclass(frozen=True)
 class Group:
-    """Rungs of one sweep. What a rung saves and costs is told against `base`, what the group comes to by `last`."""
+    """Rungs of one sweep. What a rung saves and costs is relative to `base`; the group's result is that of `last`."""
 
     sweep: str
     base: str
@@ -38,9 +53,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One seed's ladder: its rungs, in the seed's own columns; `techniques` are further rows, measured behind them.
+    """One seed's ladder: its rungs, in the seed's own columns; `techniques` are further rows, measured after them.
 
-    `seed`: its number, as people call it.
+    `seed`: the seed's number.
     """
 
     seed: str
@@ -52,8 +67,8 @@ class Ladder:
         return [self.rungs, *([self.techniques] if self.techniques else [])]
 
 
-# Seed 004 judges its rungs by the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its time); the last
-# one, on two GPUs, is none of a single one's.
+# Seed 004 compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its time). Its
+# last rung is on two GPUs, so the one before it is the last here.
 LADDERS: Mapping[str, Ladder] = {
     "colab": Ladder("002", Group("colab-ladder", "baseline", "workers")),
     "memory": Ladder(
@@ -70,14 +85,14 @@ class Rung:
     """One row of a group and its cell."""
 
     sweep: str
-    row: Row
+    row: SweepRow
     cell: Cell
 
 
 def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
-    """A rung for each row of the ladder, or of those that `rows` names. `gpus`: how many this machine has.
+    """A rung for each row of the ladder, or for those that `rows` names. `gpus`: how many this machine has.
 
-    Raises ConfigError for a name that is no row's, and where the user's own settings are wrong.
+    Raises ConfigError for an unknown row, and if the user's own settings are wrong.
     """
     files = [read_experiment(group.sweep) for group in ladder.groups]
     _check_names(files, rows)
@@ -96,7 +111,7 @@ def _check_names(files: Sequence[ExperimentFile], names: Sequence[str]) -> None:
         choose_row(every, name, files[0].path)
 
 
-def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: Row, gpus: int) -> Rung:
+def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
     try:
         if row.impossible is not None:
             raise ConfigError(row.impossible)
@@ -118,13 +133,13 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: Row, gpus: int) -
 
 
 def _check_gpus(wanted: int | None, gpus: int) -> None:
-    """ConfigError where there are GPUs, but too few; without any, ranks run on the CPU."""
+    """ConfigError if there are GPUs, but too few; without any, ranks run on the CPU."""
     if wanted and 0 < gpus < wanted:
         raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")
 
 
-def _as_wanted(asked: Asked, file: ExperimentFile, row: Row) -> Resolved | None:
-    """What the row asks for, on a cluster that has it; None where that cannot be either."""
+def _as_wanted(asked: Asked, file: ExperimentFile, row: SweepRow) -> Resolved | None:
+    """What the row asks for, on a cluster that has it; None if that cannot run either."""
     with contextlib.suppress(UserError):
         experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
         return resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
@@ -132,7 +147,208 @@ def _as_wanted(asked: Asked, file: ExperimentFile, row: Row) -> Resolved | None:
 
 
 def _refused(name: str, reason: str, resolved: Resolved | None) -> Record:
-    """The record of a run that cannot be on this machine."""
+    """The record of a run that this machine cannot run."""
     asked = figures_asked(resolved) if resolved is not None else {}
     record = Record(name=name, dialect=DIALECT, ended="refused", cause=reason, **asked)
     return with_predicted_memory(record, resolved) if resolved is not None else record
+
+
+# --- savings ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What one row saves and costs. `switched_on`: its techniques. `time_ratio`: the time of as many tokens, over the
+    base's. `memory_allocated_gib`: the highest stage's measured peak; `saved_gib`: the base's peak minus that."""
+
+    sweep: str
+    row: str
+    switched_on: str
+    shape: str
+    step_s: float | None
+    time_ratio: float | None
+    memory_allocated_gib: float | None
+    saved_gib: float | None
+    predicted_memory_gib: float | None
+    ended: str | None
+
+
+def savings_of(group: Group, rungs: Sequence[Rung], records: Mapping[str, Record]) -> list[Saving]:
+    """The savings of a group's rows, in order; `records` by row, without those that are not measured yet."""
+    base = records.get(group.base)
+    return [
+        _saving(rung, records[rung.row.name], base)
+        for rung in rungs
+        if rung.sweep == group.sweep and rung.row.name in records
+    ]
+
+
+def _savings_grid(savings: Sequence[Saving]) -> Grid:
+    headings = ["Row", "Switched on", "Shape", "Step s", "x base", "Peak GiB", "Saved GiB", "Plan GiB", "Ended"]
+    right = [False, False, False, True, True, True, True, True, False]
+    lines = [
+        [
+            each.row,
+            each.switched_on or "nothing",
+            each.shape,
+            show_seconds(each.step_s),
+            show_digits(each.time_ratio),
+            show_digits(each.memory_allocated_gib),
+            show_digits(each.saved_gib),
+            show_digits(each.predicted_memory_gib),
+            each.ended or NOTHING,
+        ]
+        for each in savings
+    ]
+    return Grid(headings, right, lines)
+
+
+def time_ratio(record: Record | None, base: Record | None) -> float | None:
+    """How many times as long the same tokens take; None if a speed is missing or that of a --smoke run."""
+    if record is None or base is None or not record.tokens_per_s or not base.tokens_per_s or is_smoke(record):
+        return None
+    return base.tokens_per_s / record.tokens_per_s
+
+
+def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
+    peak, of_base = peak_gib(record.memory_allocated_gib), peak_gib(base.memory_allocated_gib) if base else None
+    return Saving(
+        sweep=rung.sweep,
+        row=rung.row.name,
+        switched_on=", ".join(_switched_on(rung.row.overrides)),
+        shape=f"{show_params(record.params)} s{record.seq} v{record.vocab}",
+        step_s=record.step_s,
+        time_ratio=time_ratio(record, base),
+        memory_allocated_gib=peak,
+        saved_gib=None if peak is None or of_base is None or is_smoke(record) else of_base - peak,
+        predicted_memory_gib=peak_gib(record.predicted_memory_gib),
+        ended=record.ended,
+    )
+
+
+def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    """`loss_chunks 8`, `for-loop`: a key by its own name, a switch without its value."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _switched_on(value, key)
+        elif f"{table}.{key}" not in _NOT_SWITCHED:
+            plain = {"engine.name": value, "train.optimizer_mode": f"{value} optimizer"}
+            yield str(plain.get(f"{table}.{key}", key if value is True else f"{key} {value}"))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last rung over the first: what is compared, our ratio and the seed's; `time` if the ladder saves memory."""
+
+    what: str
+    first: str
+    last: str
+    ratio: float | None
+    seed_ratio: float | None
+    time: float | None = None
+    seed_time: float | None = None
+
+    def line(self, seed: str) -> str:
+        """`tokens/s of workers over baseline: 10.1 (seed 002: 8.66)`."""
+        ours, theirs = _shown(self.ratio), show_digits(self.seed_ratio)
+        if self.what == _MEMORY:
+            ours += f" at {_shown(self.time)} x the time" if self.ratio is not None else ""
+            theirs += f" at {show_digits(self.seed_time)} x"
+        return f"{self.what} of {self.last} over {self.first}: {ours} (seed {seed}: {theirs})"
+
+
+def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None = None) -> str:
+    """The seed's table with our figures, savings, what the rows share, and the outcome. `width` None: any width."""
+    text = _seed_table(ladder.rungs, rungs, rows, width)
+    savings = _savings(ladder, rungs, rows)
+    if savings:
+        grid = _savings_grid(savings)
+        blocks = "".join(grid.block(cells) for cells in grid.lines)
+        text += f"\n{_caption(ladder)}\n"
+        text += grid.aligned() if width is None or grid.width <= width else blocks
+    shared = "".join(f"{plain(line)}\n" for line in shared_lines([row.record for row in rows]))
+    return f"{text}\n{shared}{outcome(ladder, rungs, rows).line(ladder.seed)}\n"
+
+
+def _caption(ladder: Ladder) -> str:
+    bases = " and ".join(group.base for group in ladder.groups)
+    words = "x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it"
+    return f"Against {bases}: {words}."
+
+
+def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Any]:
+    """What `bench --json` has in addition to the records."""
+    found = outcome(ladder, rungs, rows)
+    tables: dict[str, Any] = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(found)}
+    tables["savings"] = [asdict(each) for each in _savings(ladder, rungs, rows)]
+    return dict(finite(tables))
+
+
+def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outcome:
+    """The last rung over the first. A --smoke run does not count as a measurement of its rung."""
+    group = ladder.rungs
+    records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
+    first, last = records.get(group.base), records.get(group.last)
+    seeds = _seeds(group)
+    seed_first, seed_last = seeds[group.base], seeds[group.last]
+    if group.sweep == "memory-ladder":
+        return Outcome(
+            _MEMORY, group.base, group.last,
+            _over(_reserved(last), _reserved(first)), _over(seed_last["memory_mb"], seed_first["memory_mb"]),
+            time_ratio(last, first), _over(seed_last["latency_s"], seed_first["latency_s"]),
+        )  # fmt: skip
+    what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
+    ours = [getattr(record, key) if record else None for record in (last, first)]
+    return Outcome(what, group.base, group.last, _over(*ours), _over(seed_last[key], seed_first[key]))
+
+
+def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Record]:
+    """The records that a group has, by row."""
+    by_cell = {row.cell: row.record for row in rows}
+    return {
+        rung.row.name: by_cell[rung.cell.name]
+        for rung in rungs
+        if rung.sweep == group.sweep and rung.cell.name in by_cell
+    }
+
+
+def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None) -> str:
+    lines = sweep_lines(group.sweep, list(_records(group, rungs, rows).values()))
+    return as_table(replace(lines, lines=[_with_reason(line) for line in lines.lines]), width)
+
+
+def _with_reason(line: SeedLine) -> SeedLine:
+    """With the reason in its notes if a rung has no figures, or slow ones."""
+    record = line.record
+    if record is None or (record.ended in GOOD_ENDS and not record.allocator_retries):
+        return line
+    if record.ended in GOOD_ENDS:
+        why = SLOWED
+    else:
+        why = "out of memory" if record.ended in OUT_OF_MEMORY else str(record.cause or record.ended)
+    why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 1]}…"
+    return replace(line, row=replace(line.row, impossible=why))
+
+
+def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> list[Saving]:
+    return [saving for group in ladder.groups for saving in savings_of(group, rungs, _records(group, rungs, rows))]
+
+
+def _seeds(group: Group) -> Mapping[str, Mapping[str, Any]]:
+    return {line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines}
+
+
+def _reserved(record: Record | None) -> float | None:
+    """The peak of memory as the seed's column has it."""
+    return peak_gib(record.memory_reserved_gib) if record else None
+
+
+def _over(last: float | None, first: float | None) -> float | None:
+    return last / first if last is not None and first else None
+
+
+def _shown(ratio: float | None) -> str:
+    return NOT_MEASURED if ratio is None else plain(show_digits(ratio))

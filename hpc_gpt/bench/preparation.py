@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from hpc_gpt.bench.cell import Cell
-from hpc_gpt.bench.here import has_compiler
+from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile

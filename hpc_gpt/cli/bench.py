@@ -16,10 +16,10 @@ from hpc_gpt.cli.variables import variables_of
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpc_gpt.bench.bench_run import Bench
     from hpc_gpt.bench.cell import Cell
+    from hpc_gpt.bench.measurement import Row
     from hpc_gpt.bench.preparation import Asked, Cells
-    from hpc_gpt.bench.row import Row
-    from hpc_gpt.bench.sitting import Sitting
     from hpc_gpt.cli.bench_ladder import AskedLadder
     from hpc_gpt.launch.prepare import Request
 
@@ -127,8 +127,8 @@ def bench(
 
 
 def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> Asked:
-    from hpc_gpt.bench.here import profile_here
     from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, parse_engines, parse_micro_batches
+    from hpc_gpt.bench.this_machine import profile_here
     from hpc_gpt.runs.provenance import list_gpus
     from hpc_gpt.settings.cluster import load_profile
 
@@ -192,62 +192,61 @@ def _run(
     asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
 ) -> None:
     """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
-    from hpc_gpt.bench.folder import make_folder
-    from hpc_gpt.bench.sitting import Sitting
+    from hpc_gpt.bench.bench_run import Bench, make_folder
     from hpc_gpt.launch.submission import check_submission
 
     logs = logs_folder()
     ours = [cell.prepared for cell in cells if cell.prepared]
     provenance = check_submission(ours, logs) if ours else {}
-    sitting = Sitting(cells, rounds, make_folder(logs, name), provenance, asked.profile)
-    click.echo(f"bench {sitting.folder.id} in {sitting.folder.path}", err=True)
+    bench_run = Bench(cells, rounds, make_folder(logs, name), provenance, asked.profile)
+    click.echo(f"bench {bench_run.folder.id} in {bench_run.folder.path}", err=True)
     with signals_as_ctrl_c():
         try:
-            sitting.run()
+            bench_run.run()
         except KeyboardInterrupt:
-            done = len(sitting.rows)
+            done = len(bench_run.rows)
             words = f"{done} of {len(cells)} rows were measured, and are" if done else "no row was measured; its log is"
-            click.echo(f"interrupted: {words} kept in {sitting.folder.path}", err=True)
+            click.echo(f"interrupted: {words} kept in {bench_run.folder.path}", err=True)
             raise
         finally:
-            _print(sitting, as_json, ladder)
-    _judge(sitting, ladder is not None)
+            _print(bench_run, as_json, ladder)
+    _judge(bench_run, ladder is not None)
 
 
-def _print(sitting: Sitting, as_json: bool, ladder: AskedLadder | None) -> None:
-    from hpc_gpt.bench.folder import tables_of
-    from hpc_gpt.bench.table import as_text
+def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
+    from hpc_gpt.bench.bench_run import tables_of
+    from hpc_gpt.bench.bench_table import as_text
     from hpc_gpt.report.grid import plain
     from hpc_gpt.terminal import width
 
-    rows = sitting.rows
+    rows = bench_run.rows
     if as_json:
         more = ladder.tables(rows) if ladder else {}
-        click.echo(json.dumps(tables_of(rows, sitting.folder) | more, indent=1, allow_nan=False))
+        click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
     else:
         click.echo(ladder.text(rows) if ladder else as_text(rows, width()), nl=False)
         for row in rows:
             for flag in row.record.flags:
                 click.echo(plain(f"note: {row.cell}: {flag}"), err=True)
-    for hint in sitting.hints:
+    for hint in bench_run.hints:
         click.echo(f"hint: {hint}", err=True)
     if rows:
-        click.echo(f"next: hpc-gpt report {sitting.folder.path}", err=True)
+        click.echo(f"next: hpc-gpt report {bench_run.folder.path}", err=True)
 
 
-def _judge(sitting: Sitting, is_ladder: bool) -> None:
+def _judge(bench_run: Bench, is_ladder: bool) -> None:
     """JobFailed where the first row has no speed, of a ladder no row, or a row for any reason but memory and what the
     machine lacks."""
     from hpc_gpt.errors import JobFailed
 
-    rows = sitting.rows
+    rows = bench_run.rows
     failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
     climbs = is_ladder and any(row.is_measured for row in rows)
     if rows and not rows[0].is_measured and rows[0] not in failed and not climbs:
         failed.insert(0, rows[0])
     if failed:
         words = "; ".join(_failed_words(row) for row in failed)
-        raise JobFailed(words, sitting.advice.get(failed[0].cell) or _hint(failed[0]))
+        raise JobFailed(words, bench_run.advice.get(failed[0].cell) or _hint(failed[0]))
 
 
 def _failed_words(row: Row) -> str:

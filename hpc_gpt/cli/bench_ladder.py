@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from hpc_gpt.bench.cell import Cell
     from hpc_gpt.bench.ladder import Ladder, Rung
+    from hpc_gpt.bench.measurement import Row
     from hpc_gpt.bench.preparation import Asked
-    from hpc_gpt.bench.row import Row
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class AskedLadder:
 
     def text(self, rows: Sequence[Row]) -> str:
         """What is printed of the rows there are."""
-        from hpc_gpt.bench.ladder_table import as_text
+        from hpc_gpt.bench.ladder import as_text
         from hpc_gpt.terminal import width
 
         return as_text(self.ladder, self.rungs, rows, width())
 
     def tables(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What `--json` has beside the records."""
-        from hpc_gpt.bench.ladder_table import as_json
+        from hpc_gpt.bench.ladder import as_json
 
         return {"ladder": as_json(self.ladder, self.rungs, rows)}
 

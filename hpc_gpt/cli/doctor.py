@@ -40,7 +40,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
-    from hpc_gpt.doctor.node_history import slow_nodes_of_runs
+    from hpc_gpt.doctor.checks import slow_nodes_of_runs
     from hpc_gpt.runs.bad_nodes import listed
 
     run = _run_named(request)
@@ -135,9 +135,7 @@ def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, pr
         found += checks.guarded("space", lambda: checks.check_space(resolved, logs, run))
     found += checks.guarded("clock", lambda: checks.check_clock(logs))
     if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
-        from hpc_gpt.doctor.here import probe_here
-
-        found += checks.guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
+        found += checks.guarded("probe", lambda: checks.probe_here(resolved, logs, sys.stderr))
     elif probe:
         words = (
             "the nodes of a cluster are probed in a job: --set job.preflight=true, or preflight = true in the profile"

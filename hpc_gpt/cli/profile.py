@@ -70,8 +70,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     It is what sinfo, scontrol and sacctmgr say: GPUs, CPUs, partition, your accounts and qos, features, limits and
     requeueing. Without --name and -o it goes to stdout. No file is overwritten.
     """
-    from hpc_gpt.doctor.detected_profile import choose_partition, chosen_words, profile_text
-    from hpc_gpt.doctor.site import read_site
+    from hpc_gpt.doctor.site import choose_partition, chosen_words, profile_text, read_site
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.paths import config_dir
 

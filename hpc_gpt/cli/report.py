@@ -14,7 +14,7 @@ from hpc_gpt.cli import complete
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.audit import FormulaName
+    from hpc_gpt.report.audit.named_formulas import FormulaName
     from hpc_gpt.report.gather import Gathered
     from hpc_gpt.report.seeds.lines import SweepLines
 
@@ -125,7 +125,8 @@ def report(
 def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
     """The exit code: 1 where a cell breaks. Without a PATH no log stands behind the table."""
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.report.audit import as_json, as_text, audit
+    from hpc_gpt.report.audit import as_json, as_text
+    from hpc_gpt.report.audit.auditing import audit
     from hpc_gpt.report.gather import Gathered, gather_paths
 
     if form not in ("table", "json"):

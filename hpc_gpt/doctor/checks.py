@@ -1,36 +1,49 @@
-"""What `hpc-gpt doctor` looks at on the machine it runs on, each as a check: ok, warn or fail, and what to do."""
+"""What `hpc-gpt doctor` checks on the machine it runs on, each with its result: ok, warn or fail, and what to do.
+
+Also the preflight of a run on this machine alone, and the nodes that runs have found slow.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
+import platform
 import re
 import secrets
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
-from hpc_gpt.doctor.checkpoint_room import free_gib, room_needed_gib
+from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write_table
 from hpc_gpt.doctor.site import Partition, Site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
 from hpc_gpt.errors import UserError
+from hpc_gpt.launch.submission import check_inputs
+from hpc_gpt.preflight_lines import PREFLIGHT
+from hpc_gpt.runs.beats import read_beats, slow_nodes
+from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import read_json, write_once
+from hpc_gpt.tables import close_matches
 
 Level = Literal["ok", "warn", "fail"]
 _FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
 # File systems of one machine alone.
 _OWN_DISKS = ("tmpfs", "ramfs")
+_NEWEST_RUNS = 20
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `hint` says what to do where the level is not ok."""
+    """One check's result. `hint` says what to do if the level is not ok."""
 
     name: str
     level: Level
@@ -39,7 +52,7 @@ class Check:
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
-    """The check's findings; what it raises for the user to mend is one, too."""
+    """The check's results; a UserError or OSError that it raises becomes one."""
     try:
         return check()
     except UserError as fault:
@@ -49,7 +62,7 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
 
 
 def check_versions() -> list[Check]:
-    """What would train here. Without torch this can still be a login node, whose jobs have a Python of their own."""
+    """What would train here. Without torch this may be a login node, whose jobs have a Python of their own."""
     found = collect()["versions"]
     words = ", ".join(f"{name} {version}" for name, version in found.items())
     if find_spec("torch") is None:
@@ -71,10 +84,8 @@ def check_gpus(resolved: Resolved) -> list[Check]:
 
 
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
-    """Whether what the run needs is here, as submit looks at it; nothing is made. `beside` is the folder where a
+    """Whether what the run needs is here, as submit checks it; nothing is made. `beside`: the folder in which a
     relative data.path is looked for first."""
-    from hpc_gpt.launch.submission import check_inputs
-
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if path is None:
         return [Check("inputs", "ok", "random tokens")]
@@ -85,11 +96,11 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
 
 
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
-    """Whether each can be written, and, where nodes must `share` it, lies on no disk of this machine alone."""
+    """Whether each can be written, and, if `shared` with nodes, is on no file system of this machine alone."""
     checks = []
     for name, folder in folders.items():
         try:
-            _write_in(_standing(folder))
+            _write_in(_nearest_existing(folder))
         except OSError as fault:
             hint = "set HPC_GPT_LOGS, HPC_GPT_DATA or HPC_GPT_STATE to a folder that you can write"
             checks.append(Check(name, "fail", f"{folder} cannot be written: {fault.strerror}", hint))
@@ -104,7 +115,7 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Room for the checkpoints to come, as predicted from parameters and optimizer, or as large as the newest."""
+    """Room for the checkpoints to come: predicted from parameters and optimizer, or each as large as the newest."""
     one, every = room_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:
@@ -117,8 +128,8 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
 
 
 def check_clock(folder: Path) -> list[Check]:
-    """This machine's clock beside that of the file server, which stamps what is written."""
-    place = _standing(folder)
+    """This machine's clock against the file server's, which stamps what is written."""
+    place = _nearest_existing(folder)
     before = time.time()
     stamp = _write_in(place)
     off = max(before - stamp, stamp - time.time(), 0.0)
@@ -130,7 +141,7 @@ def check_clock(folder: Path) -> list[Check]:
 
 
 def check_profile(resolved: Resolved, site: Site) -> list[Check]:
-    """Whether what the job asks for exists: partition, account, qos, features, GPUs a node."""
+    """Whether what the job asks for exists: partition, account, qos, features, GPUs of a node."""
     job, checks = resolved.job, []
     names = [name for name in (job.partition or "").split(",") if name]
     for name in names:
@@ -167,8 +178,6 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[Partition]) -> list[C
 
 
 def _check_name(what: str, name: str, known: list[str]) -> Check:
-    from hpc_gpt.tables import close_matches
-
     if name in known:
         return Check(what, "ok", name)
     return Check(
@@ -179,13 +188,13 @@ def _check_name(what: str, name: str, known: list[str]) -> Check:
     )
 
 
-def _standing(folder: Path) -> Path:
-    """The folder, or the one above it that is there."""
+def _nearest_existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
 def _write_in(folder: Path) -> float:
-    """Writes a file and takes it away; gives the time that the file system stamped it with."""
+    """Writes a file and deletes it; returns the time that the file system stamped it with."""
     path = folder / f".hpc-gpt-doctor.{os.getpid()}.{secrets.token_hex(2)}"
     try:
         with open(path, "xb") as file:
@@ -198,12 +207,12 @@ def _write_in(folder: Path) -> float:
 
 
 def _disk_kind(folder: Path) -> str | None:
-    """The kind of file system a folder is on, as /proc/mounts has it; None where that is not to be read."""
+    """The kind of file system a folder is on, by /proc/mounts; None if that cannot be read."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    place = _standing(folder).resolve()
+    place = _nearest_existing(folder).resolve()
     found: tuple[int, str | None] = (-1, None)
     for line in lines:
         fields = line.split()
@@ -212,3 +221,71 @@ def _disk_kind(folder: Path) -> str | None:
             if place.is_relative_to(mount) and len(mount.parts) >= found[0]:
                 found = (len(mount.parts), fields[2])
     return found[1]
+
+
+def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
+    """The preflight of a run on this machine: starts its ranks for some seconds and measures them.
+
+    It uses a folder under `logs`, which is removed. The figures go to `out` as a table. Raises OSError if the folder
+    cannot be made.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".hpc-gpt-doctor-", dir=_nearest_existing(logs)))
+    try:
+        write_once(folder / "resolved.json", resolved.to_json())
+        run = RunFolder(folder)
+        attempt = run.new_attempt()
+        node = platform.node()
+        command = [
+            "env", f"HPC_GPT_RUN={folder}", f"HPC_GPT_ATTEMPT={attempt.number}", "GLOO_SOCKET_IFNAME=lo",
+            sys.executable, "-m", "hpc_gpt.doctor.probe_protocol", node, str(resolved.ranks_per_node),
+            sys.executable, "-m", "hpc_gpt.train.preflight",
+        ]  # fmt: skip
+        preflight = Preflight(run, attempt.number, [node], command, host="127.0.0.1")
+        write_table(preflight, preflight.run_probe(), out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not preflight.findings:
+        words = f"{resolved.ranks_per_node} ranks measured here in {preflight.took_s:.1f} s"
+        return [Check("probe", "ok", words)]
+    return [
+        Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
+        for finding in preflight.findings
+    ]
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """A node that a run has found slow or broken."""
+
+    node: str
+    run: str
+    words: str
+
+
+def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNode]:
+    """Slow nodes by the heartbeats and preflights of the newest 20 runs on a cluster, each by its newest finding."""
+    found: dict[str, SlowNode] = {}
+    for run in _runs_on(logs, cluster):
+        for attempt in run.attempts():
+            for slow in slow_nodes(read_beats(attempt.beats)):
+                found[slow.node] = SlowNode(slow.node, run.run_id, str(slow))
+            findings = read_json(attempt.folder / PREFLIGHT).get("findings")
+            for finding in findings if isinstance(findings, list) else []:
+                if isinstance(finding, dict) and finding.get("node"):
+                    node = str(finding["node"])
+                    found[node] = SlowNode(node, run.run_id, f"preflight: {finding.get('words')}")
+    return sorted(found.values(), key=lambda each: each.node)
+
+
+def _runs_on(logs: Path, cluster: str) -> Sequence[RunFolder]:
+    """The newest runs on a cluster, oldest first."""
+    chosen: list[RunFolder] = []
+    for run in reversed(list_runs(logs)):
+        try:
+            if run.resolved().cluster.name == cluster:
+                chosen.append(run)
+        except UserError:
+            continue
+        if len(chosen) == _NEWEST_RUNS:
+            break
+    return chosen[::-1]

@@ -1,9 +1,9 @@
 """`python -m hpc_gpt.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before its ranks start.
 
 RUN is the run folder, NODES the names of the job's nodes with blanks between, COMMAND what starts
-`python -m hpc_gpt.train.preflight` for every rank of every node. Needs no torch. It leaves `preflight.json` in the
-attempt's folder, a table on stderr, notes bad nodes, and says one line on stdout: `nodes n1,n3` for those that the
-ranks run on, or `end CLASS CAUSE` where the attempt ends here. It takes seconds, and HPC_GPT_PREFLIGHT_S (180) at most.
+`python -m hpc_gpt.train.preflight` for every rank of every node. Needs no torch. It writes `preflight.json` in the
+attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3` for those that the
+ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, and HPC_GPT_PREFLIGHT_S (180) at most.
 """
 
 from __future__ import annotations
@@ -18,27 +18,44 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from hpc_gpt.doctor.checkpoint_room import room_needed_gib
-from hpc_gpt.doctor.conversation import Conversation, in_sight
-from hpc_gpt.doctor.preflight_table import write_table
-from hpc_gpt.doctor.verdict import Finding, choose_nodes, judge_devices, judge_exchanges, judge_space
+from hpc_gpt.chain.forecast import checkpoint_bytes, newest_checkpoint_bytes
+from hpc_gpt.doctor.probe_protocol import Probe, in_sight
+from hpc_gpt.doctor.verdict import (
+    Finding,
+    NodeReport,
+    choose_nodes,
+    judge_devices,
+    judge_exchanges,
+    judge_space,
+)
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs import bad_nodes
+from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
 
 SCHEMA = 1
+GIB = 2**30
 _LIMIT_S = 180.0
-# Of the limit, for what each rank finds alone: torch from a cold shared disk is the longest of it.
+# The share of the limit for what each rank measures alone: most of it is torch from a cold shared disk.
 _ALONE = 0.65
-# A file of another node: NFS caches what was not there for up to 30 s, of which a fresh folder has none.
+# A file of another node: NFS remembers for up to 30 s that one was not there, but not in a new folder.
 _SIGHT_S = 10.0
-# What a rank says when it was another one that failed.
+# A rank's words when it was another one that failed.
 _CONSEQUENCE = re.compile(r"connect|peer|time|socket|abort|store", re.IGNORECASE)
+# The table's headings, each with a figure of a rank.
+_COLUMNS = (
+    ("free GiB", "memory_free_gib"),
+    ("matmul TFLOP/s", "matmul_tflops"),
+    ("to device GB/s", "host_to_device_gb_s"),
+    ("disk MB/s", "write_mb_s"),
+)
+_MOST_NODES = 64
 
 
 class Preflight:
@@ -60,72 +77,75 @@ class Preflight:
         self.took_s = 0.0
         self.ended: tuple[str, str] | None = None
 
-    def hold(self) -> Conversation:
-        """Probes, judges and chooses."""
+    def run_probe(self) -> Probe:
+        """Probes the nodes, judges and chooses."""
         began = time.monotonic()
         shared = self.attempt.folder / SHARED
         shared.mkdir(exist_ok=True)
         (shared / SEEN_BY_ALL).touch()
-        talk = Conversation(self.command, self.nodes, self.resolved.ranks_per_node)
+        probe = Probe(self.command, self.nodes, self.resolved.ranks_per_node)
         try:
-            talk.hear_devices(self.limit_s * _ALONE)
-            wrote = [name for name, report in talk.reports.items() if report.figures]
+            probe.read_figures(self.limit_s * _ALONE)
+            wrote = [name for name, report in probe.reports.items() if report.figures]
             seen = in_sight(shared, wrote, _SIGHT_S)
             for name in wrote:
-                talk.reports[name].seen = name in seen
-            self.findings = judge_devices(talk.reports, self.resolved.ranks_per_node)
-            self._judge_space(talk)
-            if not self._ends():
-                self._exchange(talk, self.limit_s - (time.monotonic() - began))
+                probe.reports[name].seen = name in seen
+            self.findings = judge_devices(probe.reports, self.resolved.ranks_per_node)
+            self._judge_space(probe)
+            # Whatever the exchanges show, the attempt ends if something else ends it or too few nodes are sound.
+            enough = len(choose_nodes(self.nodes, self._bad(), self.resolved.nodes)) == self.resolved.nodes
+            if enough and not any(each.ended for each in self.findings):
+                self._run_exchanges(probe, self.limit_s - (time.monotonic() - began))
         finally:
-            talk.close()
+            probe.close()
             shutil.rmtree(shared, ignore_errors=True)
-        self._settle()
+        self._choose()
         self.took_s = time.monotonic() - began
-        return talk
+        return probe
 
-    def _exchange(self, talk: Conversation, limit_s: float) -> None:
-        """The exchanges among all sound nodes; the layout is on the first of them."""
+    def _run_exchanges(self, probe: Probe, limit_s: float) -> None:
+        """Exchanges among all sound nodes; those of the layout are on the first of them."""
         sound = choose_nodes(self.nodes, self._bad(), len(self.nodes))
         ranks = [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)]
         plan: dict[str, Any] = {
             "ranks": ranks,
             "host": self._host or sound[0] + self.resolved.cluster.node_suffix,
-            "port": talk.reports[sound[0]].ports.get(0),
+            "port": probe.reports[sound[0]].ports.get(0),
         }
-        talk.hear_exchanges(limit_s, plan)
+        probe.run_exchanges(limit_s, plan)
         known = {finding.node for finding in self.findings if finding.node}
-        every = [figures for report in talk.reports.values() for figures in report.figures.values()]
+        every = [figures for report in probe.reports.values() for figures in report.figures.values()]
         judged = all(each.get("judged") or "pair_gb_s" in each or "all_reduce_gb_s" in each for each in every)
         self.findings += [
             each
-            for each in judge_exchanges(list(talk.measures.values()), judged and bool(every))
+            for each in judge_exchanges(list(probe.measures.values()), judged and bool(every))
             if each.node is None or each.node not in known
         ]
-        self.findings += self._broken_exchanges(talk, ranks)
+        self.findings += self._broken_exchanges(probe, ranks)
 
-    def _broken_exchanges(self, talk: Conversation, ranks: Sequence[tuple[str, int]]) -> list[Finding]:
-        """What did not come to its end. To blame is the one node with an error that no lost connection explains, else
-        the one that said nothing while others lost it, else the one that all silent exchanges have in common."""
-        silent = talk.silent_exchanges
-        if not silent and not talk.lost:
-            if not talk.measures and len(ranks) > 1:
+    def _broken_exchanges(self, probe: Probe, ranks: Sequence[tuple[str, int]]) -> list[Finding]:
+        """Exchanges that did not complete. The node to blame is the only one with an error that no lost connection
+        explains; else the only one that was silent while others lost it; else the one that all silent exchanges have
+        in common."""
+        silent = probe.silent_exchanges
+        if not silent and not probe.lost:
+            if not probe.measures and len(ranks) > 1:
                 return [Finding("exchanges", "no rank has made its exchanges, so no rate between them is known")]
             return []
-        words = next(iter(talk.lost.values()), f"no end within {self.limit_s:.0f} s")
-        own = {node: said for (node, _), said in talk.lost.items() if not _CONSEQUENCE.search(said)}
+        words = next(iter(probe.lost.values()), f"no end within {self.limit_s:.0f} s")
+        own = {node: said for (node, _), said in probe.lost.items() if not _CONSEQUENCE.search(said)}
         if len(own) == 1:
             node, words = next(iter(own.items()))
             return [Finding("exchanges", f"a rank on it failed: {words}", node)]
         common = set.intersection(*(set(nodes) for _, _, nodes in silent)) if silent else set()
-        for suspects in (talk.silent_nodes if talk.lost else set(), common):
+        for suspects in (probe.silent_nodes if probe.lost else set(), common):
             if len(suspects) == 1:
                 return [Finding("exchanges", f"the others do not reach it: {words}", next(iter(suspects)))]
         among = ", ".join(dict.fromkeys(node for _, _, nodes in silent for node in nodes)) or "all nodes"
         return [Finding("exchanges", f"an exchange among {among} broke: {words}", None, "collective_timeout")]
 
-    def _judge_space(self, talk: Conversation) -> None:
-        free = [found for report in talk.reports.values() if (found := report.worst("free_gib")) is not None]
+    def _judge_space(self, probe: Probe) -> None:
+        free = [found for report in probe.reports.values() if (found := report.worst("free_gib")) is not None]
         one, every = room_needed_gib(self.resolved, self.run)
         self.findings += judge_space(min(free, default=None), one, every, str(self.run.path))
 
@@ -137,13 +157,8 @@ class Preflight:
                 bad.setdefault(finding.node, finding)
         return bad
 
-    def _ends(self) -> bool:
-        """Whether the attempt ends whatever else is found."""
-        if any(each.ended for each in self.findings):
-            return True
-        return len(choose_nodes(self.nodes, self._bad(), self.resolved.nodes)) < self.resolved.nodes
-
-    def _settle(self) -> None:
+    def _choose(self) -> None:
+        """Chooses the nodes, or notes how the attempt ends."""
         bad = self._bad()
         self.chosen = choose_nodes(self.nodes, bad, self.resolved.nodes)
         fault = next((each for each in self.findings if each.ended), None)
@@ -156,14 +171,14 @@ class Preflight:
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
 
     def note_bad_nodes(self) -> None:
-        """Keeps every run off the nodes that were found bad, for the profile's hours."""
+        """Excludes the nodes that were found bad from every run, for the profile's hours."""
         profile = self.resolved.cluster
         for node, finding in self._bad().items():
             bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
 
-    def leave_figures(self, talk: Conversation) -> None:
-        """preflight.json, whole."""
-        told = {
+    def write_figures(self, probe: Probe) -> None:
+        """Writes preflight.json. Raises RunFolderError."""
+        figures = {
             "schema": SCHEMA,
             "time": time.time(),
             "took_s": round(self.took_s, 3),
@@ -182,23 +197,119 @@ class Preflight:
                     "traceback": report.traces.get(local),
                     **report.figures.get(local, {}),
                 }
-                for name, report in talk.reports.items()
+                for name, report in probe.reports.items()
                 for local in range(self.resolved.ranks_per_node)
             ],
-            "exchanges": [asdict(each) for each in talk.measures.values()],
+            "exchanges": [asdict(each) for each in probe.measures.values()],
         }
-        write_once(self.attempt.folder / PREFLIGHT, json.dumps(_fit_to_keep(told), indent=1, allow_nan=False) + "\n")
+        write_once(self.attempt.folder / PREFLIGHT, json.dumps(_fit_to_keep(figures), indent=1, allow_nan=False) + "\n")
 
 
-def _fit_to_keep(told: Any) -> Any:
-    """The same without secrets in its words, which are a program's, and null for what is no finite number."""
-    if isinstance(told, dict):
-        return {key: _fit_to_keep(value) for key, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [_fit_to_keep(value) for value in told]
-    if isinstance(told, str):
-        return "\n".join(hide_secrets(line) for line in told.splitlines())
-    return None if isinstance(told, float) and not math.isfinite(told) else told
+def _fit_to_keep(value: Any) -> Any:
+    """The same without secrets in its texts, which a program has printed, and null for what is no finite number."""
+    if isinstance(value, dict):
+        return {key: _fit_to_keep(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_fit_to_keep(part) for part in value]
+    if isinstance(value, str):
+        return "\n".join(hide_secrets(line) for line in value.splitlines())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
+    """Writes the preflight as a table for the log: of each node its worst rank, then the findings and what follows.
+
+    Of more than 64 nodes those with a finding are shown, and the first others.
+    """
+    nodes, ranks = len(preflight.nodes), preflight.resolved.ranks_per_node
+    out.write(f"preflight of {nodes} node{'s' * (nodes != 1)} x {ranks}, {preflight.took_s:.1f} s\n")
+    rows = [["node", "device", *(heading for heading, _ in _COLUMNS), "pairs GB/s", "all-reduce GB/s", "clock s"]]
+    wrong = {finding.node for finding in preflight.findings}
+    shown = sorted(preflight.nodes, key=lambda node: node not in wrong)[:_MOST_NODES]
+    for node in preflight.nodes:
+        if node in shown:
+            rows.append(_row(node, probe))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.write("  " + "  ".join(cells).rstrip() + "\n")
+    if nodes > len(shown):
+        out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
+    for finding in preflight.findings:
+        level = "bad node" if finding.node else "ends" if finding.ended else "warning"
+        out.write(f"  {level}{f' {finding.node}' if finding.node else ''}: {finding.words}\n")
+    spares = [node for node in preflight.chosen if node in preflight.nodes[preflight.resolved.nodes :]]
+    if spares and not preflight.ended:
+        out.write(f"  {', '.join(spares)} {'takes' if len(spares) == 1 else 'take'} the place of a bad node\n")
+    out.flush()
+
+
+def _row(node: str, probe: Probe) -> list[str]:
+    report = probe.reports[node]
+    device = next(
+        (str(each.get("device")) for each in report.figures.values()), "no answer" if not report.here else "?"
+    )
+    skew = "-" if report.ahead_s is None else f"{report.ahead_s:+.1f}"
+    worst = [_number(report, figure) for _, figure in _COLUMNS]
+    return [node, device, *worst, _slowest(probe, node, "pair"), _slowest(probe, node, "ring"), skew]
+
+
+def _number(report: NodeReport, figure: str) -> str:
+    found = report.worst(figure)
+    return "-" if found is None else f"{found:.3g}"
+
+
+def _slowest(probe: Probe, node: str, kind: str) -> str:
+    rates = [each.gb_s for each in probe.measures.values() if each.kind == kind and node in each.nodes]
+    return f"{min(rates):.3g}" if rates else "-"
+
+
+# --- room for checkpoints -------------------------------------------------------------------------------------------
+
+
+def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
+    """How many checkpoints a run that has done `step` steps will have at once, in addition to those it has now.
+
+    The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
+    `keep_last` stay, a new one is complete before an old one is deleted: a run that has as many needs room for one.
+    """
+    train = resolved.train
+    left = max(0, train.steps - step)
+    if not left:
+        return 0
+    if train.save_last:
+        written = (left // train.save_every if train.save_every else 0) + 1
+    else:
+        written = (left - 1) // train.save_every if train.save_every else 0
+    if not train.keep_last:
+        return written
+    stay = train.keep_last if not step else 0
+    marked = left // train.keep_every if train.keep_every else 0
+    return min(written, stay + 1 + marked)
+
+
+def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
+    """(room for the next checkpoint, for all to come) in GiB: each as large as the run's newest, else as predicted."""
+    step = (newest_step(run) if run else None) or 0
+    one = (newest_checkpoint_bytes(run) if run else None) or checkpoint_bytes(resolved)
+    count = checkpoints_to_come(resolved, step)
+    return (one / GIB if count else 0.0), count * one / GIB
+
+
+def free_gib(folder: Path) -> float | None:
+    """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas do not count."""
+    for place in (folder, *folder.absolute().parents):
+        try:
+            found = os.statvfs(place)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize / GIB
+    return None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -206,14 +317,14 @@ def main(arguments: Sequence[str]) -> int:
     folder, number, nodes = arguments[:at]
     try:
         preflight = Preflight(RunFolder(Path(folder)), int(number), nodes.split(), arguments[at + 1 :])
-        talk = preflight.hold()
-        write_table(preflight, talk, sys.stderr)
+        probe = preflight.run_probe()
+        write_table(preflight, probe, sys.stderr)
         preflight.note_bad_nodes()
         try:
-            preflight.leave_figures(talk)
+            preflight.write_figures(probe)
         except RunFolderError as fault:
             sys.stderr.write(f"warning: {fault}\n")
-    except Exception as fault:  # of our own or of the machine: the ranks that train are to have their chance
+    except Exception as fault:  # ours or the machine's: the run starts without a preflight
         sys.stderr.write(f"warning: no preflight: {type(fault).__name__}: {fault}\n")
         return 1
     if preflight.ended:

@@ -1,7 +1,7 @@
-"""Whose fault it is: from the figures of a preflight to the nodes that are broken or slow, and what is nobody's fault.
+"""The verdict on a preflight's figures: which nodes are broken or slow, and which faults are no node's.
 
-Pure. A rate is slow where it is more than 15 % below the median of its peers'. Nothing is nobody's fault alone: what
-most nodes fail in, be it a package that is missing or versions of which no two are equal, is the set-up's.
+Pure functions. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail in the same
+way, as with a missing package or versions of which no two are equal, the set-up is at fault and not a node.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from hpc_gpt.runs.beats import SLOW
 
-# Seconds that a node's clock may be off the others': told from the first on, its end from the second.
+# Seconds that a node's clock may differ from the others': from the first on a warning, from the second a bad node.
 SKEW_TOLD_S = 2.0
 SKEW_BAD_S = 60.0
 
-# Figures of a rank that are compared, with their unit and what they are called.
+# Figures of a rank that are compared, with their name and unit: those that make a bad node, and those that only warn.
 RATES = {"matmul_tflops": ("matmul", "TFLOP/s")}
 _TOLD_RATES = {"host_to_device_gb_s": ("host to device", "GB/s"), "write_mb_s": ("shared disk", "MB/s")}
 _SETUP_WORDS = ("ModuleNotFoundError", "ImportError", "ConfigError")
@@ -27,8 +27,8 @@ _SETUP_WORDS = ("ModuleNotFoundError", "ImportError", "ConfigError")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `node`: whose fault it is, None for nobody's; then `ended` is the class that the attempt
-    ends with, None for a warning. `figure` and the `median` of its peers have `unit`."""
+    """One thing that is wrong. `node`: the node at fault, None if it is no node's; then `ended` is the class that the
+    attempt ends with, None for a warning. `figure` and the `median` of its peers are in `unit`."""
 
     what: str
     words: str
@@ -41,9 +41,9 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have said, by their number on the node: figures, and why a rank could not go on.
+    """What a node's ranks have sent, by their number on the node: figures, and why a rank has failed.
 
-    `skew_s` is how far its clock is ahead of the judge's; `seen` whether its file on the shared disk came into sight.
+    `skew_s`: seconds that its clock is ahead of the judge's; `seen`: whether its file on the shared disk can be seen.
     """
 
     node: str
@@ -57,12 +57,12 @@ class NodeReport:
 
     @property
     def ahead_s(self) -> float | None:
-        """How far the node's clock is ahead: given by its probe command, else as measured."""
+        """Seconds that the node's clock is ahead: given by its probe command, else as measured."""
         given = self.worst("clock_skew_s")
         return self.skew_s if given is None else given
 
     def worst(self, name: str) -> float | None:
-        """The smallest of a figure over the node's ranks; None where no rank has it."""
+        """The smallest of a figure over the node's ranks; None if no rank has it."""
         found = [value for each in self.figures.values() if isinstance(value := each.get(name), int | float)]
         return min(found, default=None)
 
@@ -79,7 +79,7 @@ class Measure:
 
 
 def judge_devices(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
-    """What each node's own figures say. Every node of the allocation has a report, an empty one if it was silent."""
+    """Findings from each node's own figures. Every node of the allocation has a report, empty if it was silent."""
     findings = [*_broken(reports, ranks_per_node)]
     sound = {name: report for name, report in reports.items() if name not in {each.node for each in findings}}
     for judge in (_versions, _skewed, _unseen, _fewer_devices, _less_memory, _slow_devices):
@@ -88,8 +88,8 @@ def judge_devices(reports: Mapping[str, NodeReport], ranks_per_node: int) -> lis
 
 
 def judge_exchanges(measures: Sequence[Measure], judged: bool) -> list[Finding]:
-    """Nodes that are slow to reach: those whose every exchange of a kind is slow, while their partners have others that
-    are not. A slow exchange whose two nodes cannot be told apart is a warning. Rates of CPUs are not `judged`."""
+    """Nodes that are slow to reach: all their exchanges of a kind are slow, while their partners have others that are
+    not. A slow exchange is a warning if it does not show which of its nodes is slow. Rates of CPUs are not `judged`."""
     if not judged:
         return []
     findings: dict[str, Finding] = {}
@@ -109,12 +109,13 @@ def judge_exchanges(measures: Sequence[Measure], judged: bool) -> list[Finding]:
             else:
                 among = ", ".join(dict.fromkeys(one.nodes))
                 unclear.append(Finding("all_reduce", f"{words}, between {among}", None, None, **told))  # type: ignore[arg-type]
-    # What a slow node explains is no finding of its own.
+    # A slow exchange that a slow node explains is not a second finding.
     return [*findings.values(), *(each for each in unclear if not _explained(each, findings))]
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:
-    """Whether the checkpoints to come have room: without room for the next one the attempt ends as disk_full."""
+    """Whether there is room for the checkpoints to come: without room for the next one the attempt ends as disk_full.
+    Everything in GiB; `free_gib` None if unknown."""
     if free_gib is None or all_gib <= 0 or free_gib >= all_gib:
         return []
     room = f"{free_gib:,.2f} GiB are free in {folder}"
@@ -126,13 +127,13 @@ def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: 
 
 
 def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[str]:
-    """The nodes that the ranks run on: the first sound ones; fewer than `needed` where there are not so many."""
+    """The nodes that the ranks run on: the first sound ones, fewer than `needed` if there are not enough."""
     out = set(bad)
     return [node for node in nodes if node not in out][:needed]
 
 
 def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
-    """Nodes that were silent, or on which a probe failed; where most nodes did, the set-up has."""
+    """Nodes that were silent, or on which a probe failed; if most nodes did, the set-up is at fault."""
     found = {}
     for name, report in reports.items():
         silent = ranks_per_node - len(report.figures.keys() | report.failed.keys())
@@ -186,7 +187,7 @@ def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
     clocks = {name: ahead for name, report in reports.items() if (ahead := report.ahead_s) is not None}
     findings = []
     for name, skew in clocks.items():
-        # Of two clocks neither knows better: then it is the judge's, which runs on the first node.
+        # Two clocks have no majority: then the judge's counts, which runs on the first node.
         off = skew - (median(clocks.values()) if len(clocks) > 2 else 0.0)
         if abs(off) >= SKEW_TOLD_S:
             bad = abs(off) >= SKEW_BAD_S
@@ -219,7 +220,7 @@ def _fewer_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def _less_memory(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Somebody else's process on a card takes its memory, and its time."""
+    """Nodes with less free memory: somebody else's process on a GPU takes its memory, and its time."""
     judged = {name: report for name, report in reports.items() if _is_judged(report, "memory_free_gib")}
     return [
         Finding("memory", f"{own:g} GiB free, median of its peers {peers:g}", name, None, own, peers, "GiB")
@@ -241,7 +242,7 @@ def _slow_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def _is_judged(report: NodeReport, figure: str) -> bool:
-    """Whether a node's rates can be compared: those of a GPU, or given ones; a CPU's follow its load."""
+    """Whether a node's rates can be compared: those of a GPU, or of a probe command; a CPU's depend on its load."""
     every = report.figures.values()
     return bool(every) and all(
         each.get("judged") and (figure in RATES or each.get("device") != "cpu") for each in every

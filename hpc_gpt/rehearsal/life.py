@@ -1,16 +1,20 @@
-"""A run's whole life under the stand-ins: submitted, interrupted, resumed, finished; each stage with its evidence.
+"""A run's whole life under the stand-ins: submitted, interrupted, resumed, finished, read back, each with its evidence.
 
-The path is the user's own: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are spared.
+It takes the user's own path: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are shortened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.resumption import resume_run
@@ -20,22 +24,22 @@ from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import HOLD_AFTER_STEPS, SAVE_EVERY, STEPS, SmallRun
 from hpc_gpt.rehearsal.processes import marked
-from hpc_gpt.rehearsal.reading_back import first_cause
-from hpc_gpt.rehearsal.script_check import tail
+from hpc_gpt.rehearsal.scheduler import Scheduler
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.small_files import read_json_lines
 
 # Nothing here takes minutes, but ranks that share two cores start slowly.
 _PATIENCE_S = 600.0
+_VERB_S = 120.0
+_LAST_LINES_S = 45.0
 _POLL_S = 0.03
 _LOG_LINES = 12
-_LAST_WORDS_S = 45.0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that holds, or does not: its name, the evidence, and seconds since the rehearsal began."""
+    """One thing that holds, or does not: its name, the evidence, and the seconds since the rehearsal began."""
 
     name: str
     evidence: str
@@ -44,7 +48,7 @@ class Stage:
 
 
 class RehearsalFailed(Exception):
-    """The run, or a stage of its life, failed: the first cause, the log's last lines, and the run's folder."""
+    """The run, or a stage of its life, failed, with the first cause as message. `log`: the log's last lines."""
 
     def __init__(self, stage: str, cause: str, log: list[str]) -> None:
         super().__init__(cause)
@@ -52,66 +56,65 @@ class RehearsalFailed(Exception):
         self.log = log
 
 
+@dataclass
 class Life:
-    """Rehearses one run. `tell` gets each stage as it happens, by the time since `began`; `wait` what it waits for."""
+    """Rehearses one run, from the monotonic time `began`. `report` gets each stage as it happens, `wait` what is waited
+    for."""
 
-    def __init__(
-        self,
-        small: SmallRun,
-        prepared: Prepared,
-        slurm: LocalSlurm,
-        logs: Path,
-        tell: Callable[[Stage], None],
-        wait: Callable[[str], None],
-        began: float,
-    ) -> None:
-        self._small = small
-        self._prepared = prepared
-        self._slurm = slurm
-        self._scheduler = slurm.scheduler
-        self._logs = logs
-        self._tell = tell
-        self._wait = wait
-        self._began = began
-        self.run: RunFolder | None = None
+    small: SmallRun
+    prepared: Prepared
+    slurm: LocalSlurm
+    logs: Path
+    report: Callable[[Stage], None]
+    wait: Callable[[str], None]
+    began: float
+    run: RunFolder | None = None
 
-    def rehearse(self, quick: bool) -> RunFolder:
-        """The whole life; gives the run. Raises RehearsalFailed, and what submit_run raises."""
-        with _environment(self._slurm.environment):
-            self._scheduler.hold(HOLD_AFTER_STEPS if self._small.resumes else None)
+    def rehearse(self, quick: bool) -> None:
+        """The whole life. Raises RehearsalFailed, and what submit_run raises."""
+        with _environment(self.slurm.environment):
+            self.scheduler.hold(HOLD_AFTER_STEPS if self.small.resumes else None)
             run = self.run = self._submit("submitted")
             self._started(1)
-            if self._small.resumes:
+            if self.small.resumes:
                 self._saved(run)
                 self._interrupted_by_time(run, is_last=quick)
                 if not quick:
                     self._preempted(run)
             self._finished(run)
             losses = self._losses(run)
-            if self._small.resumes:
+            if self.small.resumes:
                 other = self._submit("unbroken")
                 self._finished(other)
                 self._same_losses(losses, self._losses(other))
-            return run
-
-    def end(self) -> None:
-        """After all jobs: nothing of them may be left."""
-        self._until("left", "the last processes' end", lambda: not marked(self._slurm.folder), None)
-        self._say("left", "no process of the run is left")
+        self.say("record", *_read_back(run, self.slurm.environment))
+        self._until("left", "the last processes' end", lambda: not marked(self.slurm.folder), None)
+        self.say("left", "no process of the run is left")
 
     def say(self, name: str, evidence: str, ok: bool = True) -> None:
-        """A stage that somebody else has looked at. Raises RehearsalFailed unless it is `ok`."""
-        self._say(name, evidence, ok)
+        """Reports a stage. Raises RehearsalFailed unless it is `ok`."""
+        self.report(Stage(name, evidence, self.age_s, ok))
+        if not ok:
+            raise RehearsalFailed(name, evidence, [])
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.slurm.scheduler
 
     # --- the stages -------------------------------------------------------------------------------------------------
 
     def _submit(self, name: str) -> RunFolder:
-        before = set(self._scheduler.jobs)
-        submitted = submit_run(self._prepared, self._logs)
-        jobs = [job.word for number, job in self._scheduler.jobs.items() if number not in before]
+        before = set(self.scheduler.jobs)
+        submitted = submit_run(self.prepared, self.logs)
+        jobs = [str(job.id) for job in self.scheduler.jobs.values() if job.id not in before]
         state = read_status([submitted.run])[0].state
         which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, each after the one before"
-        self._say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
+        self.say(name, f"{which}, run {submitted.run.run_id}; status says {state}")
         return submitted.run
 
     def _started(self, number: int) -> None:
@@ -119,57 +122,55 @@ class Life:
         attempt = self.run.attempt(number)
         self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
         job = self._job_of(attempt)
-        ranks = max((len(step.ranks) for step in job.steps), default=0)
-        wanted = self._small.resolved.gpus
+        ranks = len(job.steps[-1].ranks)  # the steps before are a preflight's, on the spare nodes as well
+        wanted = self.small.resolved.gpus
         state = read_status([self.run])[0].state
         evidence = (
             f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(_steps(attempt))} is done; status says {state}"
         )
-        self._say("started" if number == 1 else "resumed", evidence, ranks == wanted)
+        self.say("started" if number == 1 else "resumed", evidence, ranks == wanted)
 
     def _saved(self, run: RunFolder) -> None:
         self._until("saved", "the first checkpoint", lambda: newest_step(run), run.attempt(1))
         step = newest_step(run)
-        self._say("saved", f"the checkpoint of step {step} is complete, {SAVE_EVERY} steps apart")
+        self.say("saved", f"the checkpoint of step {step} is complete, {SAVE_EVERY} steps apart")
 
     def _interrupted_by_time(self, run: RunFolder, is_last: bool) -> None:
         attempt = run.attempts()[-1]
         job = self._job_of(attempt)
         if is_last:
-            self._scheduler.hold(None)
+            self.scheduler.hold(None)
         ahead = job.request.signal
         if ahead is None:
-            self._scheduler.bring_limit_forward(job, 0.0)
+            self.scheduler.bring_limit_forward(job, 0.0)
             words = "the time limit was brought forward; the script asks for no signal ahead of it"
         else:
-            self._scheduler.bring_limit_forward(job, ahead.lead_s)
+            self.scheduler.bring_limit_forward(job, ahead.lead_s)
             self._until("signal", "the signal", lambda: job.signalled_ahead, attempt)
             words = f"USR2 to {self._ranks()}, {ahead.lead_s} s ahead of the limit (brought forward)"
-        self._say("signal", words)
-        self._goes_on(run, attempt, "walltime")
+        self.say("signal", words)
+        self._interrupted(run, attempt, "walltime")
 
     def _preempted(self, run: RunFolder) -> None:
         attempt = run.attempts()[-1]
         self._until("preempted", "two steps more", lambda: len(_steps(attempt)) > 1, attempt)
         job = self._job_of(attempt)
-        self._scheduler.hold(None)
-        self._scheduler.preempt(job)
-        grace = self._scheduler.timing.grace_s
-        self._say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace:g} s of grace")
-        self._goes_on(run, attempt, "preempted")
+        self.scheduler.hold(None)
+        self.scheduler.preempt(job)
+        grace = self.scheduler.timing.grace_s
+        self.say("preempted", f"SIGTERM to {self._ranks()}, PreemptTime is set, {grace:g} s of grace")
+        self._interrupted(run, attempt, "preempted")
 
-    def _goes_on(self, run: RunFolder, attempt: Attempt, expected: str) -> None:
-        """The attempt ends as expected, with all its steps saved, and the next one begins where it stopped."""
+    def _interrupted(self, run: RunFolder, attempt: Attempt, expected: str) -> None:
+        """The attempt ends as expected, with all its steps saved, and the next one begins after its last step."""
         restarts = self._job_of(attempt).restarts
         self._until(expected, f"the end of attempt {attempt.number}", attempt.ended, attempt, expected)
         end = attempt.ended()
         step, saved = end.get("step"), newest_step(run)
-        self._say(
-            "saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved
-        )
+        self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         resubmitted = ""
-        if self._small.resolved.cluster.chain == "none":
+        if self.small.resolved.cluster.chain == "none":
             self._until("ended", "the job's end", lambda: job.is_over, None)
             resume_run(run)
             resubmitted = " by submit --resume, as the profile's chain is none"
@@ -177,10 +178,10 @@ class Life:
         waited = self._spare_waits(run, following)
         now = self._job_of(following)
         if now is job:
-            how = f"job {job.word} was back in the queue, restart {job.restarts}"
-            self._say("requeued", how + waited, job.restarts == restarts + 1)
+            how = f"job {job.id} was back in the queue, restart {job.restarts}"
+            self.say("requeued", how + waited, job.restarts == restarts + 1)
         else:
-            self._say("requeued", f"job {now.word} goes on{resubmitted}" + waited)
+            self.say("requeued", f"job {now.id} goes on{resubmitted}" + waited)
         self._until("resumed", "its first step", lambda: _steps(following), following)
         first = min(_steps(following))
         self._started(following.number)
@@ -188,7 +189,7 @@ class Life:
             raise self._failure("resumed", f"attempt {following.number} began with step {first}, not {step} + 1", None)
 
     def _spare_waits(self, run: RunFolder, following: Attempt) -> str:
-        """Lets waiting jobs of the run begin at once until the attempt is there; says what was spared."""
+        """Lets waiting jobs of the run begin at once until the attempt has begun; returns what was spared, in words."""
         spared = ""
 
         def ready() -> bool:
@@ -197,7 +198,7 @@ class Life:
                 left = job.eligible - time.time()
                 if job.state == PENDING and left > 0:
                     spared = f"; its wait of {left:.0f} s was spared"
-                    self._scheduler.begin_now(job)
+                    self.scheduler.begin_now(job)
             return bool(following.started())
 
         def is_stuck() -> bool:
@@ -211,27 +212,27 @@ class Life:
             attempts = run.attempts()
             end = attempts[-1].ended() if attempts else {}
             if end and end.get("ended") != "done":
-                raise self._failure("finished", _words(end), attempts[-1])
+                raise self._failure("finished", _ended_words(end), attempts[-1])
             return bool(end) and self._job_of(attempts[-1]).is_over
 
-        self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_unheard(run))
+        self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_silently(run))
         job = self._job_of(run.attempts()[-1])
         status = read_status([run])[0]
-        evidence = f"step {status.step} of {status.steps}, job {job.word} {job.state} {job.exit[0]}:{job.exit[1]}; "
+        evidence = f"step {status.step} of {status.steps}, job {job.id} {job.state} {job.exit[0]}:{job.exit[1]}; "
         sound = job.state == "COMPLETED" and status.state == "done" and status.step == STEPS
-        self._say("finished", f"{evidence}status says {status.state}", sound)
+        self.say("finished", f"{evidence}status says {status.state}", sound)
 
     def _same_losses(self, broken: Mapping[int, float], whole: Mapping[int, float]) -> None:
         worst = max((abs(broken[step] - whole[step]) / abs(whole[step]) for step in whole), default=0.0)
         last = f"loss {whole[STEPS]!r} after step {STEPS}"
         if worst == 0.0:
-            self._say("losses", f"those of all {len(whole)} steps are the unbroken run's to the last digit; {last}")
+            self.say("losses", f"those of all {len(whole)} steps are the unbroken run's to the last digit; {last}")
             return
         step = next(step for step in whole if broken[step] != whole[step])
         words = f"step {step}: {broken[step]!r}, unbroken {whole[step]!r}"
         # Sums of GPUs come in an order of their own unless train.deterministic is set.
-        rounding = self._small.gpus > 0 and worst < 1e-3
-        self._say("losses", f"{words}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
+        rounding = self.small.gpus > 0 and worst < 1e-3
+        self.say("losses", f"{words}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
 
     def _losses(self, run: RunFolder) -> dict[int, float]:
         """Step -> loss over all attempts; each step must be there once, or twice with one loss."""
@@ -245,7 +246,7 @@ class Life:
             raise self._failure("losses", f"no line in metrics.jsonl for the steps {missing}", None)
         return losses
 
-    # --- waiting and telling ----------------------------------------------------------------------------------------
+    # --- waiting and failing ----------------------------------------------------------------------------------------
 
     def _until(
         self,
@@ -256,85 +257,74 @@ class Life:
         expected: str | None = None,
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Polls `ready`. Raises RehearsalFailed when the attempt has ended otherwise, or nothing more can come."""
-        self._wait(what)
+        """Polls `ready`. Raises RehearsalFailed if the attempt has ended in another way than expected, the run is
+        `stuck`, or after 10 minutes."""
+        self.wait(what)
         end = time.monotonic() + _PATIENCE_S
         while True:
             found = bool(ready())
             ended = attempt.ended() if attempt is not None else {}
             if ended and ended.get("ended") != expected and (not found or expected is not None):
-                raise self._failure(stage, _words(ended), attempt)
+                raise self._failure(stage, _ended_words(ended), attempt)
             if found:
                 return
-            if self._scheduler.fault is not None:
-                raise self._scheduler.fault
-            if stuck() or (attempt is not None and self.run is not None and self._ended_unheard(self.run)):
+            if self.scheduler.fault is not None:
+                raise self.scheduler.fault
+            if stuck() or (attempt is not None and self.run is not None and self._ended_silently(self.run)):
                 raise self._failure(stage, f"the job ended before {what}", attempt)
             if time.monotonic() > end:
                 raise self._failure(stage, f"{what} did not come within {_PATIENCE_S:.0f} s", attempt)
             time.sleep(_POLL_S)
 
-    def _ended_unheard(self, run: RunFolder) -> bool:
-        """Whether every job of the run is over, and its last attempt has left no word."""
+    def _ended_silently(self, run: RunFolder) -> bool:
+        """Whether every job of the run is over, and its last attempt does not say how it ended."""
         attempts = run.attempts()
         jobs = self._jobs_of(run)
         return bool(jobs) and all(job.is_over for job in jobs) and not (attempts and attempts[-1].ended())
 
-    def _say(self, name: str, evidence: str, ok: bool = True) -> None:
-        self._tell(Stage(name, evidence, self.age_s, ok))
-        if not ok:
-            raise RehearsalFailed(name, evidence, [])
-
     def _failure(self, stage: str, cause: str, attempt: Attempt | None) -> RehearsalFailed:
-        """Lets the job come to its end first: a rank that has said nothing yet may be the one that failed."""
+        """Waits for the job's end first: a rank that has printed nothing yet may be the one that failed."""
         run = self.run
         if run is not None:
-            end = time.monotonic() + _LAST_WORDS_S
+            end = time.monotonic() + _LAST_LINES_S
             while any(job.state in (RUNNING, COMPLETING) for job in self._jobs_of(run)) and time.monotonic() < end:
                 time.sleep(_POLL_S)
-            cause = first_cause(run, self._slurm.environment) or cause
-        self._tell(Stage(stage, cause, self.age_s, ok=False))
-        log: list[str] = []
+            cause = _first_cause(run, self.slurm.environment) or cause
+        self.report(Stage(stage, cause, self.age_s, ok=False))
+        logs = [] if run is None else sorted(run.path.glob("slurm-*.out"))
         if attempt is not None:
-            log = tail(attempt.log, _LOG_LINES)
-        if not log and run is not None:
-            for path in sorted(run.path.glob("slurm-*.out")):
-                log = tail(path, _LOG_LINES)
-        return RehearsalFailed(stage, cause, log)
+            logs.append(attempt.log)
+        return RehearsalFailed(stage, cause, next(filter(None, map(_tail, reversed(logs))), []))
 
     def _job_of(self, attempt: Attempt) -> Job:
-        (job,) = self._scheduler.find(str(attempt.started().get("job_id")))
+        job = self.scheduler.find(str(attempt.started().get("job_id")))
+        assert job is not None
         return job
 
     def _jobs_of(self, run: RunFolder) -> list[Job]:
-        """The jobs whose run this is, by what was submitted beside their scripts."""
-        jobs = self._scheduler.jobs.values()
+        """The jobs of a run, by the variable that they were submitted with."""
+        jobs = self.scheduler.jobs.values()
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
 
     def _ranks(self, count: int | None = None) -> str:
-        count = self._small.resolved.gpus if count is None else count
+        count = self.small.resolved.gpus if count is None else count
         return f"{count} rank{'s' if count != 1 else ''}"
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._began
 
 
 def _steps(attempt: Attempt) -> dict[int, float]:
-    """Step -> loss of one attempt, as far as it is written."""
+    """Step -> loss of one attempt, as far as its metrics are written."""
     return {
         line["step"]: line["loss"] for line in read_json_lines(attempt.metrics) if isinstance(line.get("step"), int)
     }
 
 
-def _words(end: Mapping[str, object]) -> str:
+def _ended_words(end: Mapping[str, object]) -> str:
     return f"ended {end.get('ended')}" + (f": {end['cause']}" if end.get("cause") else "")
 
 
 @contextlib.contextmanager
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """This process's own variables for a while: what submits from here finds the stand-ins."""
+    """Sets this process's own variables for a while, so that what submits from here finds the stand-ins."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
@@ -343,3 +333,53 @@ def _environment(environment: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return []
+
+
+# --- reading back: what `report` and `why` say of a run, each in a process of its own, as a user would ask -----------
+
+
+def _read_back(run: RunFolder, environment: Mapping[str, str]) -> tuple[str, bool]:
+    """(what `report` and `why` say of a finished run, whether they agree with each other and with its folder)."""
+    report, words = _ask("report", run, environment)
+    why, more = _ask("why", run, environment)
+    if report is None or why is None:
+        return words or more, False
+    (record,) = report["records"]
+    attempts = len(record["attempts"])
+    losses = f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}"
+    said = f"report: {record['ended']}, attempts {attempts}, {losses}; why: {why['ended']}"
+    return said, record["ended"] == why["ended"] == "done" and attempts == len(run.attempts())
+
+
+def _first_cause(run: RunFolder, environment: Mapping[str, str]) -> str | None:
+    """The first cause over all ranks of a run that failed, as `why` has it: its class and its text."""
+    why, _ = _ask("why", run, environment)
+    if why is None or not why.get("ended") or why["ended"] in ("done", "pending", "running", "unknown"):
+        return None
+    return _ended_words(why)
+
+
+def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+    """(the JSON that the verb prints, None if it fails; its exit code and stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_gpt", verb, str(run.path), "--json"],
+        env={**environment, "HPC_GPT_LOGS": str(run.path.parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=_VERB_S,
+        check=False,
+    )
+    words = f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}"
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return None, words
+    return (found, words) if isinstance(found, dict) and done.returncode == 0 else (None, words)

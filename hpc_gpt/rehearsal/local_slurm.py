@@ -1,55 +1,108 @@
-"""A Slurm that is none: the scheduler, its stand-ins and the environment in which a command finds them."""
+"""Slurm's commands without a Slurm: stand-ins in a folder for PATH, and the scheduler's answers to them.
+
+They answer what job.sh and the launcher ask: sbatch of a script; srun inside a job; scontrol ping, show config, show
+hostnames, show job, update of StartTime and ExcNodeList, requeue; squeue of %i, %T and %r; scancel of jobs; sacct of
+JobID and State. Anything else is refused with a message that says so: a rehearsal that guesses is worth nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import shlex
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from hpc_gpt.rehearsal import guard
+from hpc_gpt.rehearsal import processes
+from hpc_gpt.rehearsal.job import CLUSTER, COMPLETING, PENDING, RUNNING, Job, Srun, Step
+from hpc_gpt.rehearsal.job_request import (
+    OptionFault,
+    RequestFault,
+    compress_hosts,
+    expand_hosts,
+    not_rehearsed,
+    parse_options,
+    read_request,
+    read_time,
+    signal_number,
+)
 from hpc_gpt.rehearsal.processes import MARK
 from hpc_gpt.rehearsal.scheduler import Scheduler, Timing
-from hpc_gpt.rehearsal.stand_ins import StandIns
+
+_ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
+# Slurm's other commands. Without a stand-in of its name the site's own would be called, and find no cluster.
+_REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio", "sreport", "sshare", "sstat",
+            "strigger")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command prints, and its exit code."""
+
+    out: str = ""
+    err: str = ""
+    code: int = 0
 
 
 class LocalSlurm:
-    """A folder, a scheduler and the stand-ins, until `close`; then no process and no folder is left.
+    """A folder with the stand-ins, and the scheduler behind them, until `close`; then no process and no folder is left.
 
-    `environment` is what a command needs to find them. Should this process be killed, its guard ends the rest.
+    `environment` is what a command needs to find them. If this process is killed, a guard ends the rest.
     """
 
     def __init__(self, nodes: int, gpus: int = 0, timing: Timing | None = None, also: Mapping[str, str] | None = None):
         self.folder = Path(tempfile.mkdtemp(prefix="hpc-gpt-rehearsal-")).resolve()
         (self.folder / "tmp").mkdir()
         commands = self.folder / "bin"
+        commands.mkdir()
+        for name in (*_ANSWERED, *_REFUSED):
+            line = _program("stand-in", str(self.folder), name)
+            (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
+            (commands / name).chmod(0o700)
         own = {
             MARK: str(self.folder),
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.folder / "tmp"),
-            # Should one of Slurm's own commands be called after all, it finds no cluster.
+            # If one of Slurm's own commands is called after all, it finds no cluster.
             "SLURM_CONF": str(self.folder / "no-slurm.conf"),
             "HPC_GPT_STATE": str(self.folder / "state"),
             **(also or {}),
         }
         self.environment = {**os.environ, **own}
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(self.folder)],
+            _program("guard", str(self.folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         self.scheduler = Scheduler(self.folder, nodes, own, gpus, timing)
-        self._stand_ins = StandIns(self.folder, self.scheduler)
+        self._server = socket.socket(socket.AF_UNIX)
+        # Through a descriptor: a socket's own path may have at most 107 bytes.
+        place = os.open(self.folder, os.O_PATH)
+        self._server.bind(f"/proc/self/fd/{place}/socket")
+        os.close(place)
+        self._server.listen(64)
+        threading.Thread(target=self._accept, name="stand-ins", daemon=True).start()
 
     def close(self) -> list[int]:
-        """Ends all jobs and takes the folder away; gives the pids of processes that would not end."""
-        self._stand_ins.close()
+        """Ends all jobs and removes the folder; returns the pids of processes that did not end."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
         left = self.scheduler.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         assert self._guard.stdin is not None
@@ -64,3 +117,249 @@ class LocalSlurm:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        files: list[int] = []
+        with connection, contextlib.suppress(OSError, ValueError):
+            try:
+                _, files, _, _ = socket.recv_fds(connection, 1, 2)
+                asked = json.loads(_line(connection))
+                name = str(asked["name"])
+                try:
+                    answer = self._answer(name, asked, files, connection)
+                except OptionFault as fault:
+                    answer = Answer(err=f'{name}: {fault}\nTry "{name} --help" for more information\n', code=255)
+                except RequestFault as fault:
+                    answer = Answer(err=f"{name}: error: {fault}\n", code=1)
+                except Exception as fault:  # a command without an answer would wait for ever
+                    answer = Answer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
+                connection.sendall(json.dumps(asdict(answer)).encode())
+                connection.shutdown(socket.SHUT_WR)
+            finally:
+                for file in files:
+                    os.close(file)
+
+    def _answer(self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> Answer:
+        if name not in _ANSWERED:
+            raise not_rehearsed(name)
+        options, words = parse_options(name, asked["words"])
+        if name == "srun":
+            srun = Srun(options, words, asked["environment"], asked["folder"], *files)
+            return self._srun(srun, connection)
+        with self.scheduler.lock:
+            if name == "sbatch":
+                return self._sbatch(options, words, asked["environment"], asked["folder"])
+            if name == "scontrol":
+                return self._scontrol(words, "oneliner" in options, connection)
+            if name == "scancel":
+                return self._scancel(options, words)
+            if words:
+                raise not_rehearsed(f"'{' '.join(words)}'")
+            return self._squeue(options) if name == "squeue" else self._sacct(options)
+
+    def _sbatch(
+        self, options: Mapping[str, str], words: Sequence[str], environment: Mapping[str, str], folder: str
+    ) -> Answer:
+        if len(words) != 1:
+            raise not_rehearsed("a script on stdin" if not words else "a script with arguments")
+        file = Path(folder) / words[0]
+        if not file.is_file():
+            raise RequestFault(f"Unable to open file {words[0]}")
+        script = file.read_text(encoding="utf-8", errors="surrogateescape")
+        if not script.startswith("#!"):
+            raise RequestFault(
+                "This does not look like a batch script.  The first line must start with #! followed by the path to "
+                "an interpreter."
+            )
+        request = read_request(script, options, file.name, time.time())
+        if "test-only" in options:
+            return Answer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
+        job = self.scheduler.submit(request, script, environment, folder)
+        return Answer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
+
+    def _srun(self, srun: Srun, connection: socket.socket) -> Answer:
+        environment = dict(srun.environment)
+        job = self.scheduler.find(environment.get("SLURM_JOB_ID", ""))
+        if job is None:
+            raise RequestFault("Unable to allocate resources: a rehearsal's srun runs inside a job")
+        if not srun.command:
+            return Answer(err="srun: fatal: No command given to execute.\n", code=1)
+        # srun does not read SLURM_CPUS_PER_TASK since 22.05; it reads SRUN_CPUS_PER_TASK.
+        if "SRUN_CPUS_PER_TASK" in environment:
+            environment["SLURM_CPUS_PER_TASK"] = environment["SRUN_CPUS_PER_TASK"]
+        step = self.scheduler.open_step(job, replace(srun, environment=environment))
+        threading.Thread(target=self._forward, args=(connection, step), daemon=True).start()
+        step.ended.wait()
+        return Answer(code=step.code)
+
+    def _forward(self, connection: socket.socket, step: Step) -> None:
+        """Passes signals that srun was sent on to its ranks; an srun that is killed ends them."""
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for line in lines:
+                self.scheduler.signal_step(step, int(line))
+            self.scheduler.end_step(step)
+
+    def _scontrol(self, words: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
+        match [word.lower() if place < 2 else word for place, word in enumerate(words)]:
+            case ["ping"]:
+                return Answer("Slurmctld(primary) at rehearsal is UP\n")
+            case ["show", "config"]:
+                waits = f"{self.scheduler.timing.kill_wait_s:g} sec"
+                return Answer(f"ClusterName             = {CLUSTER}\nKillWait                = {waits}\n")
+            case ["show", "hostnames", hosts]:
+                return Answer("".join(f"{host}\n" for host in expand_hosts(hosts)))
+            case ["show", "job", job_id]:
+                job = self.scheduler.find(job_id)
+                if job is None:
+                    return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+                return Answer(show_job(job, oneliner))
+            case ["update", *_]:
+                return self._update(words[1:])
+            case ["requeue", job_id]:
+                job = self.scheduler.find(job_id)
+                if job is None:
+                    return Answer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+                try:
+                    self.scheduler.requeue(job, _process_of(connection))
+                except RequestFault as fault:
+                    return Answer(err=f"{fault}\n", code=1)
+                return Answer()
+        raise not_rehearsed(f"'scontrol {' '.join(words)}'")
+
+    def _update(self, words: Sequence[str]) -> Answer:
+        """`scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
+        settings = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        job_id = settings.pop("jobid", "")
+        if unknown := settings.keys() - {"starttime", "excnodelist"}:
+            raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
+        job = self.scheduler.find(job_id)
+        if job is None:
+            return Answer(err=f"Invalid job id specified for job {job_id}\n", code=1)
+        if "starttime" in settings:
+            job.eligible = read_time(settings["starttime"], time.time())
+        if "excnodelist" in settings:
+            expand_hosts(settings["excnodelist"])
+            job.exclude = settings["excnodelist"] or None
+        return Answer()
+
+    def _squeue(self, options: Mapping[str, str]) -> Answer:
+        """Every job of a rehearsal is its user's, and none is an array: --user and --array change nothing."""
+        form = options.get("format", "")
+        if unknown := set(re.findall("%[^%]*?[a-zA-Z]", form)) - {"%i", "%T", "%r"}:
+            raise not_rehearsed(f"'squeue -o {unknown.pop()}'")
+        if not form or "noheader" not in options:
+            raise not_rehearsed("squeue without --noheader and --format")
+        jobs = list(self.scheduler.jobs.values())
+        if "jobs" in options:
+            wanted = options["jobs"].split(",")
+            jobs = [job for job in jobs if str(job.id) in wanted]
+            if not jobs and len(wanted) == 1:
+                return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+        states = options.get("states", f"{PENDING},{RUNNING},{COMPLETING}").upper().split(",")
+        lines = [
+            form.replace("%i", str(job.id)).replace("%T", job.state).replace("%r", job.reason) + "\n"
+            for job in jobs
+            if job.state in states or states == ["ALL"]
+        ]
+        return Answer("".join(lines))
+
+    def _scancel(self, options: Mapping[str, str], words: Sequence[str]) -> Answer:
+        """A job that does not exist or is over is passed over without a message."""
+        if not words:
+            raise not_rehearsed("scancel without a job id")
+        number = signal_number(options["signal"]) if "signal" in options else None
+        if "signal" in options and number is None:
+            raise RequestFault(f"Unknown job signal: {options['signal']}")
+        for job in filter(None, map(self.scheduler.find, words)):
+            if job.state != options.get("state", job.state).upper():
+                continue
+            if number is None:
+                self.scheduler.cancel(job)
+            else:
+                self.scheduler.signal_ranks(job, number)
+        return Answer()
+
+    def _sacct(self, options: Mapping[str, str]) -> Answer:
+        """A line for each start of a job with --duplicates, else for its last one."""
+        fields = options.get("format", "").lower().split(",")
+        if set(fields) - {"jobid", "state"} or not {"noheader", "parsable2", "jobs"} <= options.keys():
+            raise not_rehearsed("sacct but with -n -P -j and -o JobID,State")
+        lines = []
+        for job in filter(None, map(self.scheduler.find, options["jobs"].split(","))):
+            states = [f"CANCELLED by {os.getuid()}" if state == "CANCELLED" else state for state in job.accounted]
+            if not job.is_over:
+                states.append(RUNNING if job.state == COMPLETING else job.state)
+            for state in states if "duplicates" in options else states[-1:]:
+                lines.append("|".join({"jobid": str(job.id), "state": state}[name] for name in fields) + "\n")
+        return Answer("".join(lines))
+
+
+def show_job(job: Job, oneliner: bool) -> str:
+    """What `scontrol show job` prints of one job, without what only a site has."""
+    request = job.request
+    starts = job.started if job.started is not None else job.eligible if job.reason == "BeginTime" else None
+    ends = job.ended if job.is_over or (job.state == COMPLETING and job.becomes != PENDING) else job.ends_at
+    fields = {
+        "JobId": job.id,
+        "JobName": request.name,
+        "JobState": job.state,
+        "Reason": job.reason,
+        "Dependency": request.options.get("dependency") or "(null)",
+        "Requeue": int(request.requeue),
+        "Restarts": job.restarts,
+        "ExitCode": f"{job.exit[0]}:{job.exit[1]}",
+        "TimeLimit": _duration(request.limit_s),
+        "StartTime": _stamp(starts, "Unknown"),
+        "EndTime": _stamp(ends, "Unknown"),
+        "PreemptTime": _stamp(job.preempted, "None"),
+        "ExcNodeList": job.exclude or "(null)",
+        "NodeList": compress_hosts(job.nodes),
+        "NumNodes": len(job.nodes) or request.nodes,
+        "NumTasks": request.ntasks,
+        "WorkDir": job.work_folder,
+        "StdOut": job.output,
+    }
+    lines = [f"{key}={value}" for key, value in fields.items()]
+    return " ".join(lines) + " \n" if oneliner else "\n   ".join(lines) + "\n\n"
+
+
+def _stamp(moment: float | None, unknown: str) -> str:
+    return unknown if moment is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(moment)))
+
+
+def _duration(seconds: int | None) -> str:
+    """`00:10:00`, `1-02:00:00`."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _program(*words: str) -> list[str]:
+    return [sys.executable, "-I", "-S", processes.__file__, *words]
+
+
+def _process_of(connection: socket.socket) -> int:
+    """The pid at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def _line(connection: socket.socket) -> bytes:
+    """What arrives up to the end of the line."""
+    text = b""
+    while not text.endswith(b"\n"):
+        piece = connection.recv(1 << 16)
+        if not piece:
+            raise ValueError("cut off")
+        text += piece
+    return text

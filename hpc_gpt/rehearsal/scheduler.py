@@ -1,31 +1,29 @@
-"""A tiny scheduler inside this process: queues jobs, starts them as real processes, signals, requeues and ends them.
+"""A small scheduler inside this process: queues jobs, starts them as real processes, signals, requeues and ends them.
 
-It knows no queue but its own, and its nodes are names: every process runs on this machine. What it does to a job, in
-which order and in which words, is what Slurm 22.05 was seen to do.
+Its nodes are only names: every process runs on this machine. What it does to a job, in which order and in which words,
+is what Slurm 22.05 was seen to do.
 """
 
 from __future__ import annotations
 
-import getpass
+import contextlib
 import os
+import re
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.rehearsal.batch import start_script
-from hpc_gpt.rehearsal.dependencies import waits_for
-from hpc_gpt.rehearsal.ending import kill, kill_strays, sessions, take_down, terminate, terminate_steps
-from hpc_gpt.rehearsal.environment import HOLD_AFTER, exported
-from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job, Past, Step
-from hpc_gpt.rehearsal.nodes import devices, free_nodes
-from hpc_gpt.rehearsal.processes import MARK, end_marked, send, session_lives, signal_session
-from hpc_gpt.rehearsal.request import Request, RequestFault
-from hpc_gpt.rehearsal.steps import StepStart, end_step, say, start_step, watch_step
+from hpc_gpt.process import start_time
+from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job, Srun, Step
+from hpc_gpt.rehearsal.job_request import Request, RequestFault, expand_hosts, not_rehearsed
+from hpc_gpt.rehearsal.processes import MARK, end_marked, marked, send, session_lives
 
+# The number of steps after which the ranks of an attempt wait for a signal (hpc_gpt.train.signals).
+_HOLD_AFTER = "HPC_GPT_HOLD_AFTER"
 _TICK_S = 0.02
 _IDS = 20000
 
@@ -40,10 +38,10 @@ class Timing:
 
 
 class Scheduler:
-    """Jobs on `nodes` virtual nodes, in the order they came. Every method may be called from any thread.
+    """Jobs on `nodes` virtual nodes, in the order in which they came. Any thread may call any method.
 
-    `folder` holds the scripts as they were submitted; `always` are variables that every job has; `gpus` are this
-    machine's, dealt out to a job's nodes in order. `close` ends whatever runs.
+    `folder` holds the scripts as they were submitted; every job has the variables `always`; `gpus` is the number of
+    this machine's GPUs, which a job's nodes share in order. `close` ends everything that runs.
     """
 
     def __init__(
@@ -54,129 +52,92 @@ class Scheduler:
         self.timing = timing or Timing()
         self.lock = threading.RLock()
         self.jobs: dict[int, Job] = {}
+        self.fault: Exception | None = None
         self._always = {**always, MARK: str(folder)}
         self._gpus = gpus
-        # A port follows from a job's id: those of two rehearsals at once are to differ.
+        # The rendezvous port follows from a job's id: two rehearsals at once must differ in it.
         self._next = 1 + secrets.randbelow(_IDS)
         self._closed = threading.Event()
-        self.fault: Exception | None = None
         (folder / "spool").mkdir()
         self._ticker = threading.Thread(target=self._run, name="rehearsal", daemon=True)
         self._ticker.start()
 
     # --- what the stand-ins ask for ---------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        request: Request,
-        script: str,
-        path: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        folder: str,
-    ) -> list[Job]:
-        """Queues a job, or an array's elements, and gives them. Raises RequestFault for what no node could serve."""
+    def submit(self, request: Request, script: str, environment: Mapping[str, str], folder: str) -> Job:
+        """Queues a job whose sbatch was called in `folder`. Raises RequestFault for what no node could serve."""
+        for condition in _conditions(request):
+            if not re.fullmatch(r"singleton|afterany(:\d+)+", condition):
+                raise not_rehearsed(f"--dependency={condition}")
+        exclude = request.options.get("exclude")
+        expand_hosts(exclude or "")
         with self.lock:
             if self._closed.is_set():
                 raise RequestFault("Slurm is going down")
             if request.nodes > len(self.nodes):
                 raise RequestFault("Batch job submission failed: Requested node configuration is not available")
-            first = self._next
-            now = time.time()
-            jobs = []
-            for task in request.array or (None,):
-                spooled = self.folder / "spool" / f"job{self._next:05}"
-                spooled.write_text(script, encoding="utf-8", errors="surrogateescape")
-                spooled.chmod(0o700)
-                job = Job(
-                    id=self._next,
-                    request=request,
-                    script=spooled,
-                    script_path=path,
-                    arguments=tuple(arguments),
-                    submit_folder=folder,
-                    environment=exported(environment, request.export, list(self._always)),
-                    user=getpass.getuser(),
-                    submitted=now,
-                    array=None if task is None else (first, task),
-                    eligible=request.begin,
-                    exclude=request.exclude,
-                    nodelist=request.nodelist,
-                    comment=request.options.get("comment"),
-                    dependency=request.dependency,
-                    limit_s=request.limit_s,
-                    held=request.held,
-                    reason="None",
-                )
-                self.jobs[self._next] = job
-                jobs.append(job)
-                self._next += 1
-            return jobs
+            spooled = self.folder / "spool" / f"job{self._next:05}"
+            spooled.write_text(script, encoding="utf-8", errors="surrogateescape")
+            spooled.chmod(0o700)
+            job = Job(self._next, request, spooled, folder, dict(environment), request.begin, exclude)
+            self.jobs[job.id] = job
+            self._next += 1
+            return job
 
-    def find(self, word: str) -> list[Job]:
-        """The jobs that a job id means: one, an element `7_0`, or all of an array."""
-        with self.lock:
-            return [
-                job for job in self.jobs.values()
-                if word in (job.word, str(job.id)) or (job.array and word == str(job.array[0]))
-            ]  # fmt: skip
+    def find(self, job_id: str) -> Job | None:
+        """The job of that id."""
+        return self.jobs.get(int(job_id)) if job_id.isdecimal() else None
 
-    def open_step(self, job: Job, start: StepStart) -> Step:
-        """Starts a step of the job; its `ended` is set once all its ranks are gone. Raises RequestFault."""
+    def open_step(self, job: Job, srun: Srun) -> Step:
+        """Starts a step of the job; its `ended` is set when all its ranks have ended. Raises RequestFault."""
         with self.lock:
             if job.state != RUNNING:
                 raise RequestFault(f"Unable to create step for job {job.id}: Job/step already completing or completed")
-            return start_step(job, start, self._always, self._devices)
+            return job.start_step(srun, self._always, self._devices)
 
     def signal_step(self, step: Step, number: int) -> None:
-        """What srun was sent: SIGTERM and SIGINT end the step, others go to its ranks."""
+        """What srun was sent: SIGTERM, SIGINT and SIGHUP end the step, others go to its ranks."""
         with self.lock:
-            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if not step.terminated:
-                    say(step, "srun: forcing job termination")
-                    end_step(step, "", time.time() + self.timing.kill_wait_s)
-                return
-            for rank in step.ranks:
-                if rank.code is None and rank.session is not None:
-                    signal_session(rank.session, number)
+            if number not in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                for rank in step.ranks:
+                    rank.signal(number)
+            elif not step.terminated:
+                step.say("srun: forcing job termination")
+                step.end("", time.time() + self.timing.kill_wait_s)
 
     def end_step(self, step: Step) -> None:
-        """Its srun is gone: the ranks follow."""
+        """Its srun has ended: so do the ranks."""
         with self.lock:
             if not step.ended.is_set() and step.kill_at is None:
-                end_step(step, "", time.time() + self.timing.kill_wait_s)
+                step.end("", time.time() + self.timing.kill_wait_s)
 
-    def signal(self, job: Job, number: int, steps: bool = True, script: bool = False) -> None:
-        """The signal, to all ranks of a running job, or to its script."""
+    def signal_ranks(self, job: Job, number: int) -> None:
+        """The signal to all ranks of a running job, as `scancel --signal` sends it."""
         with self.lock:
-            for session in sessions(job, steps, script):
-                signal_session(session, number)
+            if job.state == RUNNING:
+                job.signal(number, script=False)
 
-    def cancel(self, job: Job) -> bool:
-        """Ends a job as scancel does; says whether there was one to end."""
+    def cancel(self, job: Job) -> None:
+        """Ends a job as scancel does; nothing happens to one that is over."""
         with self.lock:
-            if job.is_over:
-                return False
             if job.state == PENDING:
                 job.started = None
-                self._settle(job, "CANCELLED")
+                self._set_ended(job, "CANCELLED")
             elif job.state == RUNNING:
                 self._take_down(job, "CANCELLED", "", "CANCELLED")
-            else:
+            elif job.state == COMPLETING:
                 job.becomes = job.account_as = "CANCELLED"
-            return True
 
-    def requeue(self, job: Job, hold: bool = False, asker: int | None = None) -> None:
-        """Puts a job back into the queue. Raises RequestFault where it may not be requeued.
+    def requeue(self, job: Job, asker: int | None = None) -> None:
+        """Puts a job back into the queue. Raises RequestFault if it may not be requeued.
 
-        `asker` is the process that asks, from the job's own script as may be: it has its answer before the SIGTERM.
+        `asker` is the process that asks, perhaps of the job's own script: it gets its answer before the SIGTERM.
         """
         with self.lock:
             if not job.request.requeue:
-                raise RequestFault(f"Requested operation is presently disabled for job {job.word}")
+                raise RequestFault(f"Requested operation is presently disabled for job {job.id}")
             if job.state == PENDING:
-                raise RequestFault(f"Job is pending execution for job {job.word}")
-            job.held = job.held or hold
+                raise RequestFault(f"Job is pending execution for job {job.id}")
             if job.is_over:
                 self._to_queue(job)
             elif job.state == RUNNING:
@@ -189,7 +150,7 @@ class Scheduler:
     # --- what only a rehearsal can ask for --------------------------------------------------------------------------
 
     def bring_limit_forward(self, job: Job, left_s: float) -> None:
-        """Moves a running job's time limit, so that so many seconds are left."""
+        """Moves a running job's time limit, so that this many seconds are left."""
         with self.lock:
             job.ends_at = time.time() + left_s
 
@@ -198,27 +159,27 @@ class Scheduler:
         with self.lock:
             job.preempted = time.time()
             job.preempted_until = job.preempted + self.timing.grace_s
-            terminate_steps(job, "")
+            job.end_steps("")
 
     def hold(self, steps: int | None) -> None:
-        """Attempts that start from now on wait, after so many steps, for a signal; with None they do not."""
-        with self.lock:  # also of a job that a held one has submitted
-            self._always[HOLD_AFTER] = "" if steps is None else str(steps)
+        """Attempts that start from now on wait for a signal after this many steps; None: they do not."""
+        with self.lock:  # also those of a job that a held one has submitted
+            self._always[_HOLD_AFTER] = "" if steps is None else str(steps)
 
     def begin_now(self, job: Job) -> None:
-        """Spares a waiting job the rest of its wait."""
+        """Lets a waiting job begin at once."""
         with self.lock:
             job.eligible = min(job.eligible, time.time())
 
     def close(self) -> list[int]:
-        """Kills all jobs; gives the pids of what is still there."""
+        """Kills all jobs; returns the pids of what did not end."""
         self._closed.set()
         self._ticker.join()
         with self.lock:
             left = end_marked(self.folder)
             for job in self.jobs.values():
                 for step in job.steps:
-                    watch_step(step, self.timing.kill_wait_s, time.time())
+                    step.watch(self.timing.kill_wait_s, time.time())
                     step.ended.set()
                 if job.batch is not None:
                     job.batch.poll()
@@ -230,30 +191,28 @@ class Scheduler:
         try:
             while not self._closed.wait(_TICK_S):
                 with self.lock:
-                    self._tick(time.time())
-        except Exception as fault:  # for whoever waits for a job: nothing moves any more
+                    now = time.time()
+                    for job in list(self.jobs.values()):
+                        if job.state in (RUNNING, COMPLETING):
+                            self._watch(job, now)
+                    for job in list(self.jobs.values()):
+                        if job.state == PENDING:
+                            self._consider(job, now)
+        except Exception as fault:  # for whoever waits for a job: no job changes any more
             self.fault = fault
-
-    def _tick(self, now: float) -> None:
-        for job in list(self.jobs.values()):
-            if job.state in (RUNNING, COMPLETING):
-                self._watch(job, now)
-        for job in list(self.jobs.values()):
-            if job.state == PENDING:
-                self._consider(job, now)
 
     def _watch(self, job: Job, now: float) -> None:
         """One look at a job that has processes."""
         for step in job.steps:
-            watch_step(step, self.timing.kill_wait_s, now)
+            step.watch(self.timing.kill_wait_s, now)
         if job.state == RUNNING:
             self._watch_clock(job, now)
         if job.term_after is not None:
-            terminate(job)
+            self._terminate(job)
         assert job.batch is not None
         code = job.batch.poll()
         if job.kill_at is not None and now >= job.kill_at:
-            kill(job)
+            job.signal(signal.SIGKILL)
         if code is None:
             return
         if job.state == RUNNING:
@@ -261,21 +220,22 @@ class Scheduler:
             job.state, job.becomes = COMPLETING, "COMPLETED" if code == 0 else "FAILED"
             job.account_as, job.reason = job.becomes, "None" if code == 0 else "NonZeroExitCode"
             job.ended = now
-            kill(job)
-        if not any(session_lives(session) for session in sessions(job, True, True)):
-            kill_strays(job, self.folder)
-            self._settle(job, job.becomes)
+            job.signal(signal.SIGKILL)
+        if not any(session_lives(session) for session in job.sessions(steps=True, script=True)):
+            # What has left its session, as a daemon does, still has the rehearsal's mark.
+            for pid in marked(self.folder, job.id):
+                send(pid, signal.SIGKILL)
+            self._set_ended(job, job.becomes)
 
     def _watch_clock(self, job: Job, now: float) -> None:
         ahead = job.request.signal
         if job.ends_at is not None and ahead and not job.signalled_ahead and now >= job.ends_at - ahead.lead_s:
             job.signalled_ahead = True
-            if ahead.to_script and job.batch is not None:
-                # `B:` is for the shell itself: an srun would hand it on to its ranks.
+            if not ahead.to_script:
+                job.signal(signal.SIGCONT, ahead.number, script=False)
+            elif job.batch is not None:
+                # `B:` is for the shell itself: an srun would pass it on to its ranks.
                 send(job.batch.pid, ahead.number)
-            for session in sessions(job, steps=not ahead.to_script, script=False):
-                signal_session(session, signal.SIGCONT)
-                signal_session(session, ahead.number)
         if job.ends_at is not None and now >= job.ends_at:
             self._take_down(job, "TIMEOUT", " DUE TO TIME LIMIT", "TIMEOUT")
             job.reason = "TimeLimit"
@@ -288,42 +248,76 @@ class Scheduler:
                 job.preempted = None
 
     def _consider(self, job: Job, now: float) -> None:
-        """Starts a waiting job, or says in its reason what it waits for."""
-        if job.held:
-            job.reason = "JobHeldUser"
-        elif job.eligible > now:
+        """Starts a waiting job, or notes what it waits for."""
+        taken = {node for other in self.jobs.values() if other.state in (RUNNING, COMPLETING) for node in other.nodes}
+        taken |= set(expand_hosts(job.exclude or ""))
+        free = [node for node in self.nodes if node not in taken]
+        if job.eligible > now:
             job.reason = "BeginTime"
-        elif (why := waits_for(job, self.jobs.values())) is not None:
-            job.reason = why
-        elif (nodes := free_nodes(job, self.nodes, self.jobs.values())) is None:
+        elif any(self._is_unmet(condition, job) for condition in _conditions(job.request)):
+            job.reason = "Dependency"
+        elif len(free) < job.request.nodes:
             job.reason = "Resources"
         else:
-            self._start(job, nodes, now)
+            self._start(job, free[: job.request.nodes], now)
+
+    def _is_unmet(self, condition: str, job: Job) -> bool:
+        """A singleton waits for every earlier job of its name, `afterany:7` for job 7."""
+        _, *ids = condition.split(":")
+        others = [other for other in self.jobs.values() if not other.is_over]
+        if ids:
+            return any(str(other.id) in ids for other in others)
+        return any(other.id < job.id and other.request.name == job.request.name for other in others)
 
     def _start(self, job: Job, nodes: list[str], now: float) -> None:
         job.nodes, job.state, job.reason = nodes, RUNNING, "None"
         job.started, job.ended, job.exit = now, None, (0, 0)
-        job.ends_at = None if job.limit_s is None else now + job.limit_s
-        job.steps, job.next_step, job.signalled_ahead, job.kill_at, job.term_after = [], 0, False, None, None
+        job.ends_at = None if job.request.limit_s is None else now + job.request.limit_s
+        job.steps, job.signalled_ahead, job.kill_at, job.term_after = [], False, None, None
         try:
-            start_script(job, self._always, self._devices(job, 0))
+            job.start_script(self._always, self._devices(job, 0))
         except OSError as fault:
-            # As a real one whose output cannot be opened: it dies unheard.
+            # As a real job whose output cannot be opened: it ends without a line.
             job.exit, job.reason = (0, 53), f"RaisedSignal:53(Real-time_signal_19)  # {fault}"
-            self._settle(job, "FAILED")
+            self._set_ended(job, "FAILED")
+
+    def _devices(self, job: Job, place: int) -> dict[str, str]:
+        """CUDA_VISIBLE_DEVICES of the job's node at that place, if this machine has GPUs; none if too few."""
+        if not self._gpus:
+            return {}
+        each = job.request.gpus_per_node
+        own = range(place * each, (place + 1) * each) if each * len(job.nodes) <= self._gpus else ()
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _take_down(self, job: Job, becomes: str, why: str, account_as: str, asker: int | None = None) -> None:
-        take_down(job, becomes, why, account_as, self.timing.kill_wait_s, asker)
+        """Ends a running job's processes: SIGTERM when the `asker` has its answer, SIGKILL later."""
+        job.state, job.becomes, job.account_as = COMPLETING, becomes, account_as
+        job.ended = time.time()
+        job.kill_at = job.ended + self.timing.kill_wait_s
+        job.term_after = asker, why
+        self._terminate(job)
 
-    def _settle(self, job: Job, becomes: str) -> None:
+    def _terminate(self, job: Job) -> None:
+        """SIGTERM and SIGCONT to script and ranks, with Slurm's line about it, unless the asker still waits."""
+        assert job.term_after is not None
+        asker, why = job.term_after
+        if asker is not None and start_time(asker) is not None:
+            return
+        job.term_after = None
+        if job.errors is not None:
+            now = time.strftime("%Y-%m-%dT%H:%M:%S")
+            line = f"slurmstepd: error: *** JOB {job.id} ON {job.nodes[0]} CANCELLED AT {now}{why} ***\n"
+            with contextlib.suppress(OSError):
+                os.write(job.errors, line.encode())
+        job.end_steps(why)
+        job.signal(signal.SIGCONT, signal.SIGTERM, steps=False)
+
+    def _set_ended(self, job: Job, becomes: str) -> None:
         """The job has no process any more."""
-        now = time.time()
-        job.history.append(
-            Past(job.account_as or becomes, job.exit, tuple(job.nodes), job.started or now, job.ended or now)
-        )
-        job.ended = job.ended or now
+        job.accounted.append(job.account_as or becomes)
+        job.ended = job.ended or time.time()
         if job.errors is not None:
             os.close(job.errors)
         job.batch, job.errors, job.kill_at = None, None, None
@@ -335,10 +329,11 @@ class Scheduler:
     def _to_queue(self, job: Job) -> None:
         now = time.time()
         job.state, job.nodes, job.becomes, job.account_as, job.exit = PENDING, [], "", "", (0, 0)
-        # StartTime may have been set later than that by then.
+        # StartTime may have been set to a later time by then.
         job.eligible = max(job.eligible, now + self.timing.requeue_s)
         job.started = job.ended = job.ends_at = None
-        job.reason = "JobHeldUser" if job.held else "BeginTime" if job.eligible > now else "None"
+        job.reason = "BeginTime" if job.eligible > now else "None"
 
-    def _devices(self, job: Job, position: int) -> dict[str, str]:
-        return devices(job, position, self._gpus)
+
+def _conditions(request: Request) -> list[str]:
+    return [condition for condition in request.options.get("dependency", "").split(",") if condition]

@@ -1,13 +1,19 @@
-"""A ladder's rungs on a machine: what each of them runs there, and why one cannot."""
+"""A ladder: what each rung runs on a machine or why it cannot, what it saves and costs, and the table."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from hpc_gpt.bench.here import profile_here
-from hpc_gpt.bench.ladder import LADDERS, prepare_ladder
+from hpc_gpt.bench.ladder import LADDERS, as_json, as_text, outcome, prepare_ladder, savings_of
+from hpc_gpt.bench.measurement import Row
 from hpc_gpt.bench.preparation import Asked
+from hpc_gpt.bench.this_machine import profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
 
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
@@ -89,3 +95,191 @@ def test_rows_by_name_in_the_order_of_the_ladder():
 def test_a_setting_that_no_experiment_has_is_refused_before_any_rung():
     with pytest.raises(ConfigError, match=r"train\.stepss"):
         rungs_of("colab", overrides={"train.stepss": 3})
+
+
+def measured(rungs, **figures):
+    """A row for each rung that `figures` has by name with `-` as `_`, as measured; `figures` over a plain record's."""
+    rows = []
+    for rung in rungs:
+        given = figures.get(rung.row.name.replace("-", "_"))
+        if rung.cell.record is not None:
+            rows.append(Row(rung.cell.name, rung.cell.record))
+        elif given is not None:
+            run = rung.cell.prepared.resolved
+            record = Record(
+                run=f"bench#{len(rows) + 1}",
+                name=run.name,
+                dialect="hpc-gpt",
+                ended="done",
+                engine=run.engine.name,
+                params=run.model.params,
+                seq=run.model.seq,
+                vocab=run.model.vocab,
+                global_batch=run.batch.global_batch,
+                micro_batch=run.batch.micro_batch,
+                settings={"sweep": {"name": rung.sweep, "row": rung.row.name}},
+            )
+            record = with_predicted_memory(replace(record, **given), run)
+            rows.append(Row(rung.cell.name, record, places=(Path("run"),)))
+    return rows
+
+
+def speed(rung, step_s, **more):
+    run = next(each.cell.prepared.resolved for each in RUNGS["memory"] if each.row.name == rung)
+    return {"step_s": step_s, "tokens_per_s": run.batch.global_batch * run.model.seq / step_s, **more}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rungs_once(tmp_path_factory):
+    """Each ladder's rungs on one H200."""
+    for name in LADDERS:
+        RUNGS[name] = rungs_of(name)
+
+
+RUNGS: dict[str, list] = {}
+
+
+def cells(text, row):
+    """The words of the line that a row begins."""
+    return next(line.split() for line in text.splitlines() if line.startswith(f"{row} "))
+
+
+def test_the_colab_ladder_has_its_seeds_columns_and_the_ratio_of_the_last_rung():
+    rows = measured(
+        RUNGS["colab"],
+        baseline={"tokens_per_s": 40_000.0, "memory_reserved_gib": [30.0]},
+        workers={"tokens_per_s": 410_000.0, "memory_reserved_gib": [28.5]},
+    )
+    text = as_text(LADDERS["colab"], RUNGS["colab"], rows)
+    assert cells(text, "baseline")[1:6] == ["28", "30.0", "37", "40,000", "16939.79"]
+    assert cells(text, "workers")[1:6] == ["64", "28.5", "38.7", "410,000", "146766.49"]
+    _, beside, _ = text.split("\n\n")
+    assert beside.splitlines()[0].startswith("Against baseline: x base is the time of as many tokens")
+    switched = "tf32, dtype fp16, vocab_multiple 64, tied, workers 2, compile whole, attention flash, micro_batch 64"
+    (last,) = [each for each in as_json(LADDERS["colab"], RUNGS["colab"], rows)["savings"] if each["row"] == "workers"]
+    assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
+    assert last["time_ratio"] == pytest.approx(40 / 410)
+    assert last["predicted_memory_gib"] > 10
+    # A rung that was not measured keeps the seed's figure.
+    assert cells(text, "tied")[-4:] == ["148637.53", "-", "-", "-"]
+    assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (seed 002: 8.66)"
+
+
+def test_the_memory_ladder_is_judged_by_the_plain_run_of_the_same_batch():
+    rows = measured(
+        RUNGS["memory"],
+        batch128=speed("batch128", 0.15, memory_reserved_gib=[20.0]),
+        for_loop=speed("for-loop", 0.18, memory_reserved_gib=[9.0]),
+    )
+    found = outcome(LADDERS["memory"], RUNGS["memory"], rows)
+    assert (found.ratio, found.time) == (pytest.approx(0.45), pytest.approx(1.2))
+    words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (seed 004: 0.516 at 1.54 x)"
+    assert found.line("004") == words
+    assert as_text(LADDERS["memory"], RUNGS["memory"], rows).splitlines()[-1] == words
+
+
+def test_the_mingpt_ladder_compares_flops():
+    rungs = rungs_of("mingpt", gpus=4)
+    rows = measured(rungs, b1={"tflops_hardware": 3.0}, ckpt_prefetch_b64={"tflops_hardware": 120.0})
+    found = outcome(LADDERS["mingpt"], rungs, rows)
+    assert found.line("000") == "TFLOP/s hardware of ckpt-prefetch-b64 over b1: 40.0 (seed 000: 23.1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("colab", "tokens/s of workers over baseline: not measured (seed 002: 8.66)"),
+        ("memory", "peak memory of for-loop over batch128: not measured (seed 004: 0.516 at 1.54 x)"),
+        ("mingpt", "TFLOP/s hardware of ckpt-prefetch-b64 over b1: not measured (seed 000: 23.1)"),
+    ],
+)
+def test_what_is_missing_is_not_measured(name, end):
+    assert as_text(LADDERS[name], RUNGS[name], []).splitlines()[-1] == end
+
+
+def test_a_shrunken_run_is_no_measure_of_its_rung():
+    smoke = {"tokens_per_s": 1000.0, "name": "colab-ladder-baseline-smoke"}
+    rows = measured(RUNGS["colab"], baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
+    assert outcome(LADDERS["colab"], RUNGS["colab"], rows).ratio is None
+    text = as_text(LADDERS["colab"], RUNGS["colab"], rows)
+    small = {"tokens_per_s": 1000.0, "memory_allocated_gib": [1.0], "name": "memory-techniques-base-smoke"}
+    (base,) = [
+        each
+        for each in as_json(LADDERS["memory"], RUNGS["memory"], measured(RUNGS["memory"], base=small))["savings"]
+        if each["row"] == "base"
+    ]
+    assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
+    seeds, small = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("baseline "))
+    assert "16939.79" in seeds
+    assert "16939.79" not in small
+    assert "smoke run" in small
+
+
+def test_a_rung_without_figures_says_why():
+    oom = {"ended": "gpu_memory", "cause": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
+    broken = {"ended": "error", "cause": "RuntimeError: " + "x" * 300}
+    rows = measured(RUNGS["memory"], batch32=oom, batch64=broken)
+    text = as_text(LADDERS["memory"], RUNGS["memory"], rows)
+    table, savings, _ = text.split("\n\n")
+    assert "out of memory" in table
+    assert cells(table, "batch32")[-2:] == ["gpu_memory", "bench#1"]
+    assert "xxx… error bench#2" in " ".join(cells(table, "batch64"))
+    assert "needs 2 GPUs, this machine has 1 refused" in " ".join(cells(table, "fsdp"))
+    assert max(map(len, table.splitlines())) < 260
+    assert [cells(savings, row)[-1] for row in ("batch32", "batch64", "fsdp")] == ["gpu_memory", "error", "refused"]
+
+
+def test_a_rung_that_fits_but_barely_is_marked_as_seed_000_marks_its_batch_8():
+    rungs = rungs_of("mingpt", gpus=4)
+    rows = measured(rungs, b7={"step_s": 0.7}, b8={"step_s": 1.7, "allocator_retries": 12})
+    text = as_text(LADDERS["mingpt"], rungs, rows)
+    assert "slowed down by allocator retries" in next(line for line in text.splitlines() if line.startswith("b8 "))
+    assert text.count("slowed down") == 1
+
+
+def test_savings_and_costs_are_against_the_base_of_each_group():
+    figures = {
+        "batch128": speed("batch128", 0.2, memory_allocated_gib=[15.0]),
+        "accumulation": speed("accumulation", 0.25, memory_allocated_gib=[11.0]),
+        "batch32": speed("batch32", 0.1, memory_allocated_gib=[11.5]),
+        "base": speed("base", 0.04, memory_allocated_gib=[14.0], predicted_memory_gib=[14.3]),
+        "loss_chunks": speed("loss-chunks", 0.042, memory_allocated_gib=[8.0]),
+        "zero_3_offload": {"ended": "host_memory"},
+    }
+    rows = measured(RUNGS["memory"], **figures)
+    records = {rung.row.name: row.record for rung in RUNGS["memory"] for row in rows if row.cell == rung.cell.name}
+    ladder = LADDERS["memory"]
+    rungs = {each.row: each for each in savings_of(ladder.rungs, RUNGS["memory"], records)}
+    # A quarter of the batch in half the time is twice the time for the same samples.
+    assert (rungs["batch32"].time_ratio, rungs["batch32"].saved_gib) == (pytest.approx(2.0), 3.5)
+    assert (rungs["accumulation"].time_ratio, rungs["accumulation"].saved_gib) == (pytest.approx(1.25), 4.0)
+    assert rungs["accumulation"].switched_on == "micro_batches 4"
+    techniques = {each.row: each for each in savings_of(ladder.techniques, RUNGS["memory"], records)}
+    chunks = techniques["loss-chunks"]
+    assert (chunks.switched_on, chunks.saved_gib, chunks.time_ratio) == ("loss_chunks 8", 6.0, pytest.approx(1.05))
+    assert techniques["base"].predicted_memory_gib == 14.3
+    lost = techniques["zero-3-offload"]
+    assert (lost.step_s, lost.time_ratio, lost.saved_gib, lost.ended) == (None, None, None, "host_memory")
+    assert lost.predicted_memory_gib > 1
+    assert lost.switched_on == "deepspeed-zero, zero_stage 3, offload full"
+    line = next(line for line in as_text(ladder, RUNGS["memory"], rows).splitlines() if "loss_chunks 8" in line)
+    assert line.split()[:4] == ["loss-chunks", "loss_chunks", "8", "124M"]
+    assert line.split()[6:10] == ["0.0420", "1.05", "8.00", "6.00"]
+
+
+def test_json_has_what_the_table_has():
+    rows = measured(RUNGS["memory"], base=speed("base", 0.04, memory_allocated_gib=[14.0]))
+    page = json.loads(json.dumps(as_json(LADDERS["memory"], RUNGS["memory"], rows), allow_nan=False))
+    assert (page["sweep"], page["seed"], page["what"]) == ("memory-ladder", "004", "peak memory")
+    assert (page["first"], page["last"], page["ratio"]) == ("batch128", "for-loop", None)
+    assert page["seed_ratio"] == pytest.approx(0.516, abs=1e-3)
+    (refused, base) = page["savings"]
+    assert (refused["row"], refused["ended"], refused["saved_gib"]) == ("fsdp", "refused", None)
+    assert (base["row"], base["memory_allocated_gib"], base["saved_gib"]) == ("base", 14.0, 0.0)
+
+
+def test_a_narrow_terminal_gets_a_block_a_row():
+    rows = measured(RUNGS["memory"], base=speed("base", 0.04))
+    text = as_text(LADDERS["memory"], RUNGS["memory"], rows, width=60)
+    assert max(map(len, text.splitlines())) <= 130
+    assert "\nbase\n  Switched on  nothing\n" in text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench import measuring
+from hpc_gpt.bench import measurement
 from hpc_gpt.cli.bench import signals_as_ctrl_c
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.paths import logs_dir
@@ -181,7 +181,7 @@ def test_logs_that_cannot_be_written(tmp_path):
 def test_a_disk_that_fills_up_between_two_rows_keeps_the_first(monkeypatch):
     """What the second run's folder meets, as create_run tells it; the first run is made, not trained."""
     written = []
-    write_run = measuring.write_run
+    write_run = measurement.write_run
 
     def full_after_the_first(*arguments):
         if written:
@@ -189,12 +189,12 @@ def test_a_disk_that_fills_up_between_two_rows_keeps_the_first(monkeypatch):
         written.append(write_run(*arguments))
         return written[0]
 
-    monkeypatch.setattr(measuring, "write_run", full_after_the_first)
+    monkeypatch.setattr(measurement, "write_run", full_after_the_first)
     monkeypatch.setattr(
-        measuring, "start_run", lambda run, resolved: add_attempt(run, [metrics_line(step) for step in (1, 2, 3)])
+        measurement, "start_run", lambda run, resolved: add_attempt(run, [metrics_line(step) for step in (1, 2, 3)])
     )
-    monkeypatch.setattr(measuring, "follow", lambda runs, words, interrupts: None)
-    monkeypatch.setattr(measuring, "_wait_until_gone", lambda run: None)
+    monkeypatch.setattr(measurement, "follow", lambda runs, words, interrupts: None)
+    monkeypatch.setattr(measurement, "_wait_until_gone", lambda run: None)
     done = in_process(*SMALL, "--mbs", "1,2", "--rounds", "1", "--steps", "3")
     assert done.code == 1
     assert done.stdout.startswith("ddp mbs 1\n")

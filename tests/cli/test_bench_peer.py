@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from hpc_gpt.bench import measuring
-from tests.bench.test_row import good
+from hpc_gpt.bench import measurement
+from tests.bench.test_measurement import good
 from tests.cli.command import error_of, in_process
 from tests.conftest import REPOSITORY
 
@@ -31,7 +31,7 @@ def python(program):
 
 
 def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "_measure_ours", lambda *run: good(0.05))
+    monkeypatch.setattr(measurement, "_measure_ours", lambda *run: good(0.05))
     words = [
         *("--peer", f"nano={python(NANOGPT)}"),
         *("--peer", f"broken={python('import os; raise ValueError(os.environ[chr(72) + chr(70)])')}"),

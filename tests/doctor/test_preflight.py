@@ -1,4 +1,4 @@
-"""A preflight with real ranks, on CPU and gloo: what is measured, who is blamed, how an attempt ends."""
+"""A preflight with real ranks, on CPU and gloo: what is measured, who is blamed, how an attempt ends; room needed."""
 
 import json
 import os
@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.doctor.preflight import Preflight
+from hpc_gpt.doctor.preflight import GIB, Preflight, checkpoints_to_come, free_gib, room_needed_gib
 from hpc_gpt.doctor.verdict import NodeReport
 from hpc_gpt.runs.bad_nodes import listed
 from hpc_gpt.runs.run_folder import create_run
-from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 
@@ -43,10 +44,10 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
     return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", None)
 
 
-def hold(run, nodes, ranks_per_node=1, command=None, **environment):
+def probe(run, nodes, ranks_per_node=1, command=None, **environment):
     """(the line that the preflight says, preflight.json, the log) of a new attempt."""
     attempt = run.new_attempt()
-    start = command or [sys.executable, "-m", "hpc_gpt.doctor.start_here", nodes, str(ranks_per_node)]
+    start = command or [sys.executable, "-m", "hpc_gpt.doctor.probe_protocol", nodes, str(ranks_per_node)]
     own = {
         "PYTHONPATH": str(REPOSITORY),
         "HPC_GPT_RUN": str(run.path),
@@ -71,7 +72,7 @@ def hold(run, nodes, ranks_per_node=1, command=None, **environment):
 
 def test_ranks_measure_their_devices_and_each_other(tmp_path):
     run = new_run(tmp_path, nodes=2, ranks_per_node=2, tp=2, pp=2, dp=1)
-    said, found, log = hold(run, "a b", 2)
+    said, found, log = probe(run, "a b", 2)
     assert said == "nodes a,b", log
     assert len(found["ranks"]) == 4
     for rank in found["ranks"]:
@@ -97,7 +98,7 @@ def test_ranks_measure_their_devices_and_each_other(tmp_path):
 def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=1)
     (figures / "b").write_text(json.dumps(WELL | {"pair_gb_s": 3.0, "all_reduce_gb_s": 3.0}))
-    said, found, log = hold(run, "a b c", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, found, log = probe(run, "a b c", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said == "nodes a,c"
     assert "bad node b: exchange of a pair of nodes 3 GB/s, median of its peers" in log
     assert "c takes the place of a bad node" in log
@@ -110,7 +111,7 @@ def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
 def test_without_a_spare_the_attempt_ends_and_names_the_node(tmp_path, figures):
     run = new_run(tmp_path, nodes=2)
     (figures / "a").write_text(json.dumps({"error": "GPU 0000:07:00.0 has fallen off the bus"}))
-    said, found, _ = hold(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, found, _ = probe(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said.startswith("end node_failure preflight: bad node a: rank 0 on it failed: GPU 0000:07:00.0 has fallen")
     assert found["ended"] == "node_failure"
     assert list(listed("site")) == ["a"]
@@ -123,7 +124,7 @@ def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
     command = (
         'if [ -e "$FIGURES/$SLURMD_NODENAME.sh" ]; then . "$FIGURES/$SLURMD_NODENAME.sh"; else cat "$FIGURES/well"; fi'
     )
-    said, _, log = hold(run, "a b c d", HPC_GPT_PROBE_COMMAND=command, FIGURES=str(figures), HPC_GPT_PREFLIGHT_S="100")
+    said, _, log = probe(run, "a b c d", HPC_GPT_PROBE_COMMAND=command, FIGURES=str(figures), HPC_GPT_PREFLIGHT_S="100")
     assert said == "nodes a,d", log
     assert "bad node b: 1 of its 1 ranks gave no figures in time" in log
     assert "bad node c: 1 of its 1 ranks gave no figures in time" in log
@@ -159,7 +160,7 @@ LOST = {
 def test_who_breaks_an_exchange_is_named(tmp_path, how):
     run = new_run(tmp_path, nodes=2, spares=1)
     (tmp_path / "actor.py").write_text(f"NODES = 'abc'\n{ACTOR}{LOST[how][0]}")
-    said, found, log = hold(run, "a b c", command=[sys.executable, str(tmp_path / "actor.py")])
+    said, found, log = probe(run, "a b c", command=[sys.executable, str(tmp_path / "actor.py")])
     assert said == "nodes a,c", log
     (finding,) = (each for each in found["findings"] if each["node"])
     assert finding["node"] == "b"
@@ -170,7 +171,7 @@ def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
     run = new_run(tmp_path, nodes=2)
     words = "for node in 'ab': say('failed', node, words='RuntimeError: Connection reset by peer')"
     (tmp_path / "actor.py").write_text(f"NODES = 'ab'\n{ACTOR}{words}")
-    said, _, _ = hold(run, "a b", command=[sys.executable, str(tmp_path / "actor.py")])
+    said, _, _ = probe(run, "a b", command=[sys.executable, str(tmp_path / "actor.py")])
     assert said.startswith("end collective_timeout preflight: an exchange among all nodes broke")
     assert listed("site") == {}
 
@@ -185,7 +186,7 @@ def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
 def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, figures, given, ended, words):
     run = new_run(tmp_path, nodes=2)
     (figures / "well").write_text(json.dumps(WELL | given))
-    said, _, log = hold(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
+    said, _, log = probe(run, "a b", HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
     assert said.startswith(f"end {ended} preflight: ")
     assert words in said
     assert f"ends: {words}" in log
@@ -194,7 +195,7 @@ def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, figu
 
 def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
     run = new_run(tmp_path, nodes=3)
-    said, _, _ = hold(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
+    said, _, _ = probe(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
     assert said.startswith("end error preflight: 3 of 3 nodes cannot be probed; a: it did not answer")
     assert listed("site") == {}
 
@@ -204,3 +205,40 @@ def test_the_node_with_least_room_decides_on_space(tmp_path):
     reports = {node: NodeReport(node, {0: {"free_gib": free}}) for node, free in (("a", 1e6), ("b", 0.0))}
     preflight._judge_space(SimpleNamespace(reports=reports))
     assert [finding.ended for finding in preflight.findings] == ["disk_full"]
+
+
+def resolved(**train):
+    return resolve(
+        load_experiment("demo", {f"train.{key}": value for key, value in train.items()}), load_profile("local")
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "step", "count"),
+    [
+        ({"steps": 100, "save_every": 0}, 0, 1),
+        ({"steps": 100, "save_every": 10}, 0, 11),
+        ({"steps": 100, "save_every": 10}, 60, 5),
+        ({"steps": 100, "save_every": 10, "keep_last": 2}, 0, 3),
+        ({"steps": 100, "save_every": 10, "keep_last": 2}, 60, 1),
+        ({"steps": 100, "save_every": 10, "keep_last": 2, "keep_every": 50}, 0, 5),
+        ({"steps": 100, "save_every": 60, "keep_last": 5}, 0, 2),
+        ({"steps": 100, "save_every": 10}, 100, 0),
+        ({"steps": 100, "save_every": 0, "save_last": False}, 0, 0),
+        ({"steps": 100, "save_every": 10, "save_last": False}, 0, 9),
+        ({"steps": 105, "save_every": 10, "save_last": False}, 0, 10),
+    ],
+)
+def test_checkpoints_to_come(train, step, count):
+    assert checkpoints_to_come(resolved(**train), step) == count
+
+
+def test_room_is_that_of_weights_and_optimizer():
+    run = resolved(steps=100, save_every=0, dtype="fp32")
+    one, every = room_needed_gib(run)
+    assert one == every
+    assert 12 * run.model.params / GIB <= one <= 16 * run.model.params / GIB
+
+
+def test_a_folder_that_is_not_there_yet_is_on_the_disk_above_it(tmp_path):
+    assert free_gib(tmp_path / "not" / "yet") == pytest.approx(free_gib(tmp_path), rel=0.05)

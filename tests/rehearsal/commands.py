@@ -56,7 +56,7 @@ class Commands:
         end = time.monotonic() + limit_s
         while not ready():
             if time.monotonic() > end:
-                queue = self.run("squeue", "--states=all").stdout
+                queue = self.run("squeue", "--noheader", "--states=all", "--format=%i %T %r").stdout
                 said = "\n".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
                 raise AssertionError(f"{what} not within {limit_s:.0f} s\n{queue}\n{said}")
             time.sleep(0.1)

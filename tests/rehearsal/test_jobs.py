@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hpc_gpt.process import start_time
 from hpc_gpt.rehearsal.job import Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
@@ -32,9 +34,15 @@ echo "start ${SLURM_RESTART_COUNT:-0} ends"
 TWO = ("--nodes=2", "--ntasks-per-node=1")
 
 
+def submitted(slurm: LocalSlurm, commands: Commands, text: str, *flags: object) -> Job:
+    job = slurm.scheduler.find(commands.submit("job", text, *flags))
+    assert job is not None
+    return job
+
+
 def started(slurm: LocalSlurm, commands: Commands, *flags: object) -> Job:
     """A job whose two ranks listen."""
-    (job,) = slurm.scheduler.find(commands.submit("job", RANKS, *TWO, "--open-mode=append", *flags))
+    job = submitted(slurm, commands, RANKS, *TWO, "--open-mode=append", *flags)
     commands.wait("ranks", lambda: len(list(commands.folder.glob("ready.*"))) == 2)
     return job
 
@@ -44,7 +52,7 @@ def test_usr2_ahead_of_the_limit_is_for_the_ranks_alone(slurm: LocalSlurm, comma
     slurm.scheduler.bring_limit_forward(job, 60)
     commands.wait("USR2", lambda: commands.output("job").count("got USR2") == 2)
     assert "script got" not in commands.output("job")
-    assert commands.state(job.word) == "RUNNING"
+    assert commands.state(str(job.id)) == "RUNNING"
 
 
 def test_with_b_it_is_for_the_script_alone(slurm: LocalSlurm, commands: Commands) -> None:
@@ -58,19 +66,19 @@ def test_at_the_limit_comes_sigterm_and_then_sigkill(slurm: LocalSlurm, commands
     (commands.folder / "stubborn").touch()
     job = started(slurm, commands, "--time=10")
     slurm.scheduler.bring_limit_forward(job, 0)
-    fields = commands.wait_end(job.word)
+    fields = commands.wait_end(str(job.id))
     assert (fields["JobState"], fields["Reason"]) == ("TIMEOUT", "TimeLimit")
     said = commands.output("job")
     assert re.search(r"slurmstepd: error: \*\*\* JOB \d+ ON node1 CANCELLED AT \S+ DUE TO TIME LIMIT \*\*\*", said)
     assert {"rank 0 got TERM", "rank 1 got TERM", "script got TERM"} <= set(said.splitlines())
-    assert not marked(slurm.folder, job.word)
+    assert not marked(slurm.folder, job.id)
 
 
 def test_a_preemption_tells_the_ranks_waits_and_requeues(slurm: LocalSlurm, commands: Commands) -> None:
     (commands.folder / "stubborn").touch()
     job = started(slurm, commands, "--requeue")
     slurm.scheduler.preempt(job)
-    fields = commands.shown(job.word)
+    fields = commands.shown(str(job.id))
     assert fields["JobState"] == "RUNNING"
     assert fields["PreemptTime"] != "None"
     commands.wait("TERM", lambda: commands.output("job").count("got TERM") >= 2)
@@ -79,27 +87,27 @@ def test_a_preemption_tells_the_ranks_waits_and_requeues(slurm: LocalSlurm, comm
     (commands.folder / "stubborn").unlink()
     commands.wait("the new ranks", lambda: len(job.steps) == 1 and job.restarts == 1 and job.state == "RUNNING")
     commands.wait("the end of the first start", lambda: "DUE TO PREEMPTION" in commands.output("job"))
-    assert commands.shown(job.word)["PreemptTime"] == "None"
-    states = commands.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", job.word).stdout.split()
+    assert commands.shown(str(job.id))["PreemptTime"] == "None"
+    states = commands.run("sacct", "-D", "-X", "-n", "-P", "-o", "State", "-j", str(job.id)).stdout.split()
     assert states == ["PREEMPTED", "RUNNING"]
 
 
 def test_a_requeued_job_waits_and_knows_its_restart(slurm: LocalSlurm, commands: Commands) -> None:
     job = started(slurm, commands, "--requeue")
     slurm.scheduler.timing = slurm.scheduler.timing.__class__(kill_wait_s=2, requeue_s=600)
-    assert commands.run("scontrol", "requeue", job.word).returncode == 0
-    commands.wait("the queue", lambda: commands.state(job.word) == "PENDING")
-    commands.wait("its reason", lambda: commands.shown(job.word)["Reason"] == "BeginTime")
-    assert commands.run("scontrol", "update", f"jobid={job.word}", "ExcNodeList=node1,node2").returncode == 0
+    assert commands.run("scontrol", "requeue", str(job.id)).returncode == 0
+    commands.wait("the queue", lambda: commands.state(str(job.id)) == "PENDING")
+    commands.wait("its reason", lambda: commands.shown(str(job.id))["Reason"] == "BeginTime")
+    assert commands.run("scontrol", "update", f"jobid={job.id}", "ExcNodeList=node1,node2").returncode == 0
     slurm.scheduler.begin_now(job)
     commands.wait("the second start", lambda: job.state == "RUNNING")
     assert job.nodes == ["node3", "node4"]
-    assert commands.shown(job.word)["Restarts"] == "1"
+    assert commands.shown(str(job.id))["Restarts"] == "1"
 
 
 def test_no_requeue_is_kept_to(slurm: LocalSlurm, commands: Commands) -> None:
     job = started(slurm, commands, "--no-requeue")
-    done = commands.run("scontrol", "requeue", job.word)
+    done = commands.run("scontrol", "requeue", str(job.id))
     assert done.returncode == 1
     assert "disabled" in done.stderr
     assert job.state == "RUNNING"
@@ -115,7 +123,7 @@ def test_the_end_of_a_script_ends_what_it_left(slurm: LocalSlurm, commands: Comm
 
 def test_an_srun_that_is_killed_takes_its_ranks_along(slurm: LocalSlurm, commands: Commands) -> None:
     text = "srun sleep 300 & until [ -e go ]; do sleep 0.1; done; kill -9 $!; wait; sleep 300"
-    (job,) = slurm.scheduler.find(commands.submit("job", text))
+    job = submitted(slurm, commands, text)
     commands.wait("the rank", lambda: job.steps and job.steps[0].ranks)
     (commands.folder / "go").touch()
     commands.wait("its end", lambda: job.steps[0].ended.is_set())
@@ -125,7 +133,7 @@ def test_an_srun_that_is_killed_takes_its_ranks_along(slurm: LocalSlurm, command
 def test_jobs_wait_for_nodes_and_for_each_other(slurm: LocalSlurm, commands: Commands) -> None:
     first = commands.submit("first", "until [ -e go ]; do sleep 0.1; done", "-N3")
     second = commands.submit("second", "true", "-N2")
-    third = commands.submit("third", "true", f"--dependency=afterok:{first}")
+    third = commands.submit("third", "true", f"--dependency=afterany:{first}")
     commands.wait("its reason", lambda: commands.shown(second)["Reason"] == "Resources")
     assert commands.shown(third)["Reason"] == "Dependency"
     (commands.folder / "go").touch()
@@ -145,11 +153,11 @@ def test_gpus_are_seen_where_there_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_script_is_run_as_it_was_submitted(slurm: LocalSlurm, commands: Commands) -> None:
-    job = commands.submit("edited", 'echo "before $1"', "--begin=now+3600")
+    job = commands.submit("edited", "echo before", "--begin=now+3600")
     (commands.folder / "edited.sh").write_text("#!/bin/bash\necho after\n")
     commands.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     commands.wait_end(job)
-    assert commands.output("edited") == "before \n"
+    assert commands.output("edited") == "before\n"
 
 
 def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
@@ -185,8 +193,8 @@ def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
     """The number of what a step had open is the next file's as soon as the step is over."""
     with LocalSlurm(1) as slurm:
         commands = Commands(slurm.environment, tmp_path)
-        (job,) = slurm.scheduler.find(commands.submit("job", "srun true"))
-        commands.wait_end(job.word)
+        job = submitted(slurm, commands, "srun true")
+        commands.wait_end(str(job.id))
         (step,) = job.steps
         commands.wait("its stderr to be closed", lambda: not os.path.exists(f"/proc/self/fd/{step.errors}"))
         with open(tmp_path / "other", "w") as other:
@@ -199,3 +207,33 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         slurm.scheduler.hold(steps)
         commands.wait_end(commands.submit("job", "srun bash -c 'echo $HPC_GPT_HOLD_AFTER'"))
         assert commands.output("job") == f"{seen}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("scontrol show licenses", "'scontrol show licenses'"),
+        ("scontrol update jobid=1 TimeLimit=10", "'scontrol update timelimit='"),
+        ("scontrol --details show job 1", "scontrol --details"),
+        ("squeue --long", "squeue --long"),
+        ("squeue -h -o %L", "'squeue -o %L'"),
+        ("sacct -n -P -j 1 -o MaxRSS", "sacct but with -n -P -j and -o JobID,State"),
+        ("scancel --name=it", "scancel --name=it"),
+        ("sbatch --array=0-3 job.sh", "sbatch --array=0-3"),
+        ("sbatch --dependency=afterok:1 job.sh", "--dependency=afterok:1"),
+        ("sbatch job.sh with arguments", "a script with arguments"),
+        ("srun --multi-prog plan", "srun --multi-prog"),
+        ("sinfo -h", "sinfo"),
+        ("sacctmgr show qos", "sacctmgr"),
+    ],
+)
+def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(
+    slurm: LocalSlurm, commands: Commands, command: str, what: str
+) -> None:
+    (commands.folder / "job.sh").write_text("#!/bin/sh\n")
+    done = commands.run(*command.split())
+    name = command.split()[0]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{name}: error: {what} is not known to a rehearsal")
+    assert done.stderr.endswith("a real Slurm knows it\n")
+    assert not slurm.scheduler.jobs

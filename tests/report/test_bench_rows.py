@@ -6,8 +6,8 @@ from statistics import median as median_of
 
 import pytest
 
-from hpc_gpt.bench.folder import make_folder
-from hpc_gpt.bench.row import Row
+from hpc_gpt.bench.bench_run import make_folder
+from hpc_gpt.bench.measurement import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
 from hpc_gpt.report.comparison.compare import compare_runs

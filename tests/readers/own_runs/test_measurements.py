@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.readers.own_runs.run import config_hash, read_run
+from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.settings.experiment_file import find_sweep
+from hpc_gpt.settings.resolve import config_hash
 from hpc_gpt.small_files import write_once
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 

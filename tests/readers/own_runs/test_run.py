@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.process import start_time
-from hpc_gpt.readers.own_runs.run import config_hash, read_run
+from hpc_gpt.readers.own_runs.run import read_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.state import ENDED
+from hpc_gpt.settings.resolve import config_hash
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.report.audit import audit
+from hpc_gpt.report.audit.auditing import audit
 from hpc_gpt.runs.record import Record
 
 EXCERPT = Path(__file__).with_name("excerpt.md")

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError, UserError
-from hpc_gpt.report.audit import as_json, as_text, audit
+from hpc_gpt.report.audit import as_json, as_text
+from hpc_gpt.report.audit.auditing import audit
 from hpc_gpt.report.audit.document import read_document
 from tests.report.audit.documents import EXCERPT, FORMULA, audited, cell, findings, run, table
 

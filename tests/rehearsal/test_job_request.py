@@ -6,9 +6,18 @@ import signal
 
 import pytest
 
-from hpc_gpt.rehearsal.hosts import compress_counts, compress_hosts, expand_hosts
-from hpc_gpt.rehearsal.options import OptionFault, parse_options
-from hpc_gpt.rehearsal.request import RequestFault, SignalAhead, output_path, read_request, read_time
+from hpc_gpt.rehearsal.job_request import (
+    OptionFault,
+    RequestFault,
+    SignalAhead,
+    compress_counts,
+    compress_hosts,
+    expand_hosts,
+    output_path,
+    parse_options,
+    read_request,
+    read_time,
+)
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name='a b' --nodes=2
@@ -31,7 +40,7 @@ def test_the_line_lies_over_the_directives_which_end_at_the_first_command() -> N
 
 @pytest.mark.parametrize(
     "line",
-    [{"time": "soon"}, {"nodes": "0"}, {"signal": "USR9"}, {"begin": "tomorrow?"}, {"array": "a"}, {"ntasks": "x"}],
+    [{"time": "soon"}, {"nodes": "0"}, {"signal": "USR9"}, {"begin": "tomorrow?"}, {"ntasks": "x"}],
 )
 def test_what_sbatch_refuses_is_refused(line: dict[str, str]) -> None:
     with pytest.raises(RequestFault):
@@ -51,17 +60,18 @@ def test_an_option_that_there_is_not_or_that_lacks_its_value_is_refused(words: l
         parse_options("sbatch", words)
 
 
-def test_times_are_read_as_slurm_writes_them() -> None:
+def test_times_are_read_as_the_scripts_write_them() -> None:
+    assert read_time("now", 100.0) == 100.0
     assert read_time("now+20", 100.0) == 120.0
-    assert read_time("now+1hour", 0.0) == 3600.0
-    assert read_time(None, 7.0) == 7.0
+    with pytest.raises(RequestFault, match="not known to a rehearsal"):
+        read_time("teatime", 100.0)
 
 
 def test_hosts_are_written_as_one_word_and_back() -> None:
     for hosts in (["n1"], ["n1", "n2", "n4"], ["a", "b3", "b5"], ["n9", "n10", "n11"]):
         assert expand_hosts(compress_hosts(hosts)) == hosts
     assert compress_counts([2, 2, 1]) == "2(x2),1"
-    with pytest.raises(ValueError, match="no list of hosts"):
+    with pytest.raises(ValueError, match="Invalid hostlist"):
         expand_hosts("n[1-")
 
 

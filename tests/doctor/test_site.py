@@ -2,9 +2,17 @@
 
 import pytest
 
-from hpc_gpt.doctor import detected_profile, site
-from hpc_gpt.doctor.detected_profile import choose_kind, choose_partition, chosen_words, guess_device, profile_text
-from hpc_gpt.doctor.site import NodeKind, Partition, Site
+from hpc_gpt.doctor import site
+from hpc_gpt.doctor.site import (
+    NodeKind,
+    Partition,
+    Site,
+    choose_kind,
+    choose_partition,
+    chosen_words,
+    guess_device,
+    profile_text,
+)
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import load_profile
 
@@ -15,7 +23,7 @@ CPUS = NodeKind(0, None, 64, 256000, ("milan",))
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    monkeypatch.setattr(detected_profile, "threads_per_core", lambda node: 2)
+    monkeypatch.setattr(site, "threads_per_core", lambda node: 2)
 
 
 def partition(name, kinds, **settings):

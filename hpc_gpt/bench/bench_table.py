@@ -1,28 +1,28 @@
-"""The rows of a bench as text: a table, or where there is one row, or little room, each from top to bottom."""
+"""The rows of a bench as text: a table, or each from top to bottom if there is one row or little room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.bench.rounds import ratios_to_first
-from hpc_gpt.bench.row import Row, peak_gib
+from hpc_gpt.bench.cell import ratios_to_first
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
 from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.readers.own_runs.run import DIALECT
-from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_whole
+from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_share, show_whole
 from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.runs.record import Record
 
-# As seed 000 marks a row that does not fit.
+# Seed 000's mark of a row that does not fit.
 OOM = "OOM"
-# Of a run on a CPU: what its processes take of the host is no such peak.
+# The mark of a run on a CPU: what its processes take of the host is another figure.
 NO_GPU = "no GPU"
 SLOWED = "slowed down by allocator retries"
 
 
 @dataclass(frozen=True)
 class _Column:
-    """`label` and `formula` are of a row from top to bottom, where there is room to say what a figure is."""
+    """`label` and `formula` are for a row from top to bottom, which has room to say what a figure is."""
 
     heading: str
     label: str
@@ -36,11 +36,7 @@ def _digits(key: str) -> Callable[[Row], str]:
 
 
 def _percent(key: str) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        share = getattr(row.record, key)
-        return NOTHING if share is None else f"{share:.1%}"
-
-    return show
+    return lambda row: show_share(getattr(row.record, key))
 
 
 def _gib(key: str) -> Callable[[Row], str]:
@@ -48,18 +44,18 @@ def _gib(key: str) -> Callable[[Row], str]:
 
 
 def _allocated(row: Row) -> str:
-    if row.record.ended in ("gpu_memory", "host_memory"):
+    if row.record.ended in OUT_OF_MEMORY:
         return OOM
     return NO_GPU if is_on_cpu(row.record) else _gib("memory_allocated_gib")(row)
 
 
 def is_on_cpu(record: Record) -> bool:
-    """Whether a run of ours trained without a GPU, so that nothing counts what it allocates; of a peer nobody knows."""
+    """Whether a run of ours trained without a GPU, so that nothing counts what it allocates. Unknown of a peer."""
     return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
 def _utilisation(row: Row) -> str:
-    """As seed 000 prints it: `71.9 +/- 22.0`."""
+    """As in seed 000: `71.9 +/- 22.0`."""
     record = row.record
     if record.gpu_util_mean is None:
         return NOTHING
@@ -112,7 +108,8 @@ _COLUMNS = (
 
 
 def as_text(rows: Sequence[Row], width: int | None = None) -> str:
-    """All rows with all figures that any of them has; None: any width. Then what they share: versions and device."""
+    """All rows with all figures that any of them has, then what they share: shape, device, versions. `width` None: any
+    width."""
     if not rows:
         return ""
     text = _one(rows[0]) if len(rows) == 1 else _several(rows, width)
@@ -163,7 +160,7 @@ def _several(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _notes(record: Record) -> str:
-    """How it ended, where not well; and retries, which make a row slower than it need be, as seed 000 says of its
+    """How it ended, if not well; and allocator retries, which make a row slower than needed, as seed 000 says of its
     batch 8."""
     words = [] if record.ended in (*GOOD_ENDS, None) else [str(record.ended)]
     if not words and not record.tokens_per_s:
@@ -178,7 +175,7 @@ def _ended(record: Record) -> str:
 
 
 def shared_lines(records: Sequence[Record]) -> list[str]:
-    """What is printed once: what is the same in all rows of the shape that was trained, the device, the versions."""
+    """What is printed once: the parts of the trained shape that all rows share, the device, the versions."""
     shapes = [shape for record in records if (shape := _shape(record))]
     same = [parts[0] for parts in zip(*shapes, strict=True) if len(set(parts)) == 1 and parts[0]]
     lines = [f"trained: {', '.join(same)}"] if same else []
@@ -198,7 +195,7 @@ def _shape(record: Record) -> tuple[str, ...]:
 
 
 def _device(record: Record) -> str:
-    if record.dialect != DIALECT:  # of a peer's log what is not said is not known
+    if record.dialect != DIALECT:  # a peer's log may not name its device
         return record.device or ""
     return "CPU" if record.device is None and record.memory_allocated_gib is None else str(record.device)
 

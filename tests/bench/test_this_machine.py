@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.fitting import Capacity, advice_on_memory, nearest_micro_batch
-from hpc_gpt.bench.here import profile_here
 from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.bench.this_machine import Capacity, advice_on_memory, nearest_micro_batch, profile_here
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import Training, training_of

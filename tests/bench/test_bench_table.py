@@ -6,10 +6,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.row import Row, row_of
-from hpc_gpt.bench.table import as_text
+from hpc_gpt.bench.bench_table import as_text
+from hpc_gpt.bench.measurement import Row, row_of
 from hpc_gpt.runs.record import Record
-from tests.bench.test_row import bad, good
+from tests.bench.test_measurement import bad, good
 from tests.report.any_run import any_run
 
 

@@ -1,36 +1,132 @@
-"""The row of a cell: one record from those of its rounds."""
+"""Measuring a cell: in each round an ordinary run on this machine; and one row from the records of all rounds."""
 
 from __future__ import annotations
 
+import signal
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bench.measuring import OUT_OF_MEMORY, Measured
-from hpc_gpt.bench.rounds import spread_of
+from hpc_gpt.bench.cell import Cell, spread_of
+from hpc_gpt.bench.peer import measure_peer
+from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
+from hpc_gpt.launch.prepare import Prepared
+from hpc_gpt.launch.status import RunStatus
+from hpc_gpt.launch.submission import start_run, write_run
+from hpc_gpt.launch.waiting import GOOD_ENDS, follow
+from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.report.gather import leave_record
+from hpc_gpt.runs.beats import read_beats
 from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder, newest_submission
+from hpc_gpt.terminal import ProgressLine, width
 
-# The device's own rate may move by so much between a run's begin and its end; above, the figures are of a device that
-# was throttled, or not alone.
+# The ends of a cell that is too large for the machine.
+OUT_OF_MEMORY = ("gpu_memory", "host_memory")
+_GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
+_POLL_S = 0.05
+# The share by which the device's own matmul rate may change during a run. Above it, the figures are of a device that
+# was throttled or shared.
 DRIFT = 0.03
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tflops_seed", "tflops_hardware",
           "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
 _MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
-# What a run is told of that says nothing where tokens are random.
+# A flag of a run that means nothing if its tokens are random.
 _MEANINGLESS = ("the loss did not fall",)
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell's record over all its rounds, tokens/s of those that ended well, and where each round lies.
+class Measured:
+    """A cell's record of one round, and the place of everything about it: its run folder, or a peer's log."""
 
-    `tenth_step_s`: seconds from the start of each of those to the end of its tenth step, where that is known.
+    record: Record
+    place: Path
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it ended well and has a speed."""
+        return self.record.ended in GOOD_ENDS and bool(self.record.tokens_per_s)
+
+
+def measure(cell: Cell, number: int, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+    """Measures the cell's round `number`, counted from 1, in the bench's `folder`, with progress on stderr after
+    `label`.
+
+    There is a record however it ends. Ctrl-C ends the run, and KeyboardInterrupt is then raised. Raises RunFolderError
+    if the disk refuses.
+    """
+    if cell.record is not None:
+        return Measured(cell.record, folder)
+    if cell.command is not None:
+        return _measure_peer(cell, number, folder, label)
+    assert cell.prepared is not None
+    return _measure_ours(cell.prepared, folder, provenance, label)
+
+
+def _measure_ours(prepared: Prepared, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
+    run = write_run(prepared, folder, provenance)
+    interrupts = 0
+    try:
+        start_run(run, prepared.resolved)
+    except KeyboardInterrupt:  # it may have been started
+        interrupts = 1
+    try:
+        follow([run], lambda statuses: f"{label}  {_words(run, statuses)}", interrupts)
+    finally:
+        _wait_until_gone(run)
+    return Measured(with_predicted_memory(leave_record(run), prepared.resolved), run.path)
+
+
+def _wait_until_gone(run: RunFolder) -> None:
+    """Waits for the last process of a run that has ended, which would share the machine with the next run. After 45 s
+    it gets SIGTERM; the process that has started its ranks then kills them."""
+    line = newest_submission(run)
+    pid, started = line.get("pid"), line.get("pid_start")
+    for what in (signal.SIGTERM, None):
+        until = time.monotonic() + _GONE_S
+        while is_alive(pid, started) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        if what is not None:
+            send(pid, started, what)
+
+
+def _measure_peer(cell: Cell, number: int, folder: Path, label: str) -> Measured:
+    log = folder / f"{cell.slug}-round{number}.log"
+    line = ProgressLine()
+    line.show(f"{label}  running, its output in {log}")
+    try:
+        return Measured(measure_peer(cell, log, number), log)
+    finally:
+        line.end()
+
+
+def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
+    """A run's state, for the progress line. Its metrics are written only at its end, so the step is from its ranks'
+    heartbeats; only for a terminal, because a file would get a line for each step."""
+    state = statuses[0].state
+    if state != "running" or width(stderr=True) is None:
+        return state
+    attempts = run.attempts()
+    beats = read_beats(attempts[-1].beats) if attempts else {}
+    step = max((beat.step for beat in beats.values()), default=0)
+    return f"{state}  step {step}/{statuses[0].steps}" if step else state
+
+
+# --- the row of all rounds --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's record over all its rounds, tokens/s of those that ended well, and the place of each round.
+
+    `tenth_step_s`: seconds from the start of each of those to the end of its tenth step, if known.
     """
 
     cell: str
@@ -41,7 +137,7 @@ class Row:
 
     @property
     def warm_tenth_step_s(self) -> float | None:
-        """The median of all rounds but the first, which finds the compiler's cache as it was; of one round its own."""
+        """The median over all rounds but the first, which may find no compiler's cache; of one round its own."""
         return statistics.median(self.tenth_step_s[1:] or self.tenth_step_s) if self.tenth_step_s else None
 
     @property
@@ -56,12 +152,12 @@ class Row:
 
 
 def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None) -> Row:
-    """The row of a cell from its rounds, in order; its record goes by `name` as run. `peaks`: dense TFLOP/s by dtype of
-    a device that is not in our table.
+    """The row of a cell from its rounds, in order; `name` is its record's run. `peaks`: dense TFLOP/s by dtype of a
+    device that is not in our table.
 
-    Of the rounds that ended well: the median of tokens/s and of what follows from it, the highest peaks of memory,
-    means of clocks, power and utilisation; the compiler's seconds of the first, as later ones find its cache. A cell
-    whose rounds all failed has the first one's record, without a speed.
+    Over the rounds that ended well: the median of tokens/s and what follows from it, the highest peaks of memory, means
+    of clocks, power and utilisation; the compile time of the first, because later ones find the compiler's cache. A
+    cell whose rounds all failed has the first one's record, without a speed.
     """
     good = [each for each in measured if each.is_good]
     places = tuple(each.place for each in measured)
@@ -83,7 +179,7 @@ def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[st
 
 
 def _flags(measured: Sequence[Measured]) -> list[str]:
-    """What looks wrong in any round, with the rounds where that is not said of all."""
+    """The flags of any round, with the rounds' numbers if not all have it."""
     rounds: dict[str, list[int]] = {}
     for number, each in enumerate(measured, 1):
         record = each.record
@@ -99,7 +195,7 @@ def _flags(measured: Sequence[Measured]) -> list[str]:
 
 
 def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
-    """With mfu and hfu of a peak that the user's profile gives, where our table of devices has none."""
+    """With mfu and hfu by the peak of the user's profile, if our table of devices has none."""
     peak = peaks.get(record.dtype or "")
     if not peak or record.mfu is not None or record.device is None:
         return record
@@ -115,12 +211,12 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
 
 
 def peak_gib(stages: Sequence[float | None] | None) -> float | None:
-    """The stage that holds most; None where nothing was measured."""
+    """The largest figure of any pipeline stage; None if nothing was measured."""
     return max((figure for figure in stages or () if figure is not None), default=None)
 
 
 def drift_words(record: Record) -> str | None:
-    """What is said of a device whose own rate moved by more than 3 % while it was measured; None where it did not.
+    """The flag of a device whose own rate changed by more than 3 % during the measurement; None if it did not.
 
     >>> drift_words(Record(matmul_tflops_before=100.0, matmul_tflops_after=95.0))
     "the device's own matmul rate moved by -5.0 %, from 100 to 95 TFLOP/s"
@@ -133,8 +229,7 @@ def drift_words(record: Record) -> str | None:
 
 
 def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
-    """The figures of rounds that ended well, `tokens_per_s` being the median of theirs; what is no figure is the
-    middle round's."""
+    """The figures of rounds that ended well, of which `tokens_per_s` is the median. All else is the middle round's."""
     by_speed = sorted(records, key=lambda record: record.tokens_per_s or 0.0)
     middle = by_speed[(len(records) - 1) // 2]
     if len(records) == 1:

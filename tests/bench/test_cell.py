@@ -1,12 +1,11 @@
 """In which order cells are measured, and what their rounds give together."""
 
-import statistics
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.rounds import median_of, order_of, ratios_to_first, spread_of
+from hpc_gpt.bench.cell import order_of, ratios_to_first, spread_of
 
 speeds = st.floats(1e-3, 1e9)
 
@@ -34,8 +33,6 @@ def test_the_spread_is_a_share_and_has_no_unit(figures, factor):
 def test_one_round_has_no_spread():
     assert spread_of([5.0]) is None
     assert spread_of([]) is None
-    assert median_of([]) is None
-    assert median_of([3.0, 1.0, 2.0]) == statistics.median([1.0, 2.0, 3.0])
 
 
 @given(st.lists(st.one_of(st.none(), speeds), max_size=8))

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.measuring import Measured
-from hpc_gpt.bench.row import Row, row_of
-from hpc_gpt.bench.table import as_text
+from hpc_gpt.bench.bench_table import as_text
+from hpc_gpt.bench.measurement import Measured, Row, row_of
 from hpc_gpt.readers.figures import add_figures
 from hpc_gpt.runs.record import Record
 

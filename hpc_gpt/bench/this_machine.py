@@ -1,30 +1,75 @@
-"""What to do where a cell finds no memory: the nearest micro-batch that the planner thinks fits."""
+"""This machine as a bench's planner sees it: its profile, what memory its ranks have, and what is predicted to fit."""
 
 from __future__ import annotations
 
+import os
 import re
 import resource
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import Training, training_of
-from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, load_profile
+from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.resolve import Resolved
 
-# What a rank takes before it has a model, of memory and of address space, with its libraries and threads: VmHWM and
-# VmPeak of one that trains 120,000 parameters, 0.33 and 1.32 on a machine with 2 cores.
+LOCAL = "local"
+# What a profile says about the machine itself. All the rest is for the scheduler.
+_OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
+# GiB of memory and of address space that a rank takes before it has a model, for libraries and threads: VmHWM and
+# VmPeak of one that trains 120,000 parameters were 0.33 and 1.32 on a machine with 2 cores.
 _BARE_GIB, _BARE_ADDRESSES_GIB = 0.4, 1.5
 
 _SMALLER = "try a smaller --model, or --seq"
 
 
+def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]]) -> ClusterProfile:
+    """The profile of this machine with its `gpus` as provenance lists them; `chosen` adds what the user knows of it.
+
+    A bench always runs here, so of a Slurm site's profile only device, software and calibration are taken.
+    """
+    profile = load_profile(LOCAL)
+    if chosen is not None and chosen.name != LOCAL:
+        told = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
+        profile = chosen if chosen.scheduler == LOCAL else replace(profile, **told)
+    if not gpus:
+        return profile
+    device = profile.device or device_named(str(gpus[0]["name"]))
+    figures = profile.machine or MachineFigures()
+    if profile.fabric is None and figures.network_gb_s is None:
+        figures = replace(figures, network_gb_s=0.0)  # no network to another machine
+    return replace(profile, device=device, machine=figures, gpus_per_node=len(gpus))
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
+    """The record with the planner's predicted_memory_gib, if it has none: what is allocated does not depend on the
+    device, so none need be known. Unchanged if plan cannot say."""
+    if record.predicted_memory_gib:
+        return record
+    try:
+        memory = predict_memory(training_of(resolved))
+    except UserError:
+        return record
+    sources = {**record.sources, "predicted_memory_gib": "plan, allocated at the peak, on any GPU: none is named here"}
+    return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
+
+
 @dataclass(frozen=True)
 class Capacity:
-    """What one rank has: GiB, in words which memory that is, and the machine where it is a GPU's, or on the host what
-    the rank takes of it whatever it trains."""
+    """The memory of one rank: GiB, and in words where. `machine` if it is a GPU's; `bare_gib`, on the host, is what
+    the rank takes before it has a model."""
 
     gib: float
     where: str
@@ -32,14 +77,14 @@ class Capacity:
     bare_gib: float = 0.0
 
     def need_gib(self, asked: Training, micro_batch: int) -> float:
-        """What a run is predicted to need of it."""
+        """The predicted need of a run, in GiB."""
         memory = predict_memory(replace(asked, micro_batch=micro_batch), self.machine)
         stage = memory.stages[memory.deciding]
         return stage.nvidia_smi if self.machine else stage.allocated + stage.host + self.bare_gib
 
 
 def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:
-    """What may fit instead of a run that ended as `ended`, gpu_memory or host_memory, in words."""
+    """What may fit instead of a run that ended as `ended` (gpu_memory or host_memory), in words for the user."""
     asked = training_of(resolved)
     half = f"try --mbs {asked.micro_batch // 2}" if asked.micro_batch > 1 else _SMALLER
     try:
@@ -61,7 +106,7 @@ def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) ->
 
 
 def nearest_micro_batch(asked: Training, capacity: Capacity) -> int:
-    """The largest below the one asked for that is predicted to fit; 0 where none does."""
+    """The largest micro-batch below the one asked for that is predicted to fit; 0 if none does."""
     low, high = 0, asked.micro_batch  # what fits, what does not
     while high - low > 1:
         middle = (low + high) // 2
@@ -73,7 +118,7 @@ def nearest_micro_batch(asked: Training, capacity: Capacity) -> int:
 
 
 def _capacity(profile: ClusterProfile, ended: str, ranks: int) -> Capacity | None:
-    """None where it cannot be told."""
+    """None if it is not known."""
     if ended == "gpu_memory":
         machine = machine_of(profile)
         return Capacity(machine.memory_gib, f"the {machine.memory_gib:.1f} GiB of a {machine.device}", machine)

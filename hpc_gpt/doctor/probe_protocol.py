@@ -1,8 +1,15 @@
-"""Starts the ranks of a preflight, hears their figures, tells them who exchanges with whom, and hears the rates."""
+"""The probe protocol, from the judge's side: starts a preflight's ranks, reads their figures, sends them the plan of
+their exchanges, and reads the rates. The lines themselves are in hpc_gpt/preflight_lines.py.
+
+`python -m hpc_gpt.doctor.probe_protocol NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine alone, as srun
+does on a cluster: the command once for each rank of each node, NODES being names with blanks between them. Its stdin
+goes to every rank, and what the ranks print comes out.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import subprocess
@@ -16,26 +23,28 @@ from typing import IO, Any
 from hpc_gpt.doctor.verdict import Measure, NodeReport
 from hpc_gpt.preflight_lines import NODE_FILE, decode
 
+# What the slower half of the ranks is given at least, after the faster one has answered.
 _LATE_S = 10.0
-# srun says so where a node cannot start its part of a step.
+# srun's line about a node that cannot start its part of a step.
 _NOT_LAUNCHED = re.compile(r"(?:Task launch for \S+ failed on node|Unable to create step .* on node) (\S+?):? ")
 
 
-class Conversation:
-    """The ranks, started by one command; what each node has said so far is in `reports`.
+class Probe:
+    """The ranks of a preflight, started by one command. `reports` has what each node has sent so far, `measures` the
+    rates of the exchanges, `lost` why a rank has failed in them.
 
-    Everything is bounded: `hear_devices` and `hear_exchanges` by their own limits, the ranks by theirs, and `close`
+    Nothing waits for ever: `read_figures` and `run_exchanges` have their limits, the ranks have theirs, and `close`
     ends what is left of the command.
     """
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], ranks_per_node: int) -> None:
         self.reports = {name: NodeReport(name) for name in nodes}
         self.measures: dict[tuple[str, str, tuple[int, ...]], Measure] = {}
-        self.begun: dict[tuple[str, str, tuple[int, ...]], set[str]] = {}
         self.lost: dict[tuple[str, int], str] = {}
         self._ranks_per_node = ranks_per_node
         self._places: list[tuple[str, int]] = []
         self._done: set[tuple[str, int]] = set()
+        self._begun: dict[tuple[str, str, tuple[int, ...]], None] = {}
         self._lines: queue.Queue[tuple[str, float] | None] = queue.Queue()
         self._child = subprocess.Popen(
             command,
@@ -49,42 +58,39 @@ class Conversation:
         assert self._child.stdout is not None
         assert self._child.stderr is not None
         self._readers = [
-            threading.Thread(target=self._read, args=(self._child.stdout,), daemon=True),
-            threading.Thread(target=self._repeat, args=(self._child.stderr,), daemon=True),
+            threading.Thread(target=self._read_stdout, args=(self._child.stdout,), daemon=True),
+            threading.Thread(target=self._read_stderr, args=(self._child.stderr,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
 
-    def hear_devices(self, limit_s: float) -> None:
-        """Until every rank has given its figures, or said why it cannot, or the limit has passed.
+    def read_figures(self, limit_s: float) -> None:
+        """Reads until every rank has sent its figures or its failure, or the limit has passed.
 
-        Once half of them have, the others get three times as long as that took, and 10 s more at least.
+        When half of them have, the others get twice as long as that took, and at least 10 s.
         """
         wanted = len(self.reports) * self._ranks_per_node
         began, half = time.monotonic(), 0.0
 
-        def enough() -> bool:
+        def are_enough() -> bool:
             nonlocal half
-            if not half and 2 * self._answered() >= wanted > 1:
-                half = time.monotonic() - began
-            late = half and time.monotonic() - began > half + max(_LATE_S, 2 * half)
-            return self._answered() >= wanted or bool(late)
+            answered = sum(len(report.figures.keys() | report.failed.keys()) for report in self.reports.values())
+            age = time.monotonic() - began
+            if not half and 2 * answered >= wanted > 1:
+                half = age
+            return answered >= wanted or bool(half and age > half + max(_LATE_S, 2 * half))
 
-        self._hear(limit_s, enough)
+        self._read_until(limit_s, are_enough)
 
-    def hear_exchanges(self, limit_s: float, plan: dict[str, Any]) -> None:
-        """Tells the ranks the plan, and hears until each has made its exchanges."""
+    def run_exchanges(self, limit_s: float, plan: dict[str, Any]) -> None:
+        """Sends the ranks the plan, and reads until each has made its exchanges, or the limit has passed."""
         self._places = [(str(node), int(local)) for node, local in plan["ranks"]]
-        self._tell(json.dumps(plan) + "\n")
-        self._hear(limit_s, lambda: len(self._done) + len(self.lost) >= len(self._places))
-
-    def dismiss(self) -> None:
-        """Lets the ranks go without exchanges."""
-        self._tell("")
+        self._send(json.dumps(plan) + "\n")
+        self._read_until(limit_s, lambda: len(self._done) + len(self.lost) >= len(self._places))
 
     def close(self) -> None:
-        """The ranks end by themselves; a command that does not is ended."""
-        self.dismiss()
+        """Ends the ranks' input, on which they end by themselves; a command that does not is ended."""
+        self._send("")
         for end in (None, self._child.terminate, self._child.kill):
             if end is not None:
                 end()
@@ -98,24 +104,17 @@ class Conversation:
 
     @property
     def silent_nodes(self) -> set[str]:
-        """Nodes with a rank that has neither made its exchanges nor said why it cannot."""
+        """Nodes with a rank that has neither made its exchanges nor reported a failure."""
         return {node for node, local in self._places if (node, local) not in self._done | self.lost.keys()}
 
     @property
     def silent_exchanges(self) -> list[tuple[str, str, tuple[str, ...]]]:
         """(kind, axis, nodes) of the exchanges that were begun and gave no rate, in the order they began."""
-        found = []
-        for (kind, axis, ranks), _ in self.begun.items():
-            if (kind, axis, ranks) not in self.measures:
-                found.append((kind, axis, self._nodes_of(ranks)))
-        return found
+        return [(key[0], key[1], self._nodes_of(key[2])) for key in self._begun if key not in self.measures]
 
-    def _answered(self) -> int:
-        return sum(len(report.figures.keys() | report.failed.keys()) for report in self.reports.values())
-
-    def _hear(self, limit_s: float, enough: Callable[[], bool]) -> None:
+    def _read_until(self, limit_s: float, are_enough: Callable[[], bool]) -> None:
         until = time.monotonic() + limit_s
-        while not enough():
+        while not are_enough():
             if time.monotonic() >= until:
                 return
             try:
@@ -123,7 +122,7 @@ class Conversation:
             except queue.Empty:
                 continue
             if line is None:
-                self._lines.put(None)
+                self._lines.put(None)  # for whoever reads next
                 return
             self._take(*line)
 
@@ -137,7 +136,7 @@ class Conversation:
         if report is None or not isinstance(local, int):
             return
         if isinstance(said.get("time"), int | float):
-            # The line was under way for a while: the least late one tells the clock best.
+            # A line takes a while to arrive: the one with the least delay gives the clock best.
             ahead = said["time"] - at
             report.skew_s = ahead if report.skew_s is None else max(report.skew_s, ahead)
         if said["kind"] == "here":
@@ -154,28 +153,29 @@ class Conversation:
                 report.failed[local] = words
                 report.traces[local] = str(said.get("trace", ""))
         elif said["kind"] in ("began", "group"):
-            self._exchange(said, report.node)
+            self._take_exchange(said)
         elif said["kind"] == "done":
             self._done.add((report.node, local))
 
-    def _exchange(self, said: dict[str, Any], node: str) -> None:
+    def _take_exchange(self, said: dict[str, Any]) -> None:
         try:
             kind, axis, ranks = said["exchange"]
             key = (str(kind), str(axis), tuple(int(rank) for rank in ranks))
             nodes = self._nodes_of(key[2])
         except (KeyError, TypeError, ValueError, IndexError):
             return
-        self.begun.setdefault(key, set()).add(node)
+        self._begun[key] = None
         rate = said.get("gb_s")
         if isinstance(rate, int | float):
             before = self.measures.get(key)
             slowest = rate if before is None else min(rate, before.gb_s)
-            self.measures[key] = Measure(key[0], key[1], key[2], nodes, slowest)
+            self.measures[key] = Measure(*key, nodes, slowest)
 
     def _nodes_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self._places[rank][0] for rank in ranks))
 
-    def _tell(self, text: str) -> None:
+    def _send(self, text: str) -> None:
+        """The text, and the end of the ranks' input."""
         stdin = self._child.stdin
         if stdin is None or stdin.closed:
             return
@@ -184,16 +184,16 @@ class Conversation:
                 stdin.write(text)
             stdin.close()
         except OSError:
-            pass  # the ranks are gone: what they did not say is seen from what is missing
+            pass  # the ranks have ended: what they did not report is missing
 
-    def _read(self, stream: IO[str]) -> None:
+    def _read_stdout(self, stream: IO[str]) -> None:
         for line in stream:
             self._lines.put((line, time.time()))
         self._lines.put(None)
 
-    def _repeat(self, stream: IO[str]) -> None:
+    def _read_stderr(self, stream: IO[str]) -> None:
         for line in stream:
-            # As srun's own words they would be read as those on the ranks that train.
+            # The log readers would take srun's own words for those about the ranks that train.
             sys.stderr.write(f"preflight: {line.replace('task', 'probe')}")
             found = _NOT_LAUNCHED.search(line)
             report = self.reports.get(found[1]) if found else None
@@ -202,7 +202,7 @@ class Conversation:
 
 
 def in_sight(folder: Path, nodes: Iterable[str], patience_s: float) -> set[str]:
-    """The nodes whose file has come into sight: over a network another node's may take a while."""
+    """The nodes whose file can be seen here: over a network another node's may take a while."""
     left, until = set(nodes), time.monotonic() + patience_s
     found: set[str] = set()
     while left:
@@ -213,3 +213,29 @@ def in_sight(folder: Path, nodes: Iterable[str], patience_s: float) -> set[str]:
         if left:
             time.sleep(0.1)
     return found
+
+
+def main(nodes: str, ranks_per_node: str, *command: str) -> int:
+    """Starts the ranks here; returns their largest exit code."""
+    ranks = []
+    for number, node in enumerate(nodes.split()):
+        for local in range(int(ranks_per_node)):
+            own = {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local), "SLURM_NODEID": str(number)}
+            ranks.append(subprocess.Popen(command, env=os.environ | own, stdin=subprocess.PIPE))
+
+    def pass_on() -> None:
+        text = sys.stdin.buffer.read()
+        for rank in ranks:
+            assert rank.stdin is not None
+            try:
+                rank.stdin.write(text)
+                rank.stdin.close()
+            except OSError:
+                continue
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    return max(rank.wait() for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

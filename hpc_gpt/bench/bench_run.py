@@ -1,0 +1,153 @@
+"""A bench from its first cell to its last, and its folder `logs/<experiment>-bench/<bench id>/`.
+
+The folder holds the run folders of all rounds, and bench.json, which is replaced whole after each measured cell:
+`{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. There is a record for each row; `rows` has, in the same
+order, each row's cell, its tokens/s round by round, and the folders or logs of its rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.bench.bench_table import is_on_cpu
+from hpc_gpt.bench.cell import Cell, order_of, ratios_to_first
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row_of
+from hpc_gpt.bench.this_machine import advice_on_memory
+from hpc_gpt.launch.waiting import GOOD_ENDS
+from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
+from hpc_gpt.runs.record import SCHEMA, finite
+from hpc_gpt.runs.run_folder import claim_folder
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.resolve import folder_name
+from hpc_gpt.small_files import replace_whole
+
+
+@dataclass(frozen=True)
+class BenchFolder:
+    """The folder of one bench; its id has the form of a run's."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def file(self) -> Path:
+        return self.path / BENCH_FILE
+
+    def name_of(self, place: int) -> str:
+        """The run of the row at `place`, counted from 0: the bench's id and the row's number, counted from 1."""
+        return f"{self.id}#{place + 1}"
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Replaces bench.json whole; RunFolderError if the disk refuses."""
+        replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1, allow_nan=False) + "\n")
+
+
+def make_folder(logs: Path, experiment: str) -> BenchFolder:
+    """Makes the folder of a new bench of an experiment; RunFolderError if it cannot be made."""
+    return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}-bench"))
+
+
+def tables_of(rows: Sequence[Row], folder: BenchFolder) -> dict[str, Any]:
+    """The content of bench.json, and of `bench --json`."""
+    ratios = ratios_to_first([row.record.tokens_per_s for row in rows])
+    listed = [
+        {
+            "run": row.record.run,
+            "cell": row.cell,
+            "tokens_per_s": list(row.tokens_per_s),
+            "ratio": ratio,
+            "tenth_step_s": list(row.tenth_step_s),
+            "rounds": [os.path.relpath(place, folder.path) for place in row.places],
+        }
+        for row, ratio in zip(rows, ratios, strict=True)
+    ]
+    return {
+        "schema": SCHEMA,
+        "bench": folder.id,
+        "records": [row.record.to_tables() for row in rows],
+        "rows": finite(listed),
+    }
+
+
+@dataclass
+class Bench:
+    """One bench. `rows` has the cells that were measured at least once, in the order of the cells.
+
+    `profile` is this machine's; `advice`: what to do about a cell that ran out of memory, by its name.
+    """
+
+    cells: Sequence[Cell]
+    rounds: int
+    folder: BenchFolder
+    provenance: Mapping[str, Any]
+    profile: ClusterProfile
+    advice: dict[str, str] = field(default_factory=dict)
+    _measured: dict[int, list[Measured]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Measures every cell in every round. A cell that failed is not started again and does not stop the others.
+
+        KeyboardInterrupt and RunFolderError end it; the rows measured until then stay.
+        """
+        for number, places in enumerate(order_of(len(self.cells), self.rounds), 1):
+            for place in places:
+                if any(not each.is_good for each in self._measured.get(place, ())):
+                    continue
+                cell = self.cells[place]
+                label = f"round {number}/{self.rounds}  {cell.name}" if self.rounds > 1 else cell.name
+                found = measure(cell, number, self.folder.path, self.provenance, label)
+                self._measured.setdefault(place, []).append(found)
+                self.folder.write(self.rows)
+                self._report(cell, label, found)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [
+            row_of(self.cells[place].name, self.folder.name_of(place), measured, self._peaks)
+            for place, measured in sorted(self._measured.items())
+        ]
+
+    @property
+    def _peaks(self) -> Mapping[str, float]:
+        """This machine's dense peaks in TFLOP/s by dtype, as the user's profile gives them."""
+        return (self.profile.machine.peak_tflops if self.profile.machine else None) or {}
+
+    @property
+    def hints(self) -> list[str]:
+        """What the user can do about missing figures."""
+        without = [row.record for row in self.rows if row.record.tflops_model and row.record.mfu is None]
+        named = dict.fromkeys((record.device, record.dtype) for record in without if record.device)
+        known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
+        hints = [
+            f"MFU is empty, as no dense {dtype} peak of device {device} is known: give it as peak_tflops in [machine] "
+            f"of a profile of your own, with --cluster FILE. Known devices: {known}"
+            for device, dtype in named
+        ]
+        if any(record.device is None for record in without):
+            hints.append("MFU is empty, as no GPU was seen: it is a share of a GPU's peak")
+        if any(is_on_cpu(row.record) for row in self.rows):
+            hints.append(
+                "no peak of memory is measured without a GPU; Plan GiB is what plan thinks of these settings on one"
+            )
+        return hints
+
+    def _report(self, cell: Cell, label: str, found: Measured) -> None:
+        record = found.record
+        if found.is_good:
+            sys.stderr.write(f"{label}: {record.tokens_per_s:,.0f} tokens/s\n")
+        else:
+            why = record.cause or (record.flags[-1] if record.ended in GOOD_ENDS and record.flags else None)
+            sys.stderr.write(f"{label}: {record.ended}{f': {why}' if why else ''}; see {found.place}\n")
+        if record.ended in OUT_OF_MEMORY and cell.prepared is not None:
+            self.advice[cell.name] = advice_on_memory(cell.prepared.resolved, self.profile, record.ended)
+            sys.stderr.write(f"{label}: {self.advice[cell.name]}\n")

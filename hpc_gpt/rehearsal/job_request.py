@@ -1,0 +1,315 @@
+"""What a job or a step asks for: options, requests, times, signals and hosts, read and written as Slurm does.
+
+sbatch and srun have all their options, because a profile or an experiment may add any: an option that Slurm 22.05 does
+not have is refused in Slurm's words. The other commands have those that hpc-gpt and its scripts use.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hpc_gpt.job_time import limit_s
+from hpc_gpt.launch.render import script_directives
+
+# Names with their letter: options with a value, with an optional value, without one.
+_BOTH = (
+    """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container
+    core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
+    error/e exclude/x export extra-node-info/B gid gpu-bind gpu-freq gpus/G gpus-per-node gpus-per-socket gpus-per-task
+    gres gres-flags hint input/i job-name/J licenses/L mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+    mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n ntasks-per-core ntasks-per-gpu ntasks-per-node
+    ntasks-per-socket open-mode output/o partition/p power prefer priority profile qos/q reservation signal
+    sockets-per-node switches thread-spec threads-per-core time/t time-min tmp uid wckey""",
+    "exclusive nice no-kill/k propagate x11",
+    "contiguous hold/H overcommit/O oversubscribe/s quiet/Q reboot spread-job use-min-nodes verbose/v",
+)
+_OPTIONS = {
+    "sbatch": (
+        _BOTH[0] + " array/a batch export-file wrap",
+        _BOTH[1] + " get-user-env",
+        _BOTH[2] + " ignore-pbs no-requeue parsable requeue test-only wait/W",
+    ),
+    "srun": (
+        _BOTH[0] + " bcast bcast-exclude cpu-bind epilog het-group jobid mpi prolog relative/r slurmd-debug task-epilog"
+        " task-prolog threads/T wait/W",
+        _BOTH[1] + " compress immediate/I kill-on-bad-exit/K resv-ports send-libs",
+        _BOTH[2] + " disable-status/X exact interactive label/l multi-prog no-allocate/Z overlap preserve-env/E pty"
+        " quit-on-interrupt unbuffered/u",
+    ),
+    "scontrol": ("", "", "oneliner/o"),
+    "squeue": ("format/o jobs/j states/t user/u", "", "array/r noheader/h"),
+    "scancel": ("signal/s state/t", "", "quiet/Q"),
+    "sacct": ("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
+}
+# Options that change what is started or where its output goes, and that neither the launcher nor job.sh gives. All
+# others that have no effect here are granted: they ask for what only a site has.
+_NOT_REHEARSED = {
+    "sbatch": "array batch error export-file get-user-env hold input nodefile wait wrap",
+    "srun": "bcast chdir error exclude het-group input jobid multi-prog no-allocate nodefile output pty relative",
+}
+_LEAD_S = 60
+
+
+class RequestFault(ValueError):
+    """What a command refuses, in its words."""
+
+
+class OptionFault(RequestFault):
+    """An option that sbatch or srun does not have, or that lacks its value, in getopt's words."""
+
+
+def not_rehearsed(what: str) -> RequestFault:
+    """The refusal of something that only a real Slurm can do."""
+    return RequestFault(
+        f"{what} is not known to a rehearsal, which answers what hpc-gpt and its scripts ask; a real Slurm knows it"
+    )
+
+
+@dataclass(frozen=True)
+class SignalAhead:
+    """`--signal=[B:]NUMBER@SECONDS`: sent `lead_s` before the time limit, to the ranks or to the script alone."""
+
+    number: int
+    lead_s: int
+    to_script: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job's request. `limit_s` None: no limit. `begin`: seconds since 1970. `options`: all, by long name."""
+
+    name: str
+    nodes: int
+    ntasks: int
+    ntasks_per_node: int | None
+    gpus_per_node: int
+    cpus_per_task: int | None
+    limit_s: int | None
+    requeue: bool
+    append: bool
+    signal: SignalAhead | None
+    begin: float
+    options: Mapping[str, str]
+
+
+def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(long name -> value, "" for an option alone; the words after the options) of a command's line.
+
+    Raises OptionFault, or RequestFault for what only a real Slurm knows.
+    """
+    names, letters = _options_of(command)
+    found: dict[str, str] = {}
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] != "-":
+        word = left.pop(0)
+        if word == "--":
+            break
+        is_long = word.startswith("--")
+        if is_long:
+            name, equals, value = word[2:].partition("=")
+            fits = [known for known in names if known.startswith(name)]
+            name = fits[0] if name not in names and len(fits) == 1 else name
+        else:
+            name, value = letters.get(word[1], word[1]), word[2:]
+            equals = value
+        kind = names.get(name)
+        if name in _NOT_REHEARSED.get(command, "").split() or (kind is None and command not in _NOT_REHEARSED):
+            raise not_rehearsed(f"{command} {word}")
+        if kind is None:
+            raise OptionFault(f"unrecognized option '--{name}'" if is_long else f"invalid option -- '{name}'")
+        if kind == "plain" and equals:
+            if is_long:
+                raise OptionFault(f"option '--{name}' doesn't allow an argument")
+            left.insert(0, f"-{value}")  # letters in one word: -lK1
+            value = ""
+        elif kind == "valued" and not equals:
+            if not left:
+                missing = f"option '--{name}' requires an argument"
+                raise OptionFault(missing if is_long else f"option requires an argument -- '{word[1]}'")
+            value = left.pop(0)
+        if name == "export" and value != "ALL":
+            raise not_rehearsed(f"{command} --export={value}")
+        found[name] = value
+    return found, left
+
+
+def _options_of(command: str) -> tuple[dict[str, str], dict[str, str]]:
+    """(long name -> valued, optional or plain; letter -> long name)."""
+    names: dict[str, str] = {}
+    letters: dict[str, str] = {}
+    for kind, entries in zip(("valued", "optional", "plain"), _OPTIONS[command], strict=True):
+        for entry in entries.split():
+            name, _, letter = entry.partition("/")
+            names[name] = kind
+            letters |= {letter: name} if letter else {}
+    return names, letters
+
+
+def read_request(script: str, line: Mapping[str, str], name: str, now: float) -> Request:
+    """The request of a script whose file is `name`; options of sbatch's `line` go before the script's directives.
+
+    Raises RequestFault.
+    """
+    words = [word for directive in script_directives(script) for word in _split(directive)]
+    options = {**parse_options("sbatch", words)[0], **line}
+    nodes = _count(options, "nodes")
+    per_node = _count(options, "ntasks-per-node")
+    ntasks = _count(options, "ntasks")
+    if nodes is None:
+        nodes = -(-(ntasks or 1) // per_node) if per_node else 1
+    return Request(
+        name=options.get("job-name", name),
+        nodes=nodes,
+        ntasks=ntasks or nodes * (per_node or 1),
+        ntasks_per_node=per_node,
+        gpus_per_node=_gpus(options),
+        cpus_per_task=_count(options, "cpus-per-task"),
+        limit_s=_limit(options.get("time")),
+        requeue="requeue" in options or "no-requeue" not in options,
+        append=options.get("open-mode") in ("append", "a"),
+        signal=read_signal(options.get("signal")),
+        begin=read_time(options.get("begin", "now"), now),
+        options=options,
+    )
+
+
+def _split(directive: str) -> list[str]:
+    try:
+        return shlex.split(directive, comments=True)
+    except ValueError:
+        raise RequestFault(f"Unmatched quote in a directive: {directive}") from None
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d+(-\d+)?", text) or int(text.partition("-")[0]) < 1:
+        raise RequestFault(f'invalid {name.replace("-", " ")} specification "{text}"')
+    return int(text.partition("-")[0])
+
+
+def _gpus(options: Mapping[str, str]) -> int:
+    """GPUs on each node, by --gres=gpu[:TYPE][:N] or --gpus-per-node=[TYPE:]N."""
+    asked = options.get("gres", "")
+    if "gpus-per-node" in options:
+        asked = f"gpu:{options['gpus-per-node']}"
+    for kind, *rest in (resource.split(":") for resource in asked.split(",")):
+        if kind == "gpu":
+            return int(rest[-1]) if rest and rest[-1].isdigit() else 1
+    return 0
+
+
+def _limit(text: str | None) -> int | None:
+    """Seconds of --time, in whole minutes as Slurm counts them."""
+    try:
+        limit = limit_s(text)
+    except ValueError:
+        raise RequestFault("Invalid --time specification") from None
+    return None if limit is None else -(-limit // 60) * 60
+
+
+def read_signal(text: str | None) -> SignalAhead | None:
+    """`--signal=USR2@120`; RequestFault if it names no signal.
+
+    >>> read_signal("B:TERM")
+    SignalAhead(number=15, lead_s=60, to_script=True)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(?:(R?B?R?):)?([A-Za-z0-9]+)(?:@(\d+))?", text)
+    number = signal_number(found[2]) if found else None
+    if found is None or number is None:
+        raise RequestFault(f"Invalid --signal specification: {text}")
+    return SignalAhead(number, int(found[3] or _LEAD_S), "B" in (found[1] or ""))
+
+
+def signal_number(word: str) -> int | None:
+    """A signal by its name, with or without SIG, or its number.
+
+    >>> signal_number("SIGUSR2") == signal_number("usr2") == signal.SIGUSR2
+    True
+    """
+    if word.isdigit():
+        return int(word) if int(word) in {*signal.Signals} else None
+    try:
+        return signal.Signals["SIG" + word.upper().removeprefix("SIG")].value
+    except KeyError:
+        return None
+
+
+def read_time(text: str, now: float) -> float:
+    """Seconds since 1970 of a --begin or a StartTime: `now` or `now+SECONDS`, the forms that hpc-gpt's scripts use."""
+    found = re.fullmatch(r"now(?:\+(\d+))?", text)
+    if found is None:
+        raise not_rehearsed(f"the time {text}")
+    return now + int(found[1] or 0)
+
+
+def output_path(pattern: str, fields: Mapping[str, str]) -> str:
+    """A file's name with its %-fields filled in, as `%x-%j.out`. An unknown field stays; `%%` is one %."""
+
+    def fill(found: re.Match[str]) -> str:
+        if found[2] == "%":
+            return "%"
+        value = fields.get(found[2])
+        return found[0] if value is None else value.zfill(int(found[1] or 0)) if value.isdigit() else value
+
+    return re.sub(r"%(\d*)([a-zA-Z%])", fill, pattern)
+
+
+_HOSTS = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
+
+
+def expand_hosts(words: str) -> list[str]:
+    """The hosts of a list as Slurm writes it, in its order. RequestFault for what is not a list.
+
+    >>> expand_hosts("a,n[08-10,12]")
+    ['a', 'n08', 'n09', 'n10', 'n12']
+    """
+    if words and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", words):
+        raise RequestFault(f"Invalid hostlist: {words}")
+    hosts = []
+    for name, numbers in re.findall(_HOSTS, words):
+        for part in numbers.split(","):
+            first, _, last = part.partition("-")
+            numbered = range(int(first), int(last or first) + 1) if first else ()
+            hosts += [f"{name}{number:0{len(first)}d}" for number in numbered] or [name]
+    return hosts
+
+
+def compress_hosts(hosts: Sequence[str]) -> str:
+    """The hosts as Slurm writes a list.
+
+    >>> compress_hosts(["n1", "n2", "n4"]), compress_hosts(["n1"])
+    ('n[1-2,4]', 'n1')
+    """
+    groups: dict[str, list[int]] = {}
+    for host in hosts:
+        name = host.rstrip("0123456789")
+        groups.setdefault(name, []).extend(map(int, filter(None, [host[len(name) :]])))
+    return ",".join(
+        name + (f"[{spans(numbers)}]" if len(numbers) > 1 else spans(numbers)) for name, numbers in groups.items()
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """`1-2,4`: neighbours together."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    lists = [[number for _, number in run] for _, run in runs]
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in lists)
+
+
+def compress_counts(counts: Sequence[int]) -> str:
+    """A number for each node as Slurm's variables have them.
+
+    >>> compress_counts([4, 4, 2])
+    '4(x2),2'
+    """
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
