@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.bench.rounds import ratios_to_first
 from hpc_gpt.bench.row import Row
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
+from hpc_gpt.readers.runs.run_read import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.resolve import folder_name

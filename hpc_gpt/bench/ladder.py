@@ -10,7 +10,7 @@ from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.predicted import with_predicted_memory
 from hpc_gpt.bench.preparation import Asked, prepare_cell
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
+from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile

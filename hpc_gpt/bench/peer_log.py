@@ -15,9 +15,9 @@ from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.peer_process import PeerEnd, run_peer
 from hpc_gpt.readers.causes.first_cause import one_line
-from hpc_gpt.readers.foreign_runs.discover import Discovered
-from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
-from hpc_gpt.readers.numerals import SHORT
+from hpc_gpt.readers.pattern import SHORT
+from hpc_gpt.readers.runs.discovery import Discovered
+from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets, hide_values
 

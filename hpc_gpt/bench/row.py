@@ -11,7 +11,7 @@ from typing import Any
 from hpc_gpt.bench.measuring import OUT_OF_MEMORY, Measured
 from hpc_gpt.bench.rounds import spread_of
 from hpc_gpt.formulas import hfu, mfu
-from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.runs.record import Record
 
 # The device's own rate may move by so much between a run's begin and its end; above, the figures are of a device that

@@ -91,7 +91,7 @@ def _from_logs(attempt: Attempt) -> Settled:
     slurm-<job>.out is not read: what Slurm wrote there is of an earlier start of the job.
     """
     from hpc_gpt.readers.causes.first_cause import first_cause
-    from hpc_gpt.readers.log_files.read_log import read_log
+    from hpc_gpt.readers.logs.read_log import read_log
 
     try:
         readable = attempt.log.is_file() and attempt.log.stat().st_size <= _MOST_BYTES

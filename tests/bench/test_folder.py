@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.bench.folder import make_folder
 from hpc_gpt.bench.row import row_of
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.readers.own_runs.kept_records import is_bench, read_records
+from hpc_gpt.readers.runs.run_read import is_bench, read_records
 from tests.bench.test_row import bad, good
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpc_gpt.bench.measuring import Measured
 from hpc_gpt.bench.row import Row, row_of
 from hpc_gpt.bench.table import as_text
-from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.runs.record import Record
 
 SHAPE = Record(

@@ -10,7 +10,7 @@ from hpc_gpt.bench.folder import make_folder
 from hpc_gpt.bench.here import profile_here
 from hpc_gpt.bench.preparation import Asked, prepare_cells
 from hpc_gpt.bench.sitting import Sitting
-from hpc_gpt.readers.own_runs.kept_records import read_records
+from hpc_gpt.readers.runs.run_read import read_records
 from hpc_gpt.settings.cluster import MachineFigures
 from tests.bench.test_row import bad, good
 

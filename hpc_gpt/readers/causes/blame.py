@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hpc_gpt.readers.causes.torchelastic_block import FIRST_OBSERVED
-from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.logs.part import Failure, Part
 
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")

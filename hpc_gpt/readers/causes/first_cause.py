@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from hpc_gpt.readers.causes.blame import node_of, nodes_of_ranks, only_one_that_left, rank_of_file, rank_to_blame
 from hpc_gpt.readers.causes.torchelastic_block import FIRST_OBSERVED, join_blocks
-from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.logs.part import Failure, Part
 from hpc_gpt.secrets import hide_secrets
 
 SKEW_S = 2.0

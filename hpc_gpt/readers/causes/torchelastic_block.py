@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpc_gpt.readers.part import Failure
+from hpc_gpt.readers.logs.part import Failure
 
 FIRST_OBSERVED = "the first that its launcher saw fail"
 _ROOT = re.compile(r"^Root Cause ")
