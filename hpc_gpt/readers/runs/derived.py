@@ -102,13 +102,9 @@ def _batch(draft: Draft) -> None:
     tokens, seq = draft.whole("global_batch_tokens"), draft.whole("seq")
     if tokens and seq and tokens % seq == 0:
         draft.infer("global_batch", tokens // seq, f"{tokens} tokens a batch / seq {seq}")
-    dp, tokens, seq = draft.whole("dp"), draft.whole("global_batch_tokens"), draft.whole("seq")
-    if tokens and seq and tokens % seq == 0:
-        draft.infer(
-            "global_batch", tokens // seq, f"{tokens} tokens a step ({draft.sources['global_batch_tokens']}) / seq"
-        )
     names = ("micro_batch", "micro_batches", "global_batch")
     micro, chunks, whole = (draft.whole(name) for name in names)
+    dp = draft.whole("dp")
     if not dp:
         return
     if micro and chunks and not whole:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
             if Path(STDIN) not in found.logs:
                 found.logs.append(Path(STDIN))
             continue
-        _take_named(Path(path), found, seen)
+        _take_path(Path(path), found, seen, named=True)
     return found
 
 
@@ -81,7 +81,8 @@ def shown(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def _take_named(path: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
+def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named: bool = False) -> None:
+    """Take a file, or what is under a folder. `named`: by the user, and not found in a folder."""
     try:
         about = path.stat()
     except OSError as fault:
@@ -90,11 +91,11 @@ def _take_named(path: Path, found: Discovered, seen: set[tuple[int, int]]) -> No
     if stat.S_ISDIR(about.st_mode):
         return _walk(path, found, seen)
     if key in seen:
-        return None
+        return None if named else found.skip("file met before, as through a link", path)
     seen.add(key)
     if not stat.S_ISREG(about.st_mode):
         return found.skip("not a plain file", path)
-    return _take_file(path, about.st_size, found, named=True)
+    return _take_file(path, about.st_size, found, named)
 
 
 def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
@@ -121,39 +122,26 @@ def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
         if is_bench(folder / BENCH_FILE):
             found.benches.append((folder / BENCH_FILE).resolve())
             continue
-        folders = list(_take_entries(folder, entries, found, seen))
+        folders = []
+        for entry in entries:
+            path = folder / entry.name
+            if not _is_folder(entry):
+                _take_path(path, found, seen)
+            elif entry.name.startswith("."):
+                found.skip("hidden folder", path)
+            else:
+                folders.append(path)
         waiting += reversed(folders)
 
 
-def _take_entries(
-    folder: Path, entries: Sequence[os.DirEntry[str]], found: Discovered, seen: set[tuple[int, int]]
-) -> Iterator[Path]:
-    """Take the files of a folder, and give its folders."""
-    for entry in entries:
-        path = folder / entry.name
-        try:
-            if entry.is_dir():
-                if entry.name.startswith("."):
-                    found.skip("hidden folder", path)
-                else:
-                    yield path
-                continue
-            about = entry.stat()
-        except OSError as fault:
-            found.skip("a link to nothing" if entry.is_symlink() else _why(fault), path)
-            continue
-        key = (about.st_dev, about.st_ino)
-        if key in seen:
-            found.skip("file met before, as through a link", path)
-            continue
-        seen.add(key)
-        if not stat.S_ISREG(about.st_mode):
-            found.skip("not a plain file", path)
-            continue
-        _take_file(path, about.st_size, found)
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # taking it tells why
+        return False
 
 
-def _take_file(path: Path, size: int, found: Discovered, named: bool = False) -> None:
+def _take_file(path: Path, size: int, found: Discovered, named: bool) -> None:
     if size == 0:
         return found.skip("empty file", path)
     if not named and path.name.startswith("."):

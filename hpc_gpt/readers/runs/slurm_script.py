@@ -6,6 +6,7 @@ What it says is the weakest evidence: it may have been edited since the job ran.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,7 +241,7 @@ _ASSIGNED = re.compile(r"^\s*(?:(?:export|readonly|local|declare(?: -[a-zA-Z]+)?
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w{0,63})(?::?[-=]([^{}$`]{0,200}))?\}|([A-Za-z_]\w{0,63}))")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^$`()\n]|\([^$`()\n]{0,100}\)){1,200})\)\)")
 _WRITTEN = re.compile(r"\$\(\((?:[^`()\n]|\([^`()\n]{0,100}\)){1,200}\)\)")
-_TOKEN = re.compile(r"\s*(?:(\d{1,15})|([A-Za-z_]\w{0,63})|([-+*/%()]))")
+_ARITHMETIC_TEXT = re.compile(r"[A-Za-z0-9_ \t+*/%()-]{1,1000}")
 _WORD = re.compile(r"\"((?:[^\"\\]|\\.){0,20000})\"|'([^']{0,20000})'|([^\s;&|\"'#]{1,4000})")
 
 
@@ -318,59 +319,40 @@ def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
     >>> arithmetic("(WORLD_SIZE / (TP * PP)) % 5", {"WORLD_SIZE": "64", "TP": "4", "PP": "2"})
     3
     """
-    tokens: list[str] = []
-    place = 0
-    while place < len(text.rstrip()):
-        found = _TOKEN.match(text, place)
-        if found is None or len(tokens) > 100:
-            return None
-        token = found[1] or found[3] or variables.get(found[2], "")
-        if not token or (found[2] and not token.isdecimal()):
-            return None
-        tokens.append(token)
-        place = found.end()
-    try:
-        value, rest = _sum(tokens, 0, 0)
-    except (ValueError, IndexError, ZeroDivisionError):
+    if not _ARITHMETIC_TEXT.fullmatch(text.strip()):
         return None
-    return value if rest == len(tokens) else None
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body, variables)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
-def _sum(tokens: list[str], at: int, depth: int) -> tuple[int, int]:
-    value, at = _product(tokens, at, depth)
-    while at < len(tokens) and tokens[at] in "+-":
-        sign = 1 if tokens[at] == "+" else -1
-        other, at = _product(tokens, at + 1, depth)
-        value = _checked(value + sign * other)
-    return value, at
-
-
-def _product(tokens: list[str], at: int, depth: int) -> tuple[int, int]:
-    value, at = _single(tokens, at, depth)
-    while at < len(tokens) and tokens[at] in "*/%":
-        by = tokens[at]
-        other, at = _single(tokens, at + 1, depth)
-        # A shell rounds towards zero.
-        whole = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1) if by != "*" else 0
-        value = _checked(value * other if by == "*" else whole if by == "/" else value - whole * other)
-    return value, at
-
-
-def _single(tokens: list[str], at: int, depth: int) -> tuple[int, int]:
-    if depth > _DEEPEST:
-        raise ValueError("too deep")
-    if tokens[at] == "(":
-        value, at = _sum(tokens, at + 1, depth + 1)
-        if tokens[at] != ")":
-            raise ValueError("no closing parenthesis")
-        return value, at + 1
-    if tokens[at] == "-":
-        value, at = _single(tokens, at + 1, depth + 1)
-        return -value, at
-    return int(tokens[at]), at + 1
-
-
-def _checked(value: int) -> int:
+def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
+    """The value of a parsed expression; ValueError for what is not known, is no arithmetic, or is too large."""
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            pass
+        case ast.Name(id=name) if variables.get(name, "").isdecimal():
+            value = int(variables[name])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = -_evaluate(operand, variables)
+        case ast.BinOp(left=left, op=op, right=right):
+            one, other = _evaluate(left, variables), _evaluate(right, variables)
+            match op:
+                case ast.Add():
+                    value = one + other
+                case ast.Sub():
+                    value = one - other
+                case ast.Mult():
+                    value = one * other
+                case ast.Div() | ast.Mod():
+                    # A shell rounds towards zero.
+                    whole = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+                    value = whole if isinstance(op, ast.Div) else one - whole * other
+                case _:
+                    raise ValueError("no operation of a shell's")
+        case _:
+            raise ValueError("no arithmetic, or not known")
     if abs(value) > _LARGEST_NUMBER:
         raise ValueError("larger than any size")
     return value
