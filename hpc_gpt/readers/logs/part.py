@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak GiB of one rank, the highest that the log tells of; None if it tells none of the kind."""
+    """Peak GiB of one rank, the highest in the log; None if the log has none of the kind."""
 
     allocated_gib: float | None
     reserved_gib: float | None

@@ -106,7 +106,7 @@ class Source:
         self.left_out[words] = self.left_out.get(words, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """Bytes of a plain file, fewer where it ends; for a check of what was read before."""
+        """Bytes of a plain file, fewer at its end; for a check of what was read before."""
         if self._stream is None or self.is_stdin:
             return b""
         try:

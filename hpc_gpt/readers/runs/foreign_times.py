@@ -106,7 +106,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
             every = draft.whole(name)
             if not every or every <= steps.interval:
                 continue
-            # The line after the step, whose time began with the pause. It is apart only where it took longer.
+            # The line after the step, whose time began with the pause. It is set apart only if it took longer.
             begins = steps["step"] - steps.interval
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():

@@ -26,9 +26,9 @@ _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "e
 class LogSteps(StepTable):
     """The step table of a run of logs, and what its lines are.
 
-    `interval`: steps that one line stands for; a single line may not tell (`interval_known`). `numbered`: the steps'
-    numbers are known; else the lines are counted. `dialect`: the program whose lines they are. `absurd`: figures that
-    were left out, as larger than any can be.
+    `interval`: steps that one line stands for; of a single line that may not be known (`interval_known`). `numbered`:
+    the steps' numbers are known; else the lines are counted. `dialect`: the program whose lines they are. `absurd`:
+    figures that were left out, as larger than any can be.
     """
 
     interval: int = 1
