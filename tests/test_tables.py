@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.readers.own_runs.run import read_own
+from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt, make_run, metrics_line
 

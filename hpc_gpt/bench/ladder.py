@@ -14,7 +14,7 @@ from hpc_gpt.bench.preparation import Asked, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.waiting import GOOD_ENDS
-from hpc_gpt.readers.own_runs.run import DIALECT, figures_asked
+from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
 from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.report.seeds.lines import SeedLine, is_smoke, sweep_lines

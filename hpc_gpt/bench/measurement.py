@@ -19,7 +19,7 @@ from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.launch.waiting import GOOD_ENDS, follow
 from hpc_gpt.process import is_alive, send
-from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.runs.beats import read_beats
 from hpc_gpt.runs.record import Record

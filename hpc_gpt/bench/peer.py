@@ -22,9 +22,9 @@ from hpc_gpt.bench.cell import Cell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.process import interrupts_wait
 from hpc_gpt.readers.causes.first_cause import one_line
-from hpc_gpt.readers.foreign_runs.discover import Discovered
-from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
-from hpc_gpt.readers.numerals import SHORT
+from hpc_gpt.readers.pattern import SHORT
+from hpc_gpt.readers.runs.discovery import Discovered
+from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import hide_secrets, hide_values
 from hpc_gpt.tables import close_matches

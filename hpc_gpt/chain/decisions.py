@@ -72,7 +72,7 @@ def _read_cause(attempt: Attempt) -> End:
     """
     # The readers take longer to load than all the rest does, and at the time limit a job has seconds for its answer.
     from hpc_gpt.readers.causes.first_cause import first_cause
-    from hpc_gpt.readers.log_files.read_log import read_log
+    from hpc_gpt.readers.logs.read_log import read_log
 
     try:
         readable = attempt.log.is_file() and attempt.log.stat().st_size <= _MOST_BYTES

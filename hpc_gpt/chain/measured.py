@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.readers.own_runs.attempts import AttemptRead, read_attempt
-from hpc_gpt.readers.step_times import measure_steps
+from hpc_gpt.readers.runs.attempts import AttemptRead, read_attempt
+from hpc_gpt.readers.steps import measure_steps
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, speed_hash
 
@@ -108,10 +108,10 @@ def _start_s(attempts: list[AttemptRead]) -> float | None:
     for read in attempts:
         steps = read.steps
         usual_s = float(np.nanmedian(steps["step_s"]))
-        if read.start_s is not None and np.isfinite(steps["time"][0]) and np.isfinite(usual_s):
+        if read.start_s is not None and np.isfinite(steps["at"][0]) and np.isfinite(usual_s):
             resumed = bool(read.trainer.get("resumed_step"))
             made = max(1.0, float(steps["step"][0]) - read.first_step + 1)  # a foreign program's line is of several
-            starts[resumed].append(max(0.0, float(steps["time"][0]) - read.start_s - made * usual_s))
+            starts[resumed].append(max(0.0, float(steps["at"][0]) - read.start_s - made * usual_s))
     found = starts[True] or starts[False]
     return float(np.median(found)) if found else None
 
@@ -141,7 +141,7 @@ def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
 def _between(read: AttemptRead) -> NDArray[np.float64]:
     """Seconds between each step's end and the start of the one that follows; NaN if that was not trained next."""
     steps = read.steps
-    gaps = np.diff(steps["time"]) - steps["step_s"][1:]
+    gaps = np.diff(steps["at"]) - steps["step_s"][1:]
     return np.where(np.diff(steps["step"]) == 1, gaps, np.nan)
 
 

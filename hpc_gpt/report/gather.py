@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
-from hpc_gpt.readers.foreign_runs.discover import STDIN, discover, notes, shown
-from hpc_gpt.readers.foreign_runs.runs import read_foreign_runs
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, read_records, read_rounds
-from hpc_gpt.readers.own_runs.run import read_own
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.logs.source import STDIN
+from hpc_gpt.readers.runs.discovery import discover, notes, shown
+from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
+from hpc_gpt.readers.runs.own_run import read_own
+from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, read_records, read_rounds
 from hpc_gpt.report.seeds.lines import named_sweep, sweep_of
 from hpc_gpt.runs.find import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record

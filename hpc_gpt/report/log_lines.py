@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from hpc_gpt.readers.log_files.source import Source
+from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.secrets import hide_secrets
 
 BEFORE, AFTER = 8, 4  # lines shown around a cause

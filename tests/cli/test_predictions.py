@@ -16,7 +16,7 @@ from hpc_gpt.launch.foresight import foresee, settle_open
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
-from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.report.tables import as_block
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.settings.cluster import load_profile

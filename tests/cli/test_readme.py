@@ -84,7 +84,7 @@ def test_the_variables_it_names_are_read():
 
 
 def test_the_warm_up_rule_is_the_one_in_force():
-    from hpc_gpt.readers.step_times import SLOW
+    from hpc_gpt.readers.steps import SLOW
 
     assert f"no more than {SLOW} times the median" in " ".join(PAGE.split())
 

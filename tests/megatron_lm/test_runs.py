@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.process import start_time
-from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import Done, error_of, hpc_gpt, in_process

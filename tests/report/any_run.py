@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.runs.record import Record
+from tests.report.step_tables import step_table
 
 figures = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e308, 5e-324, 1.0]))
 sizes = st.one_of(st.none(), st.integers(-(10**30), 10**30))
@@ -25,5 +26,5 @@ def any_run(draw) -> RunRead:
     parts = {name: draw(figures) for name in ("step_s", "tokens_per_s", "tflops_model")}
     lists = {"memory_reserved_gib": draw(st.one_of(st.none(), st.lists(st.floats())))}
     texts = {"name": draw(st.text()), "cause": draw(st.text()), "settings": draw(st.dictionaries(st.text(), figures))}
-    curve = Curve(**columns, **masks, attempt=np.ones(count, np.int64))
+    curve = step_table(**columns, **masks, attempt=np.ones(count, np.int64))
     return RunRead(Record(**whole, **parts, **lists, **texts), curve, files=[Path(draw(st.sampled_from("ab")))])

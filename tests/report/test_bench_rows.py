@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.bench.bench_run import make_folder
 from hpc_gpt.bench.measurement import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE
+from hpc_gpt.readers.runs.run_read import BENCH_FILE
 from hpc_gpt.report.comparison.compare import compare_runs
 from hpc_gpt.report.comparison.compared import read_compared
 from hpc_gpt.report.comparison.words import as_tables, as_text

@@ -16,7 +16,7 @@ from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
 from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
 from hpc_gpt.launch.waiting import wait_for_all
 from hpc_gpt.paths import logs_dir
-from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.find import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.settings.cluster import load_profile

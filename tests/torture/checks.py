@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hpc_gpt.readers.own_runs.run import read_own
+from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.runs.run_folder import Attempt, job_ids
 from hpc_gpt.small_files import read_json
 from tests.torture.order import SAVE_EVERY, STEPS
@@ -88,15 +88,15 @@ def _resumed(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
 
 def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
     """No step twice, in the curve and in what `hpc-gpt report --json` says."""
-    curve = read_own(scene.run).curve
-    counted = Counter(curve.step[curve.counts].astype(int).tolist())
+    curve = read_own(scene.run).steps
+    counted = Counter(curve["step"][curve.counts].astype(int).tolist())
     if twice := sorted(step for step, times in counted.items() if times > 1):
         yield f"steps counted twice: {twice}"
     if missing := set(reference) - set(counted) - scene.blurred:
         yield f"steps not counted: {sorted(missing)}"
     wrong = [
         int(step)
-        for step, loss in zip(curve.step[curve.counts], curve.loss[curve.counts], strict=True)
+        for step, loss in zip(curve["step"][curve.counts], curve["loss"][curve.counts], strict=True)
         if np.isfinite(loss) and reference.get(int(step)) != loss
     ]
     if wrong:

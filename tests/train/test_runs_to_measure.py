@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.settings.experiment import Engine
 from tests.train.launch import figures, new_run, settings, train
 

@@ -16,7 +16,7 @@ import torch
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.process import is_alive, start_time
-from hpc_gpt.readers.own_runs.run import read_run
+from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Data
 from hpc_gpt.settings.resolve import Resolved

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.logs.part import Failure, Part
 
 # torchelastic's report of a failed group: lines of one rank's host, number and exit code.
 FIRST_OBSERVED = "the first that its launcher saw fail"

@@ -29,7 +29,7 @@ from hpc_gpt.readers.causes.blame import (
     rank_of_file,
     rank_to_blame,
 )
-from hpc_gpt.readers.part import Failure, Part
+from hpc_gpt.readers.logs.part import Failure, Part
 from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 

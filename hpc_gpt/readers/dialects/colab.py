@@ -7,8 +7,7 @@ than a step. The losses are of training and of validation.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import INT, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(
     name="colab",

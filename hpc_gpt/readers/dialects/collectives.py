@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
 
@@ -123,7 +122,7 @@ DIALECT = Dialect(
             ended="error",
             echo=True,
         ),
-        Pattern("failure", "rror", START + r"(?P<words>ncclRemoteError: .{0,300})", ended="error", echo=True),
+        Pattern("failure", "rror", EXCEPTION_START + r"(?P<words>ncclRemoteError: .{0,300})", ended="error", echo=True),
         Pattern(
             "failure",
             "c10d",

@@ -7,8 +7,7 @@ decimals: fewer are a cut line.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, LINE_START, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Kind, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
 
 _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
 

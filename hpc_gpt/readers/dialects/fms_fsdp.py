@@ -5,8 +5,7 @@ Every figure ends its line: a cut one is not seen.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, LINE_START, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Kind, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
 
 
 def _line(name: str, group: str, kind: Kind = "more", number: str = NUMBER) -> Pattern:

@@ -8,8 +8,7 @@ which unit. Tokens/s are not: nothing says whether they are of a GPU or of the j
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 _IS = r"(?:['\"]?[:=] {0,4}| )"
 _STEP = r"(?<![\w./-])(?:global_?)?(?:step|iter|iteration)" + _IS

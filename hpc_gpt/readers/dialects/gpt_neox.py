@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hpc_gpt.readers.arguments import Arguments, Settled, quotient, without_unknown
 from hpc_gpt.readers.dialects.megatron import DIALECT as MEGATRON
+from hpc_gpt.readers.fields import Arguments, Settled, quotient, without_unknown
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.numerals import CLOCK, END, INT, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Pattern
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.exception_line import raised
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, raised
 
 DIALECT = Dialect(
     name="launchers",

@@ -7,8 +7,7 @@ step. The rate is smoothed and holds validation and saves: no step time is taken
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, LINE_START, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
 _POSTFIX = (

@@ -5,8 +5,7 @@ Of the lines of a step the first is taken: its loss is of its first micro-batch.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import INT, NUMBER, START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(
     name="litgpt",

@@ -6,8 +6,7 @@ GiB, rounded down.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(
     name="llama_recipes",

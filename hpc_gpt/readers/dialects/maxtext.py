@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.numerals import NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 _SETTINGS = {
     "max_target_length": "seq",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.arguments import Arguments, Settled, quotient, without_unknown
+from hpc_gpt.readers.fields import Arguments, Settled, quotient, without_unknown
 from hpc_gpt.readers.pattern import Dialect, Pattern
 
 # What a launcher puts before the two spaces of a line; DeepSpeed dumps a config that looks the same and means other

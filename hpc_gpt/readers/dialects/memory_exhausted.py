@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
 
 DIALECT = Dialect(
     name="memory_exhausted",
@@ -50,7 +49,7 @@ DIALECT = Dialect(
             r"process \d{1,10}.{0,200})",
             ended="host_memory",
         ),
-        Pattern("failure", "Kill", START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})", ended="host_memory"),
+        Pattern("failure", "Kill", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})", ended="host_memory"),
     ),
     specimen="""\
 torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 31.75 GiB total capacity; 29.04 GiB already allocated)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern
 
 DIALECT = Dialect(
     name="mingpt",

@@ -7,8 +7,7 @@ benchmarks, and an accuracy of others.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import INT, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 _EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": (?P<at_ms>\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
 _SAMPLES = r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step)\": (?P<consumed_samples>\d{1,20})(?=[,}])[^{}\n]{0,1000}\}"

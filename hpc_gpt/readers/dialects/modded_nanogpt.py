@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import NUMBER, START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
 _STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "
 _TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms"

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, INT, NUMBER, START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(
     name="nanochat",

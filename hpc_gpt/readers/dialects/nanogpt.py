@@ -5,8 +5,7 @@ For the first logged steps it prints -100 %. A line is one step, timed after a s
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import INT, NUMBER, START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
 
 DIALECT = Dialect(
     name="nanogpt",

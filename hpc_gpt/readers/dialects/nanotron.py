@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, INT, SHORT
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern
 
 _BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
 

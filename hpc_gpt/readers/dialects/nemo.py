@@ -6,8 +6,7 @@ NaN is printed as `nan.0`. Its configuration is printed as YAML, a setting a lin
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, INT, LINE_START, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import LINE_START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import LINE_START, Dialect, Pattern
 
 DIALECT = Dialect(
     name="nvidia_smi",

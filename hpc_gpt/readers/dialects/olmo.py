@@ -6,8 +6,7 @@ it. Each metric ends its line.
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, INT, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern
 
 
 def _metric(name: str, group: str) -> Pattern:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import NUMBER, START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
 
 _SHORT = r"\d{1,12}(?:\.\d{1,4})?[KMBT]?"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.exception_line import ANY_NAME, START, raised
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
 
 _DATA_FILE = (
     r"\.(?:bin|idx|jsonl|ndjson|parquet|arrow|npy|npz|gz|zst|xz|tar|h5|hdf5|csv|tsv|tfrecord|mds|txt)\b(?<!merges\.txt)"
@@ -52,7 +51,7 @@ DIALECT = Dialect(
         Pattern(
             "failure",
             "can't open file",
-            START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
+            EXCEPTION_START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
             ended="user_error",
         ),
         # data
@@ -76,7 +75,7 @@ DIALECT = Dialect(
             ended="data",
         ),
         Pattern("failure", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})", ended="data"),
-        Pattern("failure", "zlib.error", START + r"(?P<words>zlib\.error: .{0,200})", ended="data"),
+        Pattern("failure", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})", ended="data"),
         # disks
         Pattern(
             "failure",
@@ -118,7 +117,7 @@ DIALECT = Dialect(
         Pattern(
             "failure",
             "KeyboardInterrupt",
-            START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$",
+            EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$",
             ended="cancelled",
             echo=True,
         ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import END, LINE_START
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, Dialect, Pattern
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:

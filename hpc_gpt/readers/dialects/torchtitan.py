@@ -6,8 +6,7 @@ batch as sequences; later ones count tokens a rank and a step. Validation has li
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import INT, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
 _LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss
 _NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
 
 
 def _entry(key: str, group: str, end: str = "(?= )") -> str:

@@ -7,8 +7,7 @@ like one of training. A bar that shows a loss gives that too. A cut bar has no `
 
 from __future__ import annotations
 
-from hpc_gpt.readers.numerals import CLOCK, LINE_START, NUMBER
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
 # What a bar is called. One without a name, or named after training, counts steps as far as is known.
 _NAMED = LINE_START + r"(?P<before>(?:Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80}[Ee]poch)[^|%]{0,40})?"

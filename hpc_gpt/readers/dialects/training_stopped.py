@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.exception_line import ANY_NAME, raised
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import ANY_NAME, Dialect, Pattern, raised
 
 DIALECT = Dialect(
     name="training_stopped",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import isfinite
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.audit.findings import Match
 from hpc_gpt.report.audit.ledger import Ledger
 from hpc_gpt.report.audit.match_logs import Pair, match_runs, run_name

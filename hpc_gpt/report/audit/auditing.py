@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.audit.against_logs import check_logs
 from hpc_gpt.report.audit.definitions import check_rates
 from hpc_gpt.report.audit.document import Table, read_document

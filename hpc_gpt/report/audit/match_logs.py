@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.findings import Match
 from hpc_gpt.report.audit.ledger import Ledger

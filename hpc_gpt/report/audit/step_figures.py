@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpc_gpt.readers.part import Column
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.steps import Column
 
 # A median of the steady steps agrees with the record's figure where they differ by no more than this share.
 _SAME = 1e-3
@@ -50,12 +50,12 @@ class StepFigures:
 
 def step_figures(run: RunRead) -> StepFigures:
     """The figures of a run; the curve's are left out where the record's figure does not rest on it."""
-    curve, step_s = run.curve, run.record.step_s
+    curve, step_s = run.steps, run.record.step_s
     if step_s is not None and not (np.isfinite(step_s) and step_s > 0):
         step_s = None
-    times = np.asarray(curve.step_s, np.float64)
+    times = curve["step_s"]
     usable = np.isfinite(times) & (times > 0)
-    if not usable.any() or len(curve.steady) != len(times) or len(curve.attempt) != len(times):
+    if not usable.any():
         return StepFigures(step_s)
     begins = np.concatenate(([True], np.diff(curve.attempt) != 0))
     steady = curve.steady & usable & ~begins
@@ -76,7 +76,7 @@ def step_figures(run: RunRead) -> StepFigures:
         float(low),
         float(high),
         float(times[0]) if whole else None,
-        _first_words(curve.step),
+        _first_words(curve["step"]),
         float(times[usable].mean()) if whole else None,
     )
 

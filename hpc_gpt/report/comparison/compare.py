@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.comparison.difference import Interval, Series, Values, resolution, series_of, speed_change
 from hpc_gpt.report.comparison.loss_difference import LossDifference, loss_difference
 from hpc_gpt.report.comparison.rounds import FEWEST_ROUNDS, rounds_change, times
@@ -76,10 +76,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
 
 def _steady(run: RunRead) -> Values:
     """Seconds of the steady steps; none where the log only has a total."""
-    curve = run.curve
-    if len(curve.steady) != len(curve.step_s):
-        return np.zeros(0)
-    step_s = curve.step_s[curve.steady]
+    step_s = run.steps["step_s"][run.steps.steady]
     return step_s[np.isfinite(step_s) & (step_s > 0)]
 
 
@@ -244,8 +241,8 @@ def _is_same_run(a: RunRead, b: RunRead) -> bool:
 
 def _is_identical(a: RunRead, b: RunRead) -> bool:
     """Whether both tell of the same steps in the same figures."""
-    pairs = [(getattr(a.curve, name), getattr(b.curve, name)) for name in ("step", "step_s", "loss")]
-    timed = len(a.curve.step_s) > 0 and bool(np.isfinite(a.curve.step_s).any())
+    pairs = [(a.steps[name], b.steps[name]) for name in ("step", "step_s", "loss")]
+    timed = bool(np.isfinite(a.steps["step_s"]).any())
     return timed and all(np.array_equal(of_a, of_b, equal_nan=True) for of_a, of_b in pairs)
 
 
@@ -261,8 +258,7 @@ def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
 
 
 def _skipped(run: RunRead, name: str) -> list[str]:
-    curve = run.curve
-    if len(curve.skipped) != len(curve.steady) or not curve.steady.any() or not curve.skipped[curve.steady].any():
+    if not run.steps.is_skipped[run.steps.steady].any():
         return []
     return [f"skipped steps are among the steady ones of {name}: those do no optimizer work"]
 

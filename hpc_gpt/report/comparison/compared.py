@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.readers.own_runs.kept_records import BENCH_FILE, is_bench, read_records
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records
 from hpc_gpt.report.gather import read_bench, read_one
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.comparison.difference import FEWEST, Interval, Values, level, series_of
 
 # A figure above is no loss, and NaN is none.
@@ -56,10 +56,8 @@ def loss_difference(a: RunRead, b: RunRead) -> LossDifference | None:
 
 def losses_that_count(run: RunRead) -> tuple[Values, Values]:
     """(steps in ascending order, each once, and their losses) of the steps that led to a run's last state."""
-    curve = run.curve
-    if not len(curve.loss):
-        return np.zeros(0), np.zeros(0)
-    kept: NDArray[np.bool_] = (np.abs(curve.loss) < _MOST) & np.isfinite(curve.step) & curve.counts
+    curve = run.steps
+    kept: NDArray[np.bool_] = (np.abs(curve["loss"]) < _MOST) & np.isfinite(curve["step"]) & curve.counts
     # Of a step that a log tells of twice the last line counts: unique takes the first of the reversed.
-    steps, place = np.unique(curve.step[kept][::-1], return_index=True)
-    return steps, curve.loss[kept][::-1][place]
+    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
+    return steps, curve["loss"][kept][::-1][place]

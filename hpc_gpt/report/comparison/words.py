@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_gpt.readers.own_runs.run import DIALECT
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.own_run import DIALECT
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.choice import show_value
 from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
 from hpc_gpt.report.comparison.compare import Comparison, Speed

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.readers.own_runs.attempts import epoch
-from hpc_gpt.readers.part import Column
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.attempts import epoch
+from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.steps import Column
 from hpc_gpt.report.comparison.compare import tokens_per_step
 from hpc_gpt.report.comparison.settings import flat_settings
 from hpc_gpt.report.exports.target import ANOTHER
@@ -125,10 +125,10 @@ def _digits(text: str) -> str:
 
 @np.errstate(over="ignore")
 def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
-    curve, record = run.curve, run.record
+    curve, record = run.steps, run.record
     # Of a step that a log tells of twice the last line counts: unique takes the first of the reversed.
-    kept = np.flatnonzero(_whole(curve.step) & curve.counts)[::-1]
-    trained, first = np.unique(curve.step[kept], return_index=True)
+    kept = np.flatnonzero(_whole(curve["step"]) & curve.counts)[::-1]
+    trained, first = np.unique(curve["step"][kept], return_index=True)
     kept = kept[first]
     evaluated = _whole(curve.eval_step)
     step = np.union1d(trained, curve.eval_step[evaluated])
@@ -139,24 +139,20 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
         spread[where] = values
         return spread
 
-    columns = {"loss": curve.loss, "step_s": curve.step_s, "lr": curve.lr, "grad_norm": curve.grad_norm}
-    values = {tag: column(own[kept]) for tag, own in columns.items() if len(own) == len(curve.step)}
-    values["loss_eval"] = column(curve.loss_eval[evaluated], place_eval)
-    if len(curve.skipped) == len(curve.step):
-        values["skipped"] = column(curve.skipped[kept].astype(np.float64))
-    step_s = values.get("step_s", np.full(len(step), np.nan))
-    step_s = np.where(step_s > 0, step_s, np.nan)
+    values = {tag: column(curve[tag][kept]) for tag in ("loss", "step_s", "lr", "grad_norm")}
+    values["loss_eval"] = column(curve.eval_loss[evaluated], place_eval)
+    values["skipped"] = column(curve.is_skipped[kept].astype(np.float64))
+    step_s = np.where(values["step_s"] > 0, values["step_s"], np.nan)
     if tokens := tokens_per_step(record):
         values["tokens_per_s"] = tokens / step_s
-    if len(curve.tokens_per_s) == len(curve.step):
-        printed = column(curve.tokens_per_s[kept])
-        values["tokens_per_s"] = np.where(np.isfinite(printed), printed, values.get("tokens_per_s", printed))
+    printed = column(curve["tokens_per_s"][kept])
+    values["tokens_per_s"] = np.where(np.isfinite(printed), printed, values.get("tokens_per_s", printed))
     for formula in FLOPS:
         figure = getattr(record, formula)
         if figure is not None and record.step_s:
             # By every formula a figure is one over the seconds.
             values[formula] = figure * record.step_s / step_s
-    at = column(curve.at[kept]) if len(curve.at) == len(curve.step) else np.full(len(step), np.nan)
+    at = column(curve["at"][kept])
     present = {tag: values[tag] for tag in TAGS if tag in values and np.isfinite(values[tag]).any()}
     return step, _times(at, step_s, epoch(record.started)), present
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.readers.own_runs.attempts import epoch
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.attempts import epoch
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.exports.exported import Exported, export_runs, folder_within
 from hpc_gpt.report.exports.target import ANOTHER, not_installed
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import templates_dir
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import NOTHING, show_digits
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_words, rank_anomalies, worst_first
 from hpc_gpt.report.page.briefs import briefs_of
@@ -88,7 +88,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     groups, more_layouts = layouts_of(runs)
     over = [place for place in order if place in charted][:SERIES]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
-    with_curve = sum(bool(len(run.curve.step)) for run in runs)
+    with_curve = sum(bool(len(run.steps)) for run in runs)
     style, script = asset("page.css"), asset("page.js")
     page: str = page_environment(_common_folder(runs)).get_template("report/page.html.j2").render(
         version=__version__,
@@ -126,7 +126,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
 
 
 def _charted(runs: Sequence[RunRead], order: Sequence[int]) -> list[int]:
-    return [place for place in order if len(runs[place].curve.step)][:CHARTED_RUNS]
+    return [place for place in order if len(runs[place].steps)][:CHARTED_RUNS]
 
 
 def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import show_digits
 from hpc_gpt.report.page.run_charts import trained_again
 from hpc_gpt.report.page.safe_text import number, safe
@@ -169,8 +169,8 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
         yield DOUBT, f"{nan:,.0f} steps with a NaN loss", ""
     if (skipped := number(record.skipped_steps)) and "every step was skipped" not in told:
         yield LOOK, f"{skipped:,.0f} steps skipped", ""
-    if again := trained_again(run.curve):
-        restarts = len(set(run.curve.attempt.tolist())) - 1
+    if again := trained_again(run.steps):
+        restarts = len(set(run.steps.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {restarts} restart{'s' if restarts != 1 else ''}", ""
     yield from _speed(record, medians, "spread widely" in told)
 

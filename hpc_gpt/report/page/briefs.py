@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.page.anomalies import ended_words
 from hpc_gpt.report.page.safe_text import safe
 from hpc_gpt.report.page.table import SHOWN_KEYS, ended_sign

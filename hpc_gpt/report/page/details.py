@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import NOTHING, show_digits
 from hpc_gpt.report.page.anomalies import ended_words
 from hpc_gpt.report.page.layouts import stage_bars
@@ -106,7 +106,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         [safe(file, 300) for file in run.files[:_MOST_FILES]],
         max(0, len(run.files) - _MOST_FILES),
         run_figures(run, label, anchor) if charted else (),
-        samples(run.curve) if charted else None,
+        samples(run.steps) if charted else None,
     )
 
 

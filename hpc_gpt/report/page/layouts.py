@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_params
 from hpc_gpt.report.page.safe_text import number, safe
 from hpc_gpt.report.page.svg import Svg, element, ornament

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.columns import show_digits
 from hpc_gpt.report.page.charts import SERIES, Marks, Series, line_chart, swatch
 from hpc_gpt.report.page.curves import Points
@@ -36,12 +37,12 @@ class Figure:
 
 def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
     """Loss and step time of one run; only those that its log has."""
-    curve = _drawable(run.curve)
+    curve = _drawable(run.steps)
     figures = []
-    if np.isfinite(curve.loss).any() or np.isfinite(curve.loss_eval).any():
-        figures.append(_figure(run, curve, label, f"{anchor}-loss", "Loss", "loss", curve.loss))
-    if np.isfinite(curve.step_s).any():
-        figures.append(_figure(run, curve, label, f"{anchor}-time", "Step time", "seconds a step", curve.step_s))
+    if np.isfinite(curve["loss"]).any() or np.isfinite(curve.eval_loss).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-loss", "Loss", "loss", curve["loss"]))
+    if np.isfinite(curve["step_s"]).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-time", "Step time", "seconds a step", curve["step_s"]))
     return figures
 
 
@@ -49,10 +50,10 @@ def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> lis
     """Loss and step time of up to eight runs over one another; nothing where fewer than two have a curve."""
     figures = []
     for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
-        drawn: list[tuple[Series, Curve, str]] = []
+        drawn: list[tuple[Series, StepTable, str]] = []
         for run, label in zip(runs, labels, strict=True):
-            curve = _drawable(run.curve)
-            values = getattr(curve, key)
+            curve = _drawable(run.steps)
+            values = curve[key]
             if np.isfinite(values).any():
                 drawn.append((_series(curve, values, len(drawn)), curve, label))
         if len(drawn) < 2 or len(drawn) > SERIES:
@@ -67,41 +68,45 @@ def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> lis
     return figures
 
 
-def samples(curve: Curve) -> Sampled:
+def samples(curve: StepTable) -> Sampled:
     """At most ten steps, evenly spread over the curve in order of training, the last one among them."""
     curve = _drawable(curve)
-    if not len(curve.step):
+    if not len(curve):
         return Sampled((), ())
     several = len(set(curve.attempt.tolist())) > 1
-    places = np.unique(np.linspace(0, len(curve.step) - 1, SAMPLES).astype(int)).tolist()
-    columns = [("Step", [f"{curve.step[at]:,.0f}" for at in places])]
+    places = np.unique(np.linspace(0, len(curve) - 1, SAMPLES).astype(int)).tolist()
+    columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
     if several:
         columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
-    for heading, values in (("Loss", curve.loss), ("Step s", curve.step_s), ("Gradient norm", curve.grad_norm)):
+    for heading, values in (
+        ("Loss", curve["loss"]),
+        ("Step s", curve["step_s"]),
+        ("Gradient norm", curve["grad_norm"]),
+    ):
         if np.isfinite(values).any():
             columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
-    if curve.skipped.any():
-        columns.append(("Skipped", ["yes" if curve.skipped[at] else "no" for at in places]))
+    if curve.is_skipped.any():
+        columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
     return Sampled(tuple(heading for heading, _ in columns), list(zip(*(cells for _, cells in columns), strict=True)))
 
 
-def trained_again(curve: Curve) -> int:
+def trained_again(curve: StepTable) -> int:
     """Steps of the curve that a later attempt trained again."""
-    return int((~curve.counts).sum()) if len(curve.counts) == len(curve.step) else 0
+    return int((~curve.counts).sum())
 
 
-def _figure(run: RunRead, curve: Curve, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:
+def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:
     record = run.record
     is_loss = unit == "loss"
     restarts = _restarts(curve)
-    skipped = curve.step[curve.skipped]
+    skipped = curve["step"][curve.is_skipped]
     # A missing figure is a gap; only where the record tells of NaN steps is it known to be one.
-    bad = ~np.isfinite(curve.loss) & ~curve.skipped
-    nan = curve.step[bad] if is_loss and number(record.nan_steps) else np.zeros(0)
+    bad = ~np.isfinite(curve["loss"]) & ~curve.is_skipped
+    nan = curve["step"][bad] if is_loss and number(record.nan_steps) else np.zeros(0)
     middle, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
     level = None if is_loss or middle is None else (middle if low is None else low, middle, high or middle)
-    evaluated = np.isfinite(curve.loss_eval) & np.isfinite(curve.eval_step)
-    points = (curve.eval_step[evaluated], curve.loss_eval[evaluated]) if is_loss and evaluated.any() else None
+    evaluated = np.isfinite(curve.eval_loss) & np.isfinite(curve.eval_step)
+    points = (curve.eval_step[evaluated], curve.eval_loss[evaluated]) if is_loss and evaluated.any() else None
     one = _series(curve, values, 0)
     title = f"{name} over steps, {label}"
     words = [f"{name} {_course(one.x, one.y)}."]
@@ -153,36 +158,16 @@ def _course(x: Points, y: Points) -> str:
     return f"goes from {told(first)} to {told(last)}, lowest {told(least)}, highest {told(most)}"
 
 
-def _restarts(curve: Curve) -> list[tuple[float, str]]:
+def _restarts(curve: StepTable) -> list[tuple[float, str]]:
     """(first step, "attempt n") of every attempt after the first."""
     changes = np.flatnonzero(curve.attempt[1:] != curve.attempt[:-1]) + 1
-    return [(float(curve.step[at]), f"attempt {curve.attempt[at]}") for at in changes]
+    return [(float(curve["step"][at]), f"attempt {curve.attempt[at]}") for at in changes]
 
 
-def _series(curve: Curve, values: Points, style: int) -> Series:
-    return Series(curve.step, values, curve.attempt, ~curve.counts, style)
+def _series(curve: StepTable, values: Points, style: int) -> Series:
+    return Series(curve["step"], values, curve.attempt, ~curve.counts, style)
 
 
-def _drawable(curve: Curve) -> Curve:
-    """The curve with every array as long as `step`, and only lines whose step is a number."""
-    length = len(curve.step)
-    known = np.isfinite(curve.step)
-    missing = np.full(length, np.nan)
-
-    def floats(values: Points) -> Points:
-        return (values if len(values) == length else missing)[known]
-
-    pairs = min(len(curve.eval_step), len(curve.loss_eval))
-    true, false = np.ones(length, np.bool_), np.zeros(length, np.bool_)
-    return Curve(
-        step=curve.step[known],
-        step_s=floats(curve.step_s),
-        loss=floats(curve.loss),
-        grad_norm=floats(curve.grad_norm),
-        attempt=(curve.attempt if len(curve.attempt) == length else np.ones(length, np.int64))[known],
-        counts=(curve.counts if len(curve.counts) == length else true)[known],
-        skipped=(curve.skipped if len(curve.skipped) == length else false).astype(np.bool_)[known],
-        eval_step=curve.eval_step[:pairs],
-        loss_eval=curve.loss_eval[:pairs],
-        stride=curve.stride,
-    )
+def _drawable(curve: StepTable) -> StepTable:
+    """Only the lines whose step is a number."""
+    return curve.take(np.isfinite(curve["step"]))

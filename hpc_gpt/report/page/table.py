@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_name, show_params, show_whole
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
 from hpc_gpt.report.page.safe_text import number, safe

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.paths import experiments_dir
-from hpc_gpt.readers.figures import add_figures
+from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, Row, find_sweep

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.readers.causes.first_cause import Cause, first_cause
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Failure, Part, Place
+from hpc_gpt.readers.logs.part import Failure, Part, Place
 from hpc_gpt.runs.state import ENDED
+from tests.readers.reading import read_lines
 
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TIME_LIMIT = "slurmstepd: error: *** JOB 7 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"

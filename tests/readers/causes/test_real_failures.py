@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers.causes.first_cause import Cause, first_cause
-from hpc_gpt.readers.log_files.read_log import read_log
+from hpc_gpt.readers.logs.read_log import read_log
 
 PROGRAMS = {
     "host_memory": (

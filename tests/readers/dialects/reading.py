@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.logs.part import Part
+from tests.readers.reading import read_lines
 
 
 def read_text(text: str) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.foreign_runs.run_steps import run_steps
+from hpc_gpt.readers.runs.log_steps import run_steps
 from tests.readers.dialects.reading import facts_of, read_text, step_of
 
 TIMER = (

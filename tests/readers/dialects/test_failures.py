@@ -8,10 +8,10 @@ import pytest
 
 from hpc_gpt.readers.causes.first_cause import one_a_line
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.log_files.armed import armed
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Failure
+from hpc_gpt.readers.logs.matches import all_patterns
+from hpc_gpt.readers.logs.part import Failure
 from hpc_gpt.runs.state import ENDED
+from tests.readers.reading import read_lines
 
 OURS = {
     "collectives",
@@ -180,7 +180,7 @@ def test_a_completed_job_is_done() -> None:
 def test_every_pattern_of_failures_matches_a_line_of_its_specimen(name: str) -> None:
     dialect = next(dialect for dialect in dialects() if dialect.name == name)
     lines = dialect.specimen.splitlines()
-    for each in armed():
+    for each in all_patterns():
         if each.dialect is dialect:
             assert any(each.pattern.literal in line and each.regex.search(line) for line in lines), each.pattern.regex
     for line in lines:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers.dialects.hf_trainer import DIALECT
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.logs.part import Part
+from tests.readers.reading import read_lines
 
 INFO = "[INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >> "
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.log_files.lines import read_lines
 from tests.readers.dialects.reading import facts_of, read_text, step_of
+from tests.readers.reading import read_lines
 
 OF_2021 = (
     " iteration       30/    1000 | consumed samples:          120 | elapsed time per iteration (ms): 2767.3 |"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.readers.arguments import Arguments, quotient
 from hpc_gpt.readers.dialects.gpt_neox import settle as settle_neox
 from hpc_gpt.readers.dialects.megatron_arguments import settle
-from hpc_gpt.readers.foreign_runs.stated import asked_at
+from hpc_gpt.readers.fields import Arguments, quotient
+from hpc_gpt.readers.runs.draft import asked_at
 from tests.readers.dialects.reading import facts_of, read_text
 
 

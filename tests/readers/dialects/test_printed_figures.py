@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.logs.part import Part
+from tests.readers.reading import read_lines
 
 GB = 1e9 / 2**30
 TITAN = "[rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - "

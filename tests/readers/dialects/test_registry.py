@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers import dialects
-from hpc_gpt.readers.foreign_runs import stated
-from hpc_gpt.readers.log_files import armed
-from hpc_gpt.readers.log_files.lines import read_lines
+from hpc_gpt.readers.logs import matches
+from hpc_gpt.readers.runs import draft
+from tests.readers.reading import read_lines
 
 MODULE = """
 from hpc_gpt.readers.pattern import Dialect, Pattern
@@ -28,7 +28,7 @@ DIALECT = Dialect(
 
 
 def _forget() -> None:
-    for cached in (dialects.dialects, armed.armed, armed.by_literal, stated._by_name):
+    for cached in (dialects.dialects, matches.all_patterns, matches.patterns_by_literal, draft._by_name):
         cached.cache_clear()
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.readers.log_files.armed import armed, find
-from hpc_gpt.readers.log_files.lines import read_lines
-from hpc_gpt.readers.part import Part
+from hpc_gpt.readers.logs.matches import all_patterns, find
+from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.runs.record import RECORD_KEYS
+from tests.readers.reading import read_lines
 
 PREFIXES = (
     "12: ",
@@ -128,7 +128,7 @@ def test_a_dialect_is_named_as_its_module_and_says_where_it_was_seen() -> None:
 def test_every_group_is_a_field() -> None:
     """A group of a name that nothing knows would be lost without a word."""
     kept = {*STEP_FIELDS, *STEP_FACTS, "memory_allocated_gib", "memory_reserved_gib", "rank"}
-    for each in armed():
+    for each in all_patterns():
         groups = {unit(name)[0] for name in each.regex.groupindex} - IGNORED
         if each.pattern.kind in ("step", "more"):
             assert groups <= kept, (each.dialect.name, groups - kept)
@@ -144,7 +144,7 @@ def test_a_specimen_is_its_dialects_own(dialect: Dialect, line: str) -> None:
     assert found <= {dialect.name}
     claimed = {
         each.dialect.name
-        for each in armed()
+        for each in all_patterns()
         if each.pattern.kind == "step" and each.pattern.literal in line and each.regex.search(line)
     }
     others = claimed - {dialect.name, "generic"}

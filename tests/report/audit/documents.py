@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.audit.auditing import audit
 from hpc_gpt.runs.record import Record
+from tests.report.step_tables import step_table
 
 EXCERPT = Path(__file__).with_name("excerpt.md")
 FORMULA = "TFLOPs: `8 * model_size_in_B * seq * global_batch_size / (step_time * gpus * 1e3)`"
@@ -45,7 +46,7 @@ def run(times=(), name="run.out", **record):
     steady = np.arange(len(seconds)) > 0
     if len(seconds) > 1:
         record.setdefault("step_s", float(np.median(seconds[1:])))
-    curve = Curve(
+    curve = step_table(
         step=np.arange(1.0, len(seconds) + 1),
         step_s=seconds,
         attempt=np.ones(len(seconds), np.int64),

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.comparison.compare import VERDICTS, compare_runs
 from hpc_gpt.report.comparison.difference import Interval
 from hpc_gpt.report.comparison.settings import flat_settings, settings_apart
 from hpc_gpt.report.comparison.words import as_tables, as_text, percent_words, title, verdict_words
 from hpc_gpt.runs.record import Record
 from tests.report.any_run import any_run
+from tests.report.step_tables import step_table
 
 RECORD = Record(
     run="r1",
@@ -45,7 +46,7 @@ def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady
     generator = np.random.default_rng(seed)
     seconds = np.round(step_s * (1 + 0.02 * generator.standard_normal(count)), 3)
     step = np.arange(1.0, count + 1)
-    curve = Curve(
+    curve = step_table(
         step=step,
         step_s=seconds,
         loss=2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses,
@@ -129,7 +130,7 @@ def test_nothing_known_makes_no_claim():
 def test_the_same_run_and_copies_of_a_log():
     run = made(1)
     assert words(run, run) == "the same run as A"
-    copy = RunRead(run.record, run.curve, files=[Path("copy.txt")])
+    copy = RunRead(run.record, run.steps, files=[Path("copy.txt")])
     assert words(run, copy) == "the same steps in the same figures as A: two copies of one log"
 
 
@@ -210,12 +211,17 @@ def test_whatever_a_log_says_it_can_be_compared(a, b):
 
 def test_the_digits_of_a_log_bound_what_can_be_claimed():
     coarse = [made(seed, step_s=step_s) for seed, step_s in ((1, 1.2), (2, 1.3))]
-    coarse = [RunRead(run.record, replace(run.curve, step_s=np.round(run.curve.step_s, 1))) for run in coarse]
+    coarse = [
+        RunRead(
+            run.record, replace(run.steps, columns={**run.steps.columns, "step_s": np.round(run.steps["step_s"], 1)})
+        )
+        for run in coarse
+    ]
     interval = compare_runs(*coarse).speeds[0].interval
     assert interval.change < -7
     assert interval.high - interval.low > 7
     # Of our own runs the figures are in full.
-    ours = [RunRead(run.record, run.curve, folder=Path(f"run{place}")) for place, run in enumerate(coarse)]
+    ours = [RunRead(run.record, run.steps, folder=Path(f"run{place}")) for place, run in enumerate(coarse)]
     exact = compare_runs(*ours).speeds[0].interval
     assert exact.high - exact.low < interval.high - interval.low - 5
 
@@ -236,13 +242,12 @@ def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_
     losses = np.full(60, 3.0)
     losses[10] = np.nan
     a = made(1, losses=losses, count=60)
-    again = replace(
-        a.curve,
-        step=np.concatenate([np.arange(1.0, 41), np.arange(31.0, 51)]),
-        loss=np.concatenate([np.full(40, 9.0), np.full(20, 3.5)]),
-        counts=np.arange(60) % 60 >= 0,
-    )
-    again.counts[30:40] = False
+    twice = {
+        "step": np.concatenate([np.arange(1.0, 41), np.arange(31.0, 51)]),
+        "loss": np.concatenate([np.full(40, 9.0), np.full(20, 3.5)]),
+    }
+    counts = ~((np.arange(60) >= 30) & (np.arange(60) < 40))
+    again = replace(a.steps, columns={**a.steps.columns, **twice}, counts=counts)
     compared = compare_runs(a, RunRead(a.record, again, files=[Path("b")])).losses
     assert compared.common == 49
     assert (compared.step, compared.a, compared.b) == (50, 3.0, 3.5)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.own_runs.run import read_own
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.runs.own_run import read_own
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.runs.record import Record
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.report.step_tables import step_table
 
 
 def restarted_run(logs: Path, **overrides) -> RunRead:
@@ -25,7 +26,7 @@ def restarted_run(logs: Path, **overrides) -> RunRead:
 def log_run(folder: Path, **record) -> RunRead:
     """A run of a log without times of day, of four steps; one loss is no number."""
     step = np.arange(1.0, 5)
-    curve = Curve(
+    curve = step_table(
         step=step,
         step_s=np.array([4.0, 2.0, 2.0, 2.0]),
         loss=np.array([3.0, np.nan, 2.0, 1.0]),

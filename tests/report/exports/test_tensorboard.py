@@ -94,7 +94,7 @@ def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
 
 
 def test_a_run_that_goes_on_stays_the_same_run(tmp_path):
-    from hpc_gpt.readers.own_runs.run import read_own
+    from hpc_gpt.readers.runs.own_run import read_own
     from hpc_gpt.runs.run_folder import RunFolder
 
     before = restarted_run(tmp_path / "logs")
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
 
 
 def test_a_run_without_steps_has_its_settings(tmp_path):
-    from hpc_gpt.readers.run_read import RunRead
+    from hpc_gpt.readers.runs.run_read import RunRead
     from hpc_gpt.runs.record import Record
 
     (path,) = write_events([RunRead(Record(run="r", gpus=4, step_s=math.nan))], tmp_path)

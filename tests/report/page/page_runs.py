@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.part import Failure, Place
-from hpc_gpt.readers.run_read import Curve, RunRead
+from hpc_gpt.readers.logs.part import Failure, Place
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.runs.record import Record
+from tests.report.step_tables import step_table
 
 HOSTILE = (
     "<script>window.hacked=1</script>",
@@ -43,7 +44,7 @@ def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ..
     evaluated = np.arange(max(1, steps // 5), steps + 1, max(1, steps // 5), dtype=float)
     steady = np.ones(len(step), bool)
     steady[starts] = False
-    return Curve(
+    return step_table(
         step=step,
         step_s=seconds,
         loss=loss,
@@ -53,7 +54,7 @@ def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ..
         counts=counts,
         skipped=np.isin(step, skipped),
         eval_step=evaluated,
-        loss_eval=6.1 + 6 * np.exp(-4 * evaluated / steps),
+        eval_loss=6.1 + 6 * np.exp(-4 * evaluated / steps),
     )
 
 
@@ -179,7 +180,7 @@ def usual_runs() -> list[RunRead]:
                      tokens_per_s=18254.0, memory_allocated_gib=None, memory_reserved_gib=[21.5], gpu_hours=4.1,
                      flags=["step_s is runtime / steps, warm-up included",
                             "1024 samples were trained where the program counted 1000: its samples/s cannot be right"]),
-            Curve(step=np.arange(1.0, 17), step_s=np.full(16, np.nan), loss=np.full(16, np.nan),
+            step_table(step=np.arange(1.0, 17), step_s=np.full(16, np.nan), loss=np.full(16, np.nan),
                   attempt=np.ones(16, int), steady=np.zeros(16, bool), counts=np.ones(16, bool),
                   skipped=np.zeros(16, bool)),
         ),

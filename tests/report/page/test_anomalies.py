@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.readers.part import Failure, Place
-from hpc_gpt.readers.run_read import RunRead
+from hpc_gpt.readers.logs.part import Failure, Place
+from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.page.anomalies import DOUBT, ENDED_WORDS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
 from hpc_gpt.runs.state import ENDED
 from tests.report.page.page_runs import curve, megatron, usual_runs

@@ -1,0 +1,360 @@
+"""A log line by line: every line against every pattern. Faster ways must find what this finds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from hpc_gpt.readers.fields import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
+from hpc_gpt.readers.logs.matches import (
+    LONGEST_TEXT,
+    DialectPattern,
+    Found,
+    cut,
+    find,
+    float_of,
+    rank_of,
+    row_of,
+    time_of,
+    values_of,
+)
+from hpc_gpt.readers.logs.part import Fact, Failure, Memory, Part, Place
+from hpc_gpt.readers.pattern import Pattern
+from hpc_gpt.readers.steps import StepRows, sound_step
+from hpc_gpt.secrets import hide_secrets, is_secret
+
+MOST_ROWS = 1 << 17  # lines of steps that are kept of a file
+_MOST_VALUES = 8  # distinct values kept of one fact
+MOST_PARTS = 2000
+# How many are kept of a part, and of a file; what comes after is counted.
+_MOST = {
+    "failures": (1000, 10_000),
+    "ends": (1000, 10_000),
+    "arguments": (4000, 40_000),
+    "bars": (100_000, 100_000),
+    "evaluations": (100_000, 100_000),
+    "saves": (100_000, 100_000),
+    "ranks' memory": (20_000, 100_000),
+    "ranks' parameters": (20_000, 100_000),
+    "timers": (1000, 20_000),
+}
+LONGEST_LINE = 64_000  # characters of a line that are looked at
+MOST_GIB = 1e6  # no GPU's memory holds more
+ALL_TIMERS = 1024  # lines of timers of a part that are all added up
+SOME_TIMERS = 1024  # of those after them, one in so many
+FULL = f"lines of steps after {MOST_PARTS} restarts"
+OTHER_RANKS = "lines of steps that other ranks print too"
+PRINTED_BEFORE = "lines of a step that was printed before"
+# What a reader that is kept on disk knows beside its parts and rows.
+BOUNDS = ("full", "most_rows", "kept", "taken", "timer_lines")
+
+
+class LineReader:
+    """Takes the lines of one log in order and gives its parts."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.parts = [Part(file)]
+        self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
+        # How near the file is to its bounds.
+        self.full = False  # so many parts that no more lines of steps are taken
+        self.most_rows = MOST_ROWS  # of one dialect in one part
+        self.kept = 0  # rows of the file
+        self.taken: dict[str, int] = {}  # by what is counted in _MOST
+        self.timer_lines: dict[str, int] = {}  # of this part, by the timer's name if each timer has its own lines
+
+    def look(self, piece: str) -> tuple[str, list[Found]]:
+        """A line or a piece of one, cut to what is looked at, and what is found in it."""
+        if len(piece) > LONGEST_LINE:
+            self.leave_out("lines over 64,000 characters, cut")
+            piece = piece[:LONGEST_LINE]
+        return piece, find(piece)
+
+    def apply(self, number: int, line: str, found: list[Found]) -> None:
+        """Add what was found in a line to the part that it is of."""
+        if not found:
+            return
+        at, rank = time_of(line), rank_of(line)
+        self.saw(at)
+        for match, each in found:
+            self._apply(number, line, match, each, rank, at)
+
+    def saw(self, at: float | None) -> None:
+        """The time of day of a line in which something was found."""
+        part = self.parts[-1]
+        if at is not None:
+            part.first_at = at if part.first_at is None else part.first_at
+            part.last_at = at
+
+    def finish(self, last_line: int) -> list[Part]:
+        """The first part, and the others in which something was found. The reader is used up."""
+        self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            part.steps = {dialect: each.table(part.left_out) for dialect, each in rows.items()}
+        return [part for part in self.parts if part.dialects or part is self.parts[0]]
+
+    def _apply(
+        self, number: int, line: str, match: re.Match[str], each: DialectPattern, rank: int | None, at: float | None
+    ) -> None:
+        pattern = each.pattern
+        values = values_of(line, match, pattern)
+        if pattern.kind == "start":
+            self._start(number)
+        elif pattern.kind == "step":
+            self._step(number, values, each, rank, at)
+        elif pattern.kind == "more":
+            self._more(number, values, each, rank)
+        part = self.parts[-1]
+        part.dialects[each.dialect.name] = part.dialects.get(each.dialect.name, 0) + 1
+        place = Place(self.file, number)
+        for name, value in pattern.facts.items():
+            if name not in STEP_FIELDS:
+                self.fact(name, value, place, each)
+        match pattern.kind:
+            case "fact" | "start":
+                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
+                if isinstance(rank_params, float) and (
+                    name in part.rank_params or self._room("ranks' parameters", len(part.rank_params))
+                ):
+                    part.rank_params.setdefault(name, (rank_params, place))
+                for name, value in values.items():
+                    self.fact(name, value, place, each)
+            case "argument":
+                key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
+                wanted = key and key not in part.arguments and not is_secret(key, value)
+                if wanted and self._room("arguments", len(part.arguments)):
+                    part.arguments[key] = (cut(value), place)
+            case "total":
+                for name, value in values.items():
+                    part.totals.setdefault(name, Fact(cut(value), place, each.dialect.name))
+            case "progress":
+                step = float_of(values, "step")
+                if step is not None and self._room("bars", len(part.progress)):
+                    part.progress.append((step, float_of(values, "elapsed_s"), number))
+                if "steps_planned" in values:
+                    self.fact("steps_planned", values["steps_planned"], place, each)
+            case "eval":
+                loss = float_of(values, "loss_eval")
+                if loss is not None and self._room("evaluations", len(part.evals)):
+                    part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
+            case "save":
+                if self._room("saves", len(part.saves)):
+                    part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))
+            case "memory":
+                self.memory(values, rank, place)
+            case "timers":
+                self.timers(values)
+            case "failure":
+                self._failure(line, match, pattern, values, rank, at, place)
+            case "end":
+                assert pattern.ended
+                if self._room("ends", len(part.ends)):
+                    part.ends.append((pattern.ended, place))
+                for name in ("job_id", "node"):
+                    if name in values:
+                        self.fact(name, values[name], place, each)
+
+    def _start(self, number: int) -> None:
+        part = self.parts[-1]
+        if self.rows[-1] or part.progress or part.totals or part.failures or part.ends:
+            self._next_part(number)
+        self.parts[-1].started = True
+
+    def _next_part(self, number: int) -> None:
+        if len(self.parts) >= MOST_PARTS:
+            self.full = True
+            return
+        part = self.parts[-1]
+        part.last_line = max(number - 1, part.first_line)
+        self.parts.append(Part(self.file, number, number))
+        self.rows.append({})
+        self.timer_lines = {}
+
+    def _step(
+        self, number: int, values: Mapping[str, float | str], each: DialectPattern, rank: int | None, at: float | None
+    ) -> None:
+        if self.full:
+            return self.leave_out(FULL)
+        row = row_of(values, at)
+        step = row.get("step")
+        if step is not None and not sound_step(step):
+            return self.leave_out("lines of steps of a number that cannot be")
+        rows = self.rows[-1].get(each.dialect.name)
+        if rows is not None:
+            if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
+                self.memory_of_step(values, rank, Place(self.file, number))
+                if rows.lacks_first_loss and "loss" in row and step == rows.last_step:
+                    # Only the last stage of a pipeline knows the loss: its lines are taken from here on.
+                    rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
+                return self.leave_out(OTHER_RANKS)
+            last = rows.last_step
+            if step is not None and last is not None and step == last:
+                return self.leave_out(PRINTED_BEFORE)
+            if (
+                step is None
+                and "epoch" in row
+                and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
+            ):
+                return self.leave_out(PRINTED_BEFORE)
+            if step is not None and last is not None and step < last:
+                self._next_part(number)
+        if self.full:
+            return self.leave_out(FULL)
+        rows = self.rows_of(each.dialect.name, rank)
+        rows.add(row, number)
+        self.bound_rows(rows, rows.count - 1)
+        self._facts_of_step(values, rank, Place(self.file, number), each)
+        return None
+
+    def rows_of(self, dialect: str, rank: int | None) -> StepRows:
+        """The lines of steps of a dialect in this part. The rank of the first one is the one whose lines are taken."""
+        part = self.parts[-1]
+        if dialect not in self.rows[-1]:
+            self.rows[-1][dialect] = StepRows()
+            part.step_rank = rank if part.step_rank is None else part.step_rank
+        return self.rows[-1][dialect]
+
+    def bound_rows(self, rows: StepRows, before: int) -> None:
+        """Keep the rows of the file within MOST_ROWS after some of them grew; `before`: their count before that.
+
+        The longest parts are thinned first. How many rows a part keeps depends on the numbers of lines in the end, not
+        on when this was called.
+        """
+        most = self.most_rows
+        self.kept += min(rows.count, most) - min(before, most)
+        if self.kept > MOST_ROWS:
+            every = [each for part in self.rows for each in part.values()]
+            while (kept := sum(min(each.count, most) for each in every)) > MOST_ROWS:
+                most //= 2
+            self.most_rows, self.kept = most, kept
+            for each in every:
+                each.keep_at_most(most)
+        elif rows.count > most:
+            rows.keep_at_most(most)
+
+    def _more(self, number: int, values: Mapping[str, float | str], each: DialectPattern, rank: int | None) -> None:
+        rows = self.rows[-1].get(each.dialect.name)
+        if rows is None:
+            return self.leave_out("figures of a step that no line before them names")
+        if rank is not None and rank != self.parts[-1].step_rank:
+            return self.leave_out(OTHER_RANKS)
+        for name, value in values.items():
+            if name in STEP_FIELDS and isinstance(value, float):
+                rows.open_row.setdefault(name, value)
+        self._facts_of_step(values, rank, Place(self.file, number), each)
+        return None
+
+    def _facts_of_step(
+        self, values: Mapping[str, float | str], rank: int | None, place: Place, each: DialectPattern
+    ) -> None:
+        for name in STEP_FACTS:
+            if name in values:
+                self.fact(name, values[name], place, each)
+        self.memory_of_step(values, rank, place)
+
+    def memory_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
+        """What a line of steps says about memory, if anything."""
+        if any(name in values for name in MEMORY_FIELDS):
+            self.memory(values, rank, place)
+
+    def fact(self, name: str, value: str | int | float, place: Place, each: DialectPattern) -> None:
+        """A value of a field; one that was met before changes nothing."""
+        part = self.parts[-1]
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return self.leave_out(f"figures of {name} that cannot be")
+            value = int(value) if value.is_integer() else value
+        value = cut(value)
+        known = part.facts.setdefault(name, [])
+        if all(fact.value != value for fact in known):
+            if len(known) < _MOST_VALUES:
+                known.append(Fact(value, place, each.dialect.name))
+            elif _is_more(value, known[-1].value):
+                # Of what grows in many steps, as a batch does, the last value is kept.
+                known[-1] = Fact(value, place, each.dialect.name)
+        return None
+
+    def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
+        """Raise the peaks of a rank; the rank that the values name goes before the line's label."""
+        named = _whole_rank(values.get("rank"))
+        rank = rank if named is None else named
+        part = self.parts[-1]
+        for name in MEMORY_FIELDS:
+            gib = values.get(name)
+            if isinstance(gib, float) and not 0 <= gib <= MOST_GIB:
+                self.leave_out(f"figures of {name} that cannot be")
+                values = {key: value for key, value in values.items() if key != name}
+        if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
+            return
+        old = part.memory.get(rank, Memory(None, None, place))
+        peaks = [
+            max((each for each in (before, values.get(name)) if isinstance(each, float)), default=None)
+            for before, name in zip((old.allocated_gib, old.reserved_gib), MEMORY_FIELDS, strict=True)
+        ]
+        if peaks != [old.allocated_gib, old.reserved_gib]:
+            part.memory[rank] = Memory(peaks[0], peaks[1], place)
+
+    def timers(self, values: Mapping[str, float | str]) -> None:
+        """One line of timers. Of very many lines only some are added up, and counted."""
+        key = str(values.get("key", ""))[:64]
+        pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
+        timers = self.parts[-1].timers_s
+        if key and key not in self.timer_lines and not self._room("timers", len(self.timer_lines)):
+            return
+        nth = self.timer_lines.get(key, 0)
+        self.timer_lines[key] = nth + 1
+        if nth >= ALL_TIMERS and nth % SOME_TIMERS:
+            return
+        for piece in pieces:
+            name, colon, text = piece.rpartition(":")
+            name = name.strip()
+            found = scaled("step_ms", text) if colon else None
+            if found is None or not isinstance(found[1], float) or not math.isfinite(found[1]) or len(name) >= 64:
+                continue
+            if name in timers or self._room("timers", len(timers)):
+                total, count = timers.get(name, (0.0, 0))
+                timers[name] = (total + found[1], count + 1)
+
+    def _failure(
+        self,
+        line: str,
+        match: re.Match[str],
+        pattern: Pattern,
+        values: Mapping[str, float | str],
+        rank: int | None,
+        at: float | None,
+        place: Place,
+    ) -> None:
+        part = self.parts[-1]
+        if not self._room("failures", len(part.failures)):
+            return
+        assert pattern.ended
+        words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
+        named, node = _whole_rank(values.get("rank")), values.get("node")
+        rank = rank if named is None else named
+        part.failures.append(Failure(pattern.ended, words, place, rank, str(node) if node else None, at, pattern.echo))
+
+    def _room(self, what: str, count: int) -> bool:
+        """Whether one more is taken of what a part has `count` of; one that is not is counted."""
+        of_part, of_file = _MOST[what]
+        if count >= of_part or self.taken.get(what, 0) >= of_file:
+            self.leave_out(f"{what} after so many")
+            return False
+        self.taken[what] = self.taken.get(what, 0) + 1
+        return True
+
+    def leave_out(self, words: str, count: int = 1) -> None:
+        part = self.parts[-1]
+        part.left_out[words] = part.left_out.get(words, 0) + count
+
+
+def _is_more(value: str | int | float, other: str | int | float) -> bool:
+    return not isinstance(value, str) and not isinstance(other, str) and value > other
+
+
+def _whole_rank(value: object) -> int | None:
+    """The rank that a figure names; None if it names none."""
+    if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value < 1e7:
+        return None
+    return int(value)

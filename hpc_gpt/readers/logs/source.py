@@ -1,0 +1,354 @@
+"""A log as chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
+
+Its first bytes decide what a file is, not its name. A file that is no log is refused, in words. What cannot be read of
+a log is counted in `left_out`, by what it was. Memory is that of a chunk, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK = 1 << 21  # bytes
+HEAD = 1 << 16  # bytes looked at to tell what a file is
+LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are held
+STDIN = "-"
+_ZSTANDARD_PIECE = 1 << 10
+# First bytes -> what it is.
+_MAGIC = (
+    (b"PK\x03\x04", "a zip archive, as of a checkpoint"),
+    (b"PK\x05\x06", "a zip archive"),
+    (b"\x7fELF", "a program"),
+    (b"\x89PNG", "an image"),
+    (b"\xff\xd8\xff", "an image"),
+    (b"GIF8", "an image"),
+    (b"%PDF-", "a PDF document"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x89HDF\r\n", "an HDF5 file"),
+    (b"SQLite format 3\0", "a database"),
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"MMIDIDX\0", "an index of tokens"),
+    (b"BZh", "compressed with bzip2, which is not read"),
+    (b"\xfd7zXZ\0", "compressed with xz, which is not read"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-zip archive"),
+    (b"Rar!\x1a\x07", "a rar archive"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4, which is not read"),
+    (b"\0asm", "a program"),
+    (b"!<arch>\n", "a library"),
+    (b"OggS", "sound"),
+    (b"RIFF", "sound or an image"),
+)
+_GZIP = b"\x1f\x8b"
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+# Bytes that no text holds. It may hold a bell, a backspace, an escape and the ends of lines.
+_NEVER = bytes(number for number in range(1, 32) if number not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
+_MOST_NEVER = 0.05
+_MOST_FOREIGN = 0.30
+
+
+class Source:
+    """One log, opened. `refused`: why it is none, in words; then there are no chunks.
+
+    `bytes_read`: bytes taken from the file, before decompression. `left_out`: what was skipped, in words, and how
+    often. `torn`: the last chunk does not end with a newline. `offset`: where in a plain file the last chunk ends, or
+    where it begins if it is torn; -1 if bytes were removed before it, so that this is not known.
+    `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: of the file when it was
+    opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = "stdin" if str(path) == STDIN else str(path)
+        self.refused: str | None = None
+        self.left_out: dict[str, int] = {}
+        self.bytes_read = 0
+        self.offset = 0
+        self.torn = False
+        self.compressed: str | None = None
+        self.size = self.device = self.inode = self.changed_ns = 0
+        self.is_stdin = str(path) == STDIN
+        self._stream: BinaryIO | None = None
+        self._head = b""
+        self._unread = 0
+        self._given = 0  # where in the file the last block ends
+        self._changed = False  # the blocks are not as the file has them
+        try:
+            self._open(path)
+        except (OSError, ValueError) as fault:
+            self.refuse(_words(fault))
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; standard input stays open."""
+        if self._stream is not None and not self.is_stdin:
+            self._stream.close()
+        self._stream = None
+
+    def refuse(self, words: str) -> None:
+        """Not a log, and why."""
+        self.refused = words
+        self.close()
+
+    def leave_out(self, words: str, count: int = 1) -> None:
+        """Count what is skipped."""
+        self.left_out[words] = self.left_out.get(words, 0) + count
+
+    def bytes_at(self, start: int, size: int) -> bytes:
+        """Bytes of a plain file, fewer at its end; for a check of what was read before."""
+        if self._stream is None or self.is_stdin:
+            return b""
+        try:
+            found = os.pread(self._stream.fileno(), size, start)
+        except OSError:
+            return b""
+        self.bytes_read += len(found)
+        return found
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """What the log holds, from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
+
+        A chunk ends after a newline, or after a carriage return if it holds no newline. The last one may end anywhere,
+        as does one that holds the first 262,144 bytes of a longer line.
+        """
+        if self._stream is None:
+            return
+        self._given = start
+        tail = b""
+        dropping = False
+        for block in self._text(start):
+            if dropping:
+                end = _first_end(block)
+                self.leave_out("bytes of a line after its first 262,144", end if end >= 0 else len(block))
+                if end < 0:
+                    continue
+                block, dropping = block[end:], False
+            end = block.rfind(b"\n") + 1
+            if not end and b"\n" not in tail:
+                end = block.rfind(b"\r") + 1
+            whole = b"".join((tail, memoryview(block)[:end])) if end else b""
+            tail = block[end:] if end else tail + block
+            self.offset = -1 if self._changed else self._given - len(tail)
+            if end:
+                yield whole
+            if len(tail) > LONGEST_PIECE:
+                yield tail[:LONGEST_PIECE]
+                self.leave_out("bytes of a line after its first 262,144", len(tail) - LONGEST_PIECE)
+                tail, dropping = b"", True
+        if dropping:
+            self.offset = -1
+        if tail:
+            self.torn = True
+            yield tail
+
+    def _open(self, path: Path) -> None:
+        if self.is_stdin:
+            self._stream = sys.stdin.buffer
+        else:
+            kind = os.stat(path).st_mode
+            if not stat.S_ISREG(kind):
+                return self.refuse(_kind(kind))
+            # A pipe may have taken its place since the look at it: opening that must not wait for a writer.
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            self._stream = os.fdopen(number, "rb", buffering=0)
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode):
+                return self.refuse(_kind(found.st_mode))
+            self.size, self.device, self.inode = found.st_size, found.st_dev, found.st_ino
+            self.changed_ns = found.st_mtime_ns
+        self._unread = self.size
+        self._head = self._raw(HEAD)
+        self.compressed = compression(self._head)
+        plain = self._head
+        if self.compressed:
+            try:
+                plain = next(self._unpacked(iter((self._head,)), {}), b"")[:HEAD]
+            except ModuleNotFoundError:
+                return self.refuse("compressed with zstandard: pip install 'hpc-gpt[zstd]' to read it")
+        why = not_a_log(plain)
+        return self.refuse(why) if why else None
+
+    def _raw(self, size: int) -> bytes:
+        """The next bytes of the file, up to where it ended when it was opened: one that grows is not followed."""
+        assert self._stream is not None
+        size = size if self.is_stdin else min(size, self._unread)
+        found = b""
+        while len(found) < size:
+            try:
+                more = self._stream.read(size - len(found))
+            except OSError as fault:
+                self.leave_out(f"the rest of the file: {_words(fault)}")
+                self._changed = True
+                more = b""
+            if not more:
+                self._unread = 0
+                break
+            found = found + more if found else more
+        self._unread -= min(len(found), self._unread)
+        self.bytes_read += len(found)
+        return found
+
+    def _blocks(self, start: int) -> Iterator[bytes]:
+        if start and self._stream is not None:
+            self._stream.seek(start)
+            self._unread = max(0, self.size - start)
+        elif self._head:
+            yield self._head
+        while block := self._raw(CHUNK):
+            yield block
+
+    def _text(self, start: int) -> Iterator[bytes]:
+        blocks = self._blocks(start)
+        if self.compressed:
+            blocks = self._unpacked(blocks, self.left_out)
+        first = start == 0
+        decoder: codecs.IncrementalDecoder | None = None
+        for block in blocks:
+            self._given += len(block)
+            if first:
+                first = False
+                if block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+                block = block.removeprefix(codecs.BOM_UTF8)
+            if decoder is not None:
+                self._changed = True
+                block = decoder.decode(block).encode("utf-8", "replace")
+            if b"\0" in block:
+                self._changed = True
+                self.leave_out("NUL bytes", block.count(b"\0"))
+                block = block.replace(b"\0", b"")
+            if block:
+                yield block
+
+    def _unpacked(self, blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
+        words = "the rest of the file: its compressed data are cut off or damaged"
+        unpack = _gunzip if self.compressed == "gzip" else _unzstd
+        whole = yield from unpack(blocks)
+        if not whole:
+            left_out[words] = left_out.get(words, 0) + 1
+
+
+def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
+    """What gzip members hold, one after the other; returns whether the last one was whole."""
+    member = zlib.decompressobj(wbits=31)
+    begun = False
+    for block in blocks:
+        data, more = block, True
+        while data or more:
+            if member.eof:
+                data = data.lstrip(b"\0")  # tapes and block devices pad with these
+                if not data:
+                    break
+                member, begun = zlib.decompressobj(wbits=31), False
+            begun = True
+            try:
+                found = member.decompress(data, CHUNK)
+            except zlib.error:
+                return False
+            if found:
+                yield found
+            data = member.unused_data if member.eof else member.unconsumed_tail
+            more = len(found) == CHUNK  # there may be more output of the same input
+    return member.eof or not begun
+
+
+def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
+    """What zstandard frames hold; returns whether the last one was whole."""
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    frame, begun = unpacker.decompressobj(), False
+    for block in blocks:
+        # A block of a frame takes at least four bytes and gives at most 128 KiB: small pieces bound what comes out.
+        for start in range(0, len(block), _ZSTANDARD_PIECE):
+            data = block[start : start + _ZSTANDARD_PIECE]
+            while data:
+                if frame.eof:
+                    frame, begun = unpacker.decompressobj(), False
+                begun = True
+                try:
+                    found = frame.decompress(data)
+                except zstandard.ZstdError:
+                    return False
+                if found:
+                    yield found
+                data = frame.unused_data if frame.eof else b""
+    return frame.eof or not begun
+
+
+def _first_end(block: bytes) -> int:
+    """Where the first newline or carriage return is; -1 without one."""
+    found = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
+    return min(found, default=-1)
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def _words(fault: Exception) -> str:
+    if isinstance(fault, OSError):
+        named = {errno.ELOOP: "a loop of symbolic links", errno.ENOENT: "no such file", errno.EACCES: "not readable"}
+        return named.get(fault.errno or 0, (fault.strerror or str(fault)).lower())
+    return "no path that a file can have"
+
+
+def compression(head: bytes) -> str | None:
+    """ "gzip", "zstandard" or None, by a file's first bytes."""
+    if head.startswith(_GZIP):
+        return "gzip"
+    # 0x184D2A5? begins a skippable frame, which pzstd puts first.
+    skippable = len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
+    return "zstandard" if head.startswith(_ZSTANDARD) or skippable else None
+
+
+def not_a_log(head: bytes) -> str | None:
+    """Why a file that begins so is no log, in words; None for text, NULs in it or not, and for an empty file."""
+    for magic, words in _MAGIC:
+        if head.startswith(magic):
+            return words
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a pickle"
+    if head[257:262] == b"ustar":
+        return "a tar archive"
+    if head[8:10] == b'{"' and head[4:8] == b"\0\0\0\0":
+        return "a safetensors file"
+    if head[4:8] == b"\0\0\0\0" and b"brain.Event:" in head[:64]:
+        return "a TensorBoard event file"
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return _utf16(head)
+    text = head.replace(b"\0", b"")
+    if not text:
+        return None
+    never = len(text) - len(text.translate(None, _NEVER))
+    if never > _MOST_NEVER * len(text):
+        return "binary"
+    # The bytes looked at may end in the middle of a character: that is no fault.
+    foreign = text.decode("utf-8", "replace").count("�")
+    return "binary" if foreign > _MOST_FOREIGN * len(text) else None
+
+
+def _utf16(head: bytes) -> str | None:
+    try:
+        text = head[: len(head) & ~1].decode("utf-16", "replace")
+    except UnicodeError:
+        return "binary"
+    return None if text.count("\n") and text.count("�") <= _MOST_NEVER * len(text) else "binary"

@@ -1,1 +1,0 @@
-"""Our own run folders as records and curves."""

@@ -1,0 +1,281 @@
+"""A record in the making: what logs state of each field, which of it is taken, from where, and what looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.fields import TEXT_FIELDS
+from hpc_gpt.readers.logs.part import Part, Place
+from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.secrets import hide_secrets
+
+# Who states a value; the higher goes first, as it is nearer to what ran.
+SAID, ASKED, SCRIPT = 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value, who states it (SAID, ASKED or SCRIPT) and where, as `file:line`."""
+
+    value: Any
+    by: int
+    source: str
+
+
+@cache
+def _by_name() -> dict[str, Dialect]:
+    return {dialect.name: dialect for dialect in dialects()}
+
+
+def dialects_of(part: Part) -> list[Dialect]:
+    """The dialects with lines in a part, that with most lines first."""
+    names = sorted(part.dialects, key=lambda name: -part.dialects[name])
+    return [_by_name()[name] for name in names if name in _by_name()]
+
+
+def asked(part: Part) -> dict[str, Any]:
+    """Fields that follow from a part's dump of arguments."""
+    found: dict[str, Any] = {}
+    texts = {key: text for key, (text, _) in part.arguments.items()}
+    for dialect in dialects_of(part) if texts else []:
+        if dialect.settle is not None:
+            found = {**dialect.settle(texts), **found}
+    return found
+
+
+def asked_at(part: Part) -> dict[str, Stated]:
+    """Fields that follow from a part's dump, each with the line of the argument that it depends on."""
+    found: dict[str, Stated] = {}
+    texts = {key: text for key, (text, _) in part.arguments.items()}
+    for dialect in dialects_of(part) if texts else []:
+        if dialect.settle is None:
+            continue
+        watched = _Watched(texts)
+        settled = dialect.settle(watched)
+        places = _places(dialect, texts, settled, watched.read, part)
+        for name, value in settled.items():
+            if name not in found:
+                key, place = places.get(name, ("", Place(part.file, part.first_line)))
+                found[name] = Stated(value, ASKED, f"{place} (argument{' ' + key if key else 's'})")
+    return found
+
+
+def _places(
+    dialect: Dialect, texts: Mapping[str, str], settled: Mapping[str, Any], read: Sequence[str], part: Part
+) -> dict[str, tuple[str, Place]]:
+    """The argument that each field depends on: with another text for it, or else without it, the field changes.
+
+    Arguments with the field's own value are tried first. If two have it, another text finds the one that counts:
+    leaving out one alone changes nothing.
+    """
+    settle = dialect.settle
+    assert settle is not None
+    tried: dict[tuple[str, bool], Mapping[str, Any]] = {}
+
+    def depends_on(name: str, key: str, missing: bool) -> bool:
+        if (key, missing) not in tried:
+            other = {each: text for each, text in texts.items() if each != key}
+            tried[key, missing] = settle(other if missing else {**other, key: _other(texts[key])})
+        return bool(tried[key, missing].get(name) != settled[name])
+
+    places: dict[str, tuple[str, Place]] = {}
+    for name, value in settled.items():
+        alike = [key for key in read if texts[key].strip() == str(value)]
+        order = [*alike, *(key for key in read if key not in alike)]
+        trials = ((key, missing) for missing in (False, True) for key in order)
+        key = next((key for key, missing in trials if depends_on(name, key, missing)), None)
+        key = alike[0] if key is None and alike else key
+        if key is not None:
+            places[name] = (key, part.arguments[key][1])
+    return places
+
+
+def _other(text: str) -> str:
+    """A text that means something else."""
+    text = text.strip()
+    if text.isdecimal() and len(text) < 19:
+        return str(int(text) + 1)
+    return {"True": "False", "False": "True"}.get(text, f"not {text}")
+
+
+class _Watched(Mapping[str, str]):
+    """Arguments that remember which of them were looked at and are there."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+        self._read: dict[str, None] = {}
+
+    @property
+    def read(self) -> list[str]:
+        return list(self._read)
+
+    def __getitem__(self, key: str) -> str:
+        text = self._texts[key]
+        self._read[key] = None
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
+    """Every value that parts state of each field, the nearest to what ran first; equal ones once."""
+    found: dict[str, list[Stated]] = {}
+    for part in parts:
+        for name, facts in part.facts.items():
+            for fact in facts:
+                _add(found, name, Stated(fact.value, SAID, str(fact.place)))
+    for part in parts:
+        for name, value in asked_at(part).items():
+            _add(found, name, value)
+    return found
+
+
+def _add(found: dict[str, list[Stated]], name: str, value: Stated) -> None:
+    known = found.setdefault(name, [])
+    if all(each.value != value.value or each.by != value.by for each in known):
+        known.append(value)
+
+
+# Two parts in which one of these differs are not of one run.
+_MARKS = ("gpus", "tp", "pp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
+
+
+Marks = Mapping[str, frozenset[Any]]
+
+
+def marks(part: Part) -> Marks:
+    """What tells one run from another: layout, shape and batch, as far as the part says."""
+    settled = asked(part)
+    found: dict[str, frozenset[Any]] = {}
+    for name in _MARKS:
+        values = {fact.value for fact in part.facts.get(name, ())} | ({settled[name]} if name in settled else set())
+        if values:
+            found[name] = frozenset(values)
+    return found
+
+
+def contradict(one: Marks, other: Marks) -> bool:
+    """Whether the marks of two parts show that they are not of one run."""
+    return any(not one[name] & other[name] for name in one.keys() & other.keys())
+
+
+def united(one: Marks, other: Marks) -> Marks:
+    """The marks of two parts that do not contradict each other."""
+    return {**other, **{name: values & other.get(name, values) for name, values in one.items()}}
+
+
+# Larger than any size or count of a training run.
+_LARGEST = 10**18
+# Fields for which a flag says if two places differ, and what they are called in it.
+_COMPARED = {
+    "gpus": "GPUs",
+    "nodes": "nodes",
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "cp": "cp",
+    "micro_batch": "the micro-batch",
+    "micro_batches": "micro_batches",
+    "global_batch": "the global batch",
+    "seq": "the sequence length",
+    "hidden": "the hidden size",
+    "layers": "layers",
+    "heads": "heads",
+    "zero_stage": "the ZeRO stage",
+    "dtype": "the dtype",
+}
+_WORDS = {SAID: "the log says", ASKED: "the arguments ask for", SCRIPT: "the script beside says"}
+
+
+@dataclass
+class Draft:
+    """Values and sources by field, flags in the order found."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The value, None if it is not known."""
+        return self.values.get(name)
+
+    def whole(self, name: str) -> int | None:
+        """The value of a size or count, at least 1; None if it is not known."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) and value > 0 else None
+
+    def set(self, name: str, value: Any, source: str) -> None:
+        """Set a field and its source."""
+        self.values[name] = value
+        self.sources[name] = source
+
+    def infer(self, name: str, value: Any, how: str) -> None:
+        """Set a field that nothing states, unless it is known."""
+        if name not in self and value is not None:
+            self.set(name, value, f"inferred: {how}")
+
+    def flag(self, words: str) -> None:
+        """Add a flag, once."""
+        if words not in self.flags:
+            self.flags.append(words)
+
+
+def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
+    """The fields as they are stated: what a program says goes before what it was asked, and that before the script.
+
+    If two of them differ, a flag says so with both places.
+    """
+    draft = Draft()
+    for name in dict.fromkeys([*found, *beside]):
+        candidates = [*found.get(name, ()), *([beside[name]] if name in beside else [])]
+        usable = [(value, each) for each in candidates if (value := _usable(name, each.value)) is not None]
+        for each in candidates:
+            if _usable(name, each.value) is None:
+                draft.flag(f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out")
+        if not usable:
+            continue
+        best, said = max(usable, key=lambda pair: pair[1].by)
+        draft.set(name, best, said.source)
+        if name in _COMPARED:
+            _compare(draft, name, best, said, usable)
+    return draft
+
+
+def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
+    values = [value for value, each in usable if each.by == SAID]
+    if name == "global_batch" and len(values) > 1 and values == sorted(values):
+        # It grows as `--rampup-batch-size` asks; what follows from it is of the largest.
+        largest, where = [(value, each) for value, each in usable if each.by == SAID][-1]
+        draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
+        draft.flag(f"the global batch grew during the run, from {values[0]} to {largest} ({where.source})")
+        return
+    other = next(((value, each) for value, each in usable if value != best), None)
+    if other is not None:
+        value, each = other
+        words = "and" if each.by == said.by else f"but {_WORDS[each.by]}"
+        draft.flag(f"{_WORDS[said.by]} {_COMPARED[name]} {best} ({said.source}), {words} {value} ({each.source})")
+
+
+def _usable(name: str, value: Any) -> Any:
+    """A value fit for its field; None for a size that no training has."""
+    if name in TEXT_FIELDS or isinstance(value, str):
+        text = hide_secrets(" ".join(str(value).split()))[:200]
+        return text or None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, bool) else None
+    if not abs(value) <= _LARGEST:
+        return None
+    if name in _COMPARED and (value < 0 or value != int(value) or (value == 0 and name != "zero_stage")):
+        return None
+    return int(value) if value == int(value) else value

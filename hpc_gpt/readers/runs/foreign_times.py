@@ -1,0 +1,305 @@
+"""What came of a run that another program logged: its step time, losses, skipped and NaN steps, saves, tokens.
+
+The seconds of a step are, in this order: the step's own time; by tokens or samples a second, if the batch is known; by
+the time since the run's start; by the time of day of the lines; a total runtime over the steps. Only the first is
+printed as such, so a flag says if it is one of the others. Bars give no step time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
+from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations
+from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Column, Mask, StepTimes, time_steps
+
+# Times of day in whole seconds tell a step of this many seconds to about a tenth.
+_COARSE_S = 10.0
+_APART = 0.02  # two programs' times of the same steps agree to this share, or a flag says so
+
+
+def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
+    """Add step_s, its spread and its counts, and flags of what looks wrong with them; mark the steady steps.
+
+    Returns the seconds of a step for every line, NaN if they are not known.
+    """
+    step_s, how = _seconds(draft, steps)
+    if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
+        _add_from_total(draft, steps, parts)
+        return step_s
+    other = _of_another_batch(draft, steps, parts)
+    apart, asked = _apart(draft, steps, np.where(other, np.nan, step_s))
+    times = time_steps(steps, step_s, apart | other)
+    assert times is not None
+    _add_measured(draft, steps, times, how)
+    _flag_times(draft, steps, step_s, times, asked)
+    if not how:
+        _flag_other_programs(draft, steps, parts)
+    return step_s
+
+
+def _seconds(draft: Draft, steps: LogSteps) -> tuple[Column, str]:
+    """(seconds of a step for each line, how they are known: "" if the program prints them)."""
+    if np.isfinite(steps["step_s"]).any():
+        return steps["step_s"], ""
+    batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
+    tokens: float | None = step_tokens(draft)
+    by = "global_batch x seq" if tokens else "consumed_tokens of a step"
+    tokens = tokens or consumed_by_step(steps)
+    for key, whole, of in (
+        ("tokens_per_s", tokens, by),
+        ("tokens_per_s_gpu", tokens, by),
+        ("samples_per_s", batch, "global_batch"),
+        ("samples_per_s_gpu", batch, "global_batch"),
+    ):
+        known = np.isfinite(steps[key]) & (steps[key] > 0)
+        share = key.endswith("_gpu")
+        if known.any() and whole and (gpus or not share):
+            with np.errstate(over="ignore"):
+                seconds = whole / np.where(known, steps[key], np.nan) / (gpus if share and gpus else 1)
+            return seconds, f"{of} / {key.removesuffix('_gpu')}" + (" of one GPU x gpus" if share else "")
+    for key, what in (("elapsed_s", "the time since the start"), ("at", "the lines' times of day")):
+        seconds, how = _differences(steps, steps[key])
+        if np.isfinite(seconds).any():
+            return seconds, f"differences of {what}{how}"
+    return np.full(len(steps), np.nan), ""
+
+
+def _differences(steps: LogSteps, clock: Column) -> tuple[Column, str]:
+    """(seconds a step since an earlier line of the same attempt, NaN without one; a note on them).
+
+    That line is the one before. If the clock shows whole seconds alone, and the lines come too often for these, it is
+    the one a tenth of the lines before.
+    """
+    found = _over(steps, clock, 1)
+    known = clock[np.isfinite(clock)]
+    between = np.diff(known)
+    if len(between) and (known % 1 == 0).all() and np.median(between) < _COARSE_S:
+        return _over(steps, clock, max(1, len(steps) // 10)), ", which are whole seconds, over a tenth of the lines"
+    return found, ""
+
+
+def _over(steps: LogSteps, clock: Column, reach: int) -> Column:
+    seconds = np.full(len(steps), np.nan)
+    if len(steps) > reach:
+        same = steps.attempt[reach:] == steps.attempt[:-reach]
+        apart = steps["step"][reach:] - steps["step"][:-reach]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            each = (clock[reach:] - clock[:-reach]) / apart
+        seconds[reach:] = np.where(same & (apart > 0) & (each > 0), each, np.nan)
+    return seconds
+
+
+def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
+    """(lines to set apart, which pauses were asked for but have no line in the log, in words)."""
+    apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0)
+    loss = steps["loss"]
+    if steps.totals.get("nan_loss") and np.isfinite(loss).any():
+        apart |= ~np.isfinite(loss)
+    asked = []
+    if not steps.after_pause.any():
+        for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
+            every = draft.whole(name)
+            if not every or every <= steps.interval:
+                continue
+            # The line after the step, whose time began with the pause. It is set apart only if it took longer.
+            begins = steps["step"] - steps.interval
+            due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
+            if due.any():
+                slow = due & (step_s > SLOW * np.nanmedian(step_s))
+                apart |= slow
+                if slow.any():
+                    asked.append(f"{what} every {every} steps ({draft.sources[name]})")
+    return apart, " and ".join(asked)
+
+
+def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
+    """If the batch of a run grew: the lines of steps of another batch than the one that its figures are of."""
+    other = np.zeros(len(steps), np.bool_)
+    batch = draft.whole("global_batch")
+    if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
+        return other
+    samples = _over(steps, steps["consumed_samples"], 1)
+    if not np.isfinite(samples).any():
+        draft.flag(f"step_s is of steps of every batch, and the figures from it are of {batch} samples")
+        return other
+    other = np.abs(samples - batch) > 0.5
+    if other[steps.counts & np.isfinite(samples)].all():
+        draft.flag(f"no line is of steps of {batch} samples alone: step_s is of other batches")
+        return np.zeros(len(steps), np.bool_)
+    # The batch of a line without one before it is not known: it begins an attempt, and is warm-up.
+    draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
+    return other
+
+
+def _add_measured(draft: Draft, steps: LogSteps, times: StepTimes, how: str) -> None:
+    used = np.flatnonzero(steps.steady)
+    where = f"{steps.place(int(used[0]))} to {steps.line[used[-1]]}"
+    lines = "lines" if steps.interval == 1 else f"lines, {steps.interval} steps apart"
+    chosen = (
+        f"median of {times.used} of {int(steps.counts.sum())} {lines} ({times.warmup} warm-up, {times.apart} set apart)"
+    )
+    source = f"{where}, {chosen}; {RULE}"
+    draft.set("step_s", times.step_s, f"inferred: {how}; {source}" if how else source)
+    for name, value, words in (
+        ("step_s_p10", times.p10, "10th percentile of the same lines"),
+        ("step_s_p90", times.p90, "90th percentile of the same lines"),
+        ("step_s_mean", times.mean, "mean of the same lines"),
+        ("steps_used", times.used, "lines that the median is of"),
+        ("warmup_steps", times.warmup, "lines left out as warm-up"),
+    ):
+        draft.set(name, value, words)
+    if how:
+        draft.flag(f"the program prints no step time: step_s is from {how}")
+
+
+def _flag_times(draft: Draft, steps: LogSteps, step_s: Column, times: StepTimes, asked: str) -> None:
+    counting = steps.counts
+    whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
+    if whole:
+        draft.flag("every step was skipped by an overflow of fp16: step_s is of forward and backward only")
+    for flag in times.flags:
+        if not (whole and "or was skipped" in flag):
+            draft.flag(flag)
+    if asked:
+        draft.flag(f"slow lines after {asked} are set apart")
+    slow = steps.steady & (step_s > OUTLIER * times.step_s)
+    if slow.any():
+        worst = int(np.argmax(np.where(slow, step_s, 0)))
+        draft.flag(
+            f"{int(slow.sum())} of {times.used} steady lines took over {OUTLIER} x the median, the slowest "
+            f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median holds them"
+        )
+    if steps.stride > 1:
+        draft.flag(f"of {steps.count:,} lines of steps each {steps.stride}th was kept")
+
+
+def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Another program in the log whose times of the same steps differ, as DeepSpeed's beside Megatron's."""
+    for part in parts:
+        for name, other in part.steps.items():
+            if name == steps.dialect or "step_s" not in other:
+                continue
+            _, here, there = np.intersect1d(steps["step"], other["step"], return_indices=True)
+            with np.errstate(all="ignore"):
+                ratio = other["step_s"][there] / steps["step_s"][here]
+            ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
+            if len(ratio) and abs(float(np.median(ratio)) - 1) > _APART:
+                words = f"{name} times the same steps at {float(np.median(ratio)):.3f} of what {steps.dialect} says"
+                draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
+
+
+def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """A runtime over the steps, warm-up included."""
+    for part in parts:
+        fact = part.totals.get("runtime_s")
+        if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
+            continue
+        count, what = _steps_of(draft, steps, part)
+        if not count:
+            draft.flag(f"a runtime of {fact.value:g} s ({fact.place}) over an unknown number of steps")
+            continue
+        draft.set(
+            "step_s", fact.value / count, f"{fact.place}, runtime {fact.value:g} s / {count:g} {what}; warm-up included"
+        )
+        draft.set("steps_used", int(count), "all steps of the runtime")
+        draft.set("warmup_steps", 0, "none left out: a total holds them")
+        draft.flag("step_s is the total runtime over the steps, warm-up included")
+        return
+
+
+def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
+    """(how many steps a part's runtime covers, what says so)."""
+    bars = [step for step, _, _ in part.progress]
+    last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
+    begun = draft.get("resumed_step") or 0
+    planned = draft.whole("steps_planned")
+    if planned and planned > begun and (not bars or max(bars) >= planned or last >= planned):
+        return planned - begun, f"steps ({draft.sources['steps_planned']})"
+    if bars and max(bars) > begun:
+        return max(bars) - begun, "steps of the bar"
+    return (last - begun, "steps") if last > begun else (0.0, "")
+
+
+_MOST_TOKENS = 10**18
+
+
+def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Add the first and the last loss, and that of the last evaluation."""
+    known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
+    if len(known):
+        first, last = int(known[0]), int(known[-1])
+        draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
+        draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
+        if last > first and steps["loss"][last] >= steps["loss"][first]:
+            draft.flag("the loss did not fall")
+    evals = evaluations(steps, parts)
+    if evals:
+        draft.set("loss_eval", evals[-1][1], evals[-1][2])
+
+
+def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Add skipped and NaN steps, tokens, saves."""
+    if steps.absurd:
+        draft.flag(f"left out: {steps.absurd} figures of steps larger than any can be")
+    if not steps.numbered:
+        draft.flag("the lines tell no step's number: they are counted in its place")
+    if len(steps):
+        summed = "sum over the lines of steps"
+        for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
+            column = steps[key]
+            if np.isfinite(column).any():
+                whole = np.nansum(column[steps.counts]) if steps.stride == 1 else steps.totals.get(key, 0.0)
+                draft.set(name, int(min(whole, 1e15)), summed)
+        lost = int(steps.totals.get("nan_loss", 0))
+        if lost > (draft.get("nan_steps") or 0):
+            draft.set("nan_steps", lost, "lines with a loss that is no number")
+        if lost:
+            draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
+    else:
+        skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
+        if skipped:
+            draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
+    saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
+    if saves:
+        draft.set("save_s", float(np.median(saves)), f"median of {len(saves)} saves")
+    timed = [part.timers_s["save-checkpoint"] for part in parts if "save-checkpoint" in part.timers_s]
+    if count := sum(each for _, each in timed):
+        draft.infer("save_s", sum(total for total, _ in timed) / count, f"mean of {count} timers save-checkpoint")
+    _add_tokens(draft, steps, parts)
+
+
+def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    seq = draft.whole("seq")
+    for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
+        known = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
+        if each and len(known) > 1:
+            column, numbers = steps[key], steps["step"]
+            first, last = int(known[0]), int(known[-1])
+            # The tokens of the first line's own steps are not in the difference.
+            begun = (step_tokens(draft) or 0) * steps.interval
+            # Composer's first line counts what was done before its step: none.
+            begun = int(float(column[first]) * each) if numbers[first] <= steps.interval and column[first] else begun
+            total = int(float(column[last] - column[first]) * each) + begun
+            if not 0 < total < _MOST_TOKENS:
+                continue
+            return draft.set("tokens_total", total, f"inferred: {key} from {steps.place(first)} to {steps.line[last]}")
+    each_step = step_tokens(draft)
+    if not each_step or not steps.numbered:
+        return None
+    known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
+    count = 0
+    if len(known):
+        numbers = steps["step"][known]
+        # The first line is of the steps up to it, one of step 0 of that step.
+        begin = float(numbers.min())
+        count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
+    elif draft.get("step_s") is not None:
+        count = int(draft.get("steps_used") or 0)
+    if 0 < count < 10**12:
+        draft.set("tokens_total", count * each_step, f"inferred: {count} steps x {each_step} tokens")
+    return None

@@ -1,0 +1,346 @@
+"""The steps of a run of logs as one table: which program's and which rank's lines are taken, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.fields import STEP_FIELDS
+from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.steps import Column, Mask, Places, StepTable, steps_that_count
+
+# The fields by which a line of steps tells its time, the best first.
+TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
+_MOST_STEPS = 1e15  # no run trains as many
+_LARGEST = 1e18  # of any figure of a step
+_ABOUT = 0.9  # of the lines of the rank with most of them: another rank's log may have been cut sooner
+# Skips so far are counted line by line before, and epochs are joined.
+_TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
+
+
+@dataclass
+class LogSteps(StepTable):
+    """The step table of a run of logs, and what its lines are.
+
+    `interval`: steps that one line stands for; of a single line that may not be known (`interval_known`). `numbered`:
+    the steps' numbers are known; else the lines are counted. `dialect`: the program whose lines they are. `absurd`:
+    figures that were left out, as larger than any can be.
+    """
+
+    interval: int = 1
+    interval_known: bool = True
+    numbered: bool = True
+    dialect: str | None = None
+    absurd: int = 0
+
+
+def main_steps(part: Part) -> tuple[str, StepTable] | None:
+    """(dialect, its lines of steps) of a part, if several programs print their own; None without any.
+
+    The lines that time a step most directly are taken, then the most lines, then those of the most fields. Lines with
+    neither number, time nor loss are of the steps of others, and lines that only look like steps count for nothing
+    beside a known program's.
+    """
+    told = ("step", "loss", "consumed_samples", *TIMES)
+    found = [
+        (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in told)
+    ]
+    known = [pair for pair in found if pair[0] not in _last_resorts()]
+    return min(known or found, key=lambda pair: _worth(*pair), default=None)
+
+
+@cache
+def _last_resorts() -> frozenset[str]:
+    return frozenset(dialect.name for dialect in dialects() if dialect.last_resort)
+
+
+def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
+    timed = next((place for place, key in enumerate(TIMES) if key in steps), len(TIMES))
+    return timed, -steps.count, -len(steps.columns), name
+
+
+def has_steps(part: Part) -> bool:
+    """Whether a part shows training: steps, a bar or a total."""
+    return bool(part.progress or part.totals or any(len(steps) for steps in part.steps.values()))
+
+
+def step_span(part: Part) -> tuple[float, float] | None:
+    """(first, last) step of a part: of its lines of steps, else of its bars; None without any."""
+    found = main_steps(part)
+    if found is not None:
+        steps = found[1]["step"]
+        known = steps[np.isfinite(steps) & (steps < _MOST_STEPS)]
+        if len(known):
+            return float(known[0]), float(known.max())
+    bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
+    return (bars[0], max(bars)) if bars else None
+
+
+def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
+    """Whether the steps of a span go up to the last one planned; counted from 0, that is one less."""
+    return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
+
+
+def log_interval(steps: StepTable) -> int:
+    """Steps that one line stands for: the commonest distance between the numbers of neighbouring lines."""
+    numbers = steps["step"]
+    apart = np.diff(numbers[np.isfinite(numbers)])
+    apart = apart[(apart >= 1) & (apart < 1e9)]
+    if not len(apart):
+        return 1
+    values, counts = np.unique(apart, return_counts=True)
+    return max(1, int(values[counts.argmax()]) // max(1, steps.stride))
+
+
+def is_next_epoch(one: Part, other: Part) -> bool:
+    """Whether a part whose steps begin anew goes on with the training of the one before it, as in programs that count
+    their steps anew in each pass over the data. Such a pass is no other attempt.
+
+    It does if no program started in between, and its epoch is a later one, or the steps before went as far as they
+    were to go, or its loss begins nearer to where the other's ended than to where that began.
+    """
+    before, after = step_span(one), step_span(other)
+    if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
+        return False
+    if after[0] > before[0] or before[0] == before[1]:
+        return False
+    first, second = main_steps(one), main_steps(other)
+    if first is not None and second is not None:
+        if first[0] != second[0]:
+            return False
+        epochs = [steps["epoch"][np.isfinite(steps["epoch"])] for _, steps in (first, second)]
+        if len(epochs[0]) and len(epochs[1]):
+            return bool(epochs[1][0] > epochs[0][-1])
+        losses = [steps["loss"][np.isfinite(steps["loss"])] for _, steps in (first, second)]
+        if len(losses[0]) > 1 and len(losses[1]):
+            begun, ended, resumed = losses[0][0], losses[0][-1], losses[1][0]
+            return bool(abs(resumed - ended) < abs(resumed - begun))
+    planned = one.fact("steps_planned")
+    return planned is not None and isinstance(planned.value, int | float) and before[1] >= planned.value
+
+
+def join_epochs(one: Part, other: Part) -> Part:
+    """Both parts as one, the steps of the second counted on from those of the first."""
+    span = step_span(one)
+    assert span is not None
+    offset = span[1]
+    facts = {name: list(found) for name, found in one.facts.items()}
+    for name, found in other.facts.items():
+        known = facts.setdefault(name, [])
+        known += [fact for fact in found if all(fact.value != each.value for each in known)]
+    facts.pop("steps_planned", None)  # of one pass alone
+    steps = dict(one.steps)
+    for name, table in other.steps.items():
+        columns = {key: column + (offset if key == "step" else 0.0) for key, column in table.columns.items()}
+        before = [one.steps[name]] if name in one.steps else []
+        steps[name] = StepTable.joined([*before, replace(table, columns=columns)])
+    timers = {}
+    for name in {**one.timers_s, **other.timers_s}:
+        (total, count), (more, times) = one.timers_s.get(name, (0.0, 0)), other.timers_s.get(name, (0.0, 0))
+        timers[name] = total + more, count + times
+
+    def later(step: float | None) -> float | None:
+        return None if step is None else step + offset
+
+    return replace(
+        one,
+        last_line=other.last_line,
+        dialects=_summed(one.dialects, other.dialects),
+        facts=facts,
+        steps=steps,
+        progress=one.progress + [(step + offset, elapsed, line) for step, elapsed, line in other.progress],
+        totals={**one.totals, **other.totals},
+        evals=one.evals + [(later(step), loss, line) for step, loss, line in other.evals],
+        saves=one.saves + [(later(step), took, line) for step, took, line in other.saves],
+        memory={**one.memory, **{rank: each for rank, each in other.memory.items() if rank not in one.memory}},
+        rank_params={**other.rank_params, **one.rank_params},
+        timers_s=timers,
+        failures=one.failures + other.failures,
+        ends=one.ends + other.ends,
+        first_at=one.first_at if one.first_at is not None else other.first_at,
+        last_at=other.last_at if other.last_at is not None else one.last_at,
+        left_out=_summed(one.left_out, other.left_out),
+    )
+
+
+def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def run_steps(
+    attempts: Sequence[Sequence[Part]],
+    interval_asked: int | None = None,
+    epoch_steps: float | None = None,
+    batch: int | None = None,
+) -> LogSteps:
+    """The steps of all attempts, of each those of the part that tells most.
+
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data;
+    `batch`: samples of one step.
+    """
+    pieces: list[StepTable] = []
+    names: dict[str, int] = {}
+    intervals: dict[int, int] = {}
+    numbered = True
+    for number, parts in enumerate(attempts, 1):
+        told = _told(parts)
+        if told is None:
+            continue
+        part, name, steps = told
+        interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1
+        columns = {key: steps[key].copy() for key in _TAKEN}
+        if "skipped" not in steps and "skipped_so_far" in steps:
+            columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
+        if not np.isfinite(columns["step"]).any():
+            counted = _by_samples(steps, batch)
+            columns["step"], interval = counted or _numbers(steps, interval_asked, epoch_steps)
+            numbered = counted is not None or interval_asked is not None or interval > 1
+        _join_others(columns, part, name)
+        _join_unnumbered(columns, part, name, steps.line)
+        piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
+        pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
+        names[name] = names.get(name, 0) + steps.count
+        intervals[interval] = intervals.get(interval, 0) + steps.count
+    found = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
+    if not pieces:
+        return found
+    for column in found.columns.values():
+        absurd = np.abs(column) > _LARGEST
+        found.absurd += int(absurd.sum())
+        column[absurd] = np.nan
+    found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
+    found.counts = steps_that_count(found["step"], found.attempt)
+    found.dialect = max(names, key=lambda name: names[name])
+    found.interval = max(intervals, key=lambda each: intervals[each])
+    found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
+    return found
+
+
+def _told(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
+    """The part of an attempt whose lines of steps are taken, its dialect and those lines.
+
+    It is the first of those with most lines. If they have no loss, as those of a pipeline's first stage, it is the
+    first part of about as many lines that has one.
+    """
+    found = [(part, *told) for part in parts if (told := main_steps(part)) is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda each: each[2].count)
+    about = [each for each in found if each[1] == best[1] and each[2].count >= _ABOUT * best[2].count]
+    return best if "loss" in best[2] else next((each for each in about if "loss" in each[2]), best)
+
+
+def _by_samples(steps: StepTable, batch: int | None) -> tuple[Column, int] | None:
+    """(step of every line, steps between two) by the samples consumed, if these are whole steps of a batch."""
+    if not batch:
+        return None
+    numbers = steps["consumed_samples"] / batch
+    apart = np.diff(numbers)
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any() or numbers[0] < 1 or (apart < 0).any():
+        return None
+    apart = apart[apart > 0]  # two lines may be of the same steps
+    return numbers, max(1, round(float(np.median(apart)) / steps.stride)) if len(apart) else int(numbers[0])
+
+
+def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[Column, int]:
+    """(step of every line, steps between two) of lines that give no number: by their epochs, else counted."""
+    epochs = steps["epoch"]
+    if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
+        numbers = np.round(epochs * epoch_steps)
+        if numbers[0] > 0 and (np.diff(numbers) > 0).all():
+            return numbers, max(1, round((numbers[-1] - numbers[0]) / max(1, len(numbers) - 1) / steps.stride))
+    interval = interval_asked or 1
+    return np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride, interval
+
+
+def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
+    """Fill columns that the dialect lacks from another's lines of the same part, by the step's number."""
+    for name, other in part.steps.items():
+        if name == main or not np.isfinite(other["step"]).any():
+            continue
+        _, here, there = np.intersect1d(columns["step"], other["step"], return_indices=True)
+        for key in _TAKEN:
+            if len(here) and key in other and not np.isfinite(columns[key]).any():
+                filled = np.full(len(columns["step"]), np.nan)
+                filled[here] = other[key][there]
+                columns[key] = filled
+
+
+def _join_unnumbered(columns: dict[str, Column], part: Part, main: str, line: Places) -> None:
+    """Fill columns that the dialect lacks from lines that name no step, as DeepSpeed's of an overflow: they belong to
+    the line of steps that comes next. What is counted is summed."""
+    for name, other in part.steps.items():
+        if name == main or "step" in other:
+            continue
+        following = np.searchsorted(line, other.line)
+        inside = following < len(line)
+        for key in _TAKEN:
+            if key == "at" or key not in other or np.isfinite(columns[key]).any():
+                continue
+            filled = np.full(len(line), 0.0 if key in ("skipped", "nan") else np.nan)
+            if key in ("skipped", "nan"):
+                np.add.at(filled, following[inside], other[key][inside])
+            else:
+                filled[following[inside]] = other[key][inside]
+            columns[key] = filled
+
+
+def _after_pause(part: Part, steps: StepTable) -> Mask:
+    """Lines whose time holds an evaluation or a save: those that follow one in the log."""
+    marks = np.zeros(len(steps), np.bool_)
+    pauses = [line for _, _, line in part.evals] + [line for _, _, line in part.saves]
+    if pauses and len(steps):
+        following = np.searchsorted(steps.line, np.array(pauses, np.int64), side="right")
+        marks[following[(following < len(steps)) & (following > 0)]] = True
+    return marks
+
+
+def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
+    """(step, loss, place) of the evaluations, NaN for a step that is not known; in the order of the attempts."""
+    found: list[tuple[float, float, str]] = []
+    for part in reversed(parts):
+        for step, loss, line in part.evals:
+            if np.isfinite(loss):
+                found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
+    column = steps["loss_eval"]
+    for index in np.flatnonzero(np.isfinite(column)):
+        found.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
+    return found
+
+
+def steps_to_show(steps: LogSteps, step_s: Column, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
+    """The columns that a report shows, with `step_s` as it was found; how far the bars say the run was, without steps.
+
+    Tokens a second follow from `step_tokens`, those of one step, if the program prints none.
+    """
+    if not len(steps):
+        return _steps_of_bars(parts)
+    tokens_per_s = steps["tokens_per_s"]
+    if step_tokens and not np.isfinite(tokens_per_s).any():
+        with np.errstate(divide="ignore", over="ignore"):
+            tokens_per_s = np.where(step_s > 0, step_tokens / step_s, np.nan)
+    shown = ("step", "loss", "grad_norm", "lr", "at", "skipped")
+    columns = {name: steps.columns[name] for name in shown if name in steps}
+    evals = np.array([(step, loss) for step, loss, _ in evaluations(steps, parts)], np.float64).reshape(-1, 2)
+    columns |= {"step_s": step_s, "tokens_per_s": tokens_per_s}
+    return replace(steps, columns=columns, eval_step=evals[:, 0], eval_loss=evals[:, 1])
+
+
+def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
+    """How far the run was, by the bars of the part that has most of them. No step time of the run rests on a bar's."""
+    bars = max((part.progress for part in parts), key=len, default=[])
+    if not bars:
+        return StepTable()
+    step = np.array([each for each, _, _ in bars], np.float64)
+    elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
+    # Every rank draws the bar: only what is beyond the furthest so far.
+    new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
+    step, elapsed = step[new], elapsed[new]
+    seconds = np.full(len(step), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds[1:] = np.diff(elapsed) / np.diff(step)
+    return StepTable({"step": step[step > 0], "step_s": seconds[step > 0]})

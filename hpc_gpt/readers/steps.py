@@ -1,0 +1,421 @@
+"""The step table of any run, how a log fills it, which steps count, and how long a step takes.
+
+The warm-up rule. In each attempt the first step is warm-up: it allocates, opens connections, compiles. So is every
+step after it, up to the first one that takes no more than 1.25 times the median of the attempt's later half; but
+never more than half of the attempt's steps. Steps whose time holds an evaluation or a save are set apart, as are
+skipped steps, which do no optimizer work, and steps of a NaN loss. Of the rest: the median, the 10th and the 90th
+percentile. If a line of a log is the mean of several steps, the line counts as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.readers.fields import STEP_FIELDS
+
+Column = NDArray[np.float64]
+Places = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+# The columns that a table may have: those of a log's lines, and two that only our own metrics have.
+COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
+# Arrays of a table with a row for each line, and what they hold if nothing is said.
+_BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
+
+
+def _no_figures() -> Column:
+    return np.zeros(0)
+
+
+def _no_places() -> Places:
+    return np.zeros(0, np.int64)
+
+
+def _no_marks() -> Mask:
+    return np.zeros(0, np.bool_)
+
+
+@dataclass
+class StepTable:
+    """Lines of steps in the order in which they were trained, a row each.
+
+    `columns`: an array for each field of COLUMNS, NaN where a line has no figure; a field that no line has is missing.
+    Arrays of the same length, which may be left out: `line`, its number in the file; `attempt`, counted from 1;
+    `counts`, the step led to the run's last state (False: a later attempt trained it again); `steady`, the step time
+    rests on it; `after_pause`, an evaluation or a save was made between this line and the one before.
+    `files`: the file of an attempt's lines, by its number.
+
+    Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
+    a median or a percentile is of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
+    `nan_loss` how many had a loss of NaN or infinity (which is NaN in the column).
+    `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own.
+    """
+
+    columns: dict[str, Column] = field(default_factory=dict)
+    line: Places = field(default_factory=_no_places)
+    attempt: Places = field(default_factory=_no_places)
+    counts: Mask = field(default_factory=_no_marks)
+    steady: Mask = field(default_factory=_no_marks)
+    after_pause: Mask = field(default_factory=_no_marks)
+    files: dict[int, str] = field(default_factory=dict)
+    stride: int = 1
+    count: int = 0
+    totals: dict[str, float] = field(default_factory=dict)
+    eval_step: Column = field(default_factory=_no_figures)
+    eval_loss: Column = field(default_factory=_no_figures)
+
+    def __post_init__(self) -> None:
+        rows = max(map(len, (self.line, *self.columns.values())))
+        for name, value in _BESIDE.items():
+            if not len(getattr(self, name)):
+                setattr(self, name, np.full(rows, value))
+        lengths = {len(getattr(self, name)) for name in _BESIDE} | {len(each) for each in self.columns.values()}
+        assert lengths == {rows}, lengths
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def __getitem__(self, name: str) -> Column:
+        """The field's values, all NaN if no line has it."""
+        assert name in COLUMNS, name
+        return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    @property
+    def is_skipped(self) -> Mask:
+        """Steps without an update, as after an overflow of fp16."""
+        return np.nan_to_num(self["skipped"]) > 0
+
+    def place(self, index: int) -> str:
+        """`file:line` of a row."""
+        return f"{self.files[int(self.attempt[index])]}:{self.line[index]}"
+
+    def take(self, rows: Mask | Places) -> StepTable:
+        """The rows of a mask, or of indexes; all else stays."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        beside: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BESIDE}
+        return replace(self, columns=columns, **beside)
+
+    def halved(self) -> StepTable:
+        """Every second line of these and the last one; `count` and `totals` stay."""
+        rows = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else _no_places()
+        return replace(self.take(rows), stride=self.stride * 2)
+
+    @staticmethod
+    def joined(tables: Sequence[StepTable]) -> StepTable:
+        """The rows of all, in their order."""
+        if len(tables) < 2:
+            return tables[0] if tables else StepTable()
+        known = {name for table in tables for name in table.columns}
+        totals: dict[str, float] = {}
+        for table in tables:
+            for name, total in table.totals.items():
+                totals[name] = totals.get(name, 0.0) + total
+        beside: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in tables]) for name in _BESIDE}
+        return StepTable(
+            {name: np.concatenate([table[name] for table in tables]) for name in COLUMNS if name in known},
+            **beside,
+            files={number: file for table in tables for number, file in table.files.items()},
+            stride=max(table.stride for table in tables),
+            count=sum(table.count for table in tables),
+            totals=totals,
+            eval_step=np.concatenate([table.eval_step for table in tables]),
+            eval_loss=np.concatenate([table.eval_loss for table in tables]),
+        )
+
+
+SUMMED = ("skipped", "nan")
+PENDING = 1024  # lines, or blocks of them, that are held before they are joined
+
+
+@dataclass
+class StepRows:
+    """The table of one dialect in one part while the log is read, in bounded memory. The last line stays open: what
+    later lines say about its step is added to it.
+
+    Of very many lines every second one is dropped, then every second of those. Which of n lines are kept depends on n
+    alone, and not on whether they came one by one or a block at a time: every `stride`-th, from the first on.
+    """
+
+    count: int = 0
+    stride: int = 1
+    totals: dict[str, float] = field(default_factory=dict)
+    open_row: dict[str, float] = field(default_factory=dict)
+    open_line: int = 0
+    closed: int = -1  # the last line that is in the columns, or was passed over
+    blocks: list[StepTable] = field(default_factory=list)
+    _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> float | None:
+        """The number of the last line's step."""
+        return self.open_row.get("step")
+
+    @property
+    def lacks_first_loss(self) -> bool:
+        """Whether there is one line, and it has no loss."""
+        return self.count == 1 and "loss" not in self.open_row
+
+    def add(self, row: dict[str, float], line: int) -> None:
+        """One line."""
+        self._close()
+        self.open_row, self.open_line = row, line
+        self.count += 1
+
+    def first_kept(self) -> int:
+        """How many of the lines that come next are passed over before one is kept; then each `stride`-th is."""
+        return -self.count % self.stride
+
+    def add_block(
+        self,
+        count: int,
+        line: Places,
+        columns: dict[str, Column],
+        totals: Mapping[str, float],
+        last: tuple[dict[str, float], int],
+    ) -> None:
+        """`count` lines at once, and `last`, the one after them.
+
+        `line` and `columns` are of those of the `count` that `first_kept` and `stride` keep, `totals` of all of them.
+        """
+        self._close()
+        self._join_pending()
+        if len(line):
+            self.blocks.append(StepTable(columns, line))
+        self.count += count
+        self.closed = self.count - 1
+        for name, value in totals.items():
+            self._sum(name, value)
+        self.add(*last)
+
+    def keep_at_most(self, rows: int) -> None:
+        """Drop every second line until no more than so many are kept."""
+        before = self.stride
+        while -(-self.count // self.stride) > rows:
+            self.stride *= 2
+        if self.stride > before:
+            whole = self.closed_lines()
+            self.blocks = [whole.take(np.arange(0, len(whole), self.stride // before))]
+
+    def table(self, left_out: dict[str, int]) -> StepTable:
+        """The lines; figures that cannot be are NaN, and counted in `left_out`."""
+        self._close()
+        kept = [self.closed_lines()]
+        if self.open_row and (self.count - 1) % self.stride:
+            kept.append(_table_of([(self.open_line, self.open_row)]))
+        whole = StepTable.joined(kept)
+        # A loss of nothing but NaN is news; other fields then have no figure at all.
+        columns = {
+            name: column
+            for name, column in sound_columns(whole.columns, left_out).items()
+            if name == "loss" or not np.isnan(column).all()
+        }
+        return StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
+
+    def closed_lines(self) -> StepTable:
+        """All that is kept but for the open line."""
+        self._join_pending()
+        self.blocks = [StepTable.joined(self.blocks)]
+        return self.blocks[0]
+
+    def _close(self) -> None:
+        """Nothing more will be said about the open line: it goes into the columns."""
+        row, ordinal = self.open_row, self.count - 1
+        if not self.count or self.closed == ordinal:
+            return
+        self.closed = ordinal
+        if ordinal % self.stride == 0:
+            self._pending.append((self.open_line, row))
+            if len(self._pending) >= PENDING:
+                self._join_pending()
+        for name in SUMMED:
+            if name in row:
+                self._sum(name, row[name])
+        if "loss" in row and not math.isfinite(row["loss"]):
+            self._sum("nan_loss", 1)
+
+    def _sum(self, name: str, value: float) -> None:
+        if math.isfinite(value) and value >= 0:
+            self.totals[name] = self.totals.get(name, 0.0) + value
+
+    def _join_pending(self) -> None:
+        if self._pending:
+            self.blocks.append(_table_of(self._pending))
+            self._pending = []
+        if len(self.blocks) > PENDING:
+            self.blocks = [StepTable.joined(self.blocks)]
+
+
+def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
+    """A table of (line, its figures)."""
+    names = [name for name in STEP_FIELDS if any(name in row for _, row in rows)]
+    columns = {name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in names}
+    return StepTable(columns, np.array([line for line, _ in rows], np.int64))
+
+
+MOST_STEP = 2.0**53  # above it a float no longer counts
+_LONGEST_S = 1e9
+_NOT_NEGATIVE = frozenset(
+    (
+        "tokens_per_s",
+        "tokens_per_s_gpu",
+        "samples_per_s",
+        "samples_per_s_gpu",
+        "tflops",
+        "mfu",
+        "consumed_samples",
+        "consumed_tokens",
+        "elapsed_s",
+        "skipped",
+        "nan",
+    )
+)
+# A training that diverges prints infinite ones: they are NaN in the columns, and no fault of the log.
+_MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
+
+
+def sound_columns(columns: Mapping[str, Column], left_out: dict[str, int]) -> dict[str, Column]:
+    """The columns with NaN for what cannot be, as a step of no time; `left_out` counts those, by field."""
+    found = {}
+    for name, column in columns.items():
+        infinite = np.isinf(column)
+        with np.errstate(invalid="ignore"):
+            wrong = np.zeros(len(column), np.bool_) if name in _MAY_OVERFLOW else infinite
+            if name == "step_s":
+                wrong = wrong | (column <= 0) | (column > _LONGEST_S)
+            elif name in _NOT_NEGATIVE:
+                wrong = wrong | (column < 0)
+        count = int(wrong.sum())
+        if count:
+            words = f"figures of {name} that cannot be"
+            left_out[words] = left_out.get(words, 0) + count
+        away = wrong | infinite
+        found[name] = np.where(away, np.nan, column) if away.any() else column
+    return found
+
+
+def sound_step(step: float) -> bool:
+    """Whether a step can have this number.
+
+    >>> sound_step(12.0), sound_step(-1.0), sound_step(1e300), sound_step(1.5)
+    (True, False, False, False)
+    """
+    return 0 <= step <= MOST_STEP and step.is_integer()
+
+
+def steps_that_count(step: Column, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
+    """Which steps led to the run's last state.
+
+    A later attempt begins again from a checkpoint: what an earlier one did from that step on was thrown away, so a
+    step trained twice counts once, as trained last. `resumed`: the first step of an attempt, by its number, if more
+    is known than its lines say: one that ended before its first line has thrown away steps too.
+    """
+    counts = np.ones(len(step), np.bool_)
+    resumed = resumed or {}
+    first = math.inf
+    for number in sorted({*np.unique(attempt).tolist(), *resumed}, reverse=True):
+        own = attempt == number
+        counts[own] = ~(step[own] >= first)
+        known = step[own][np.isfinite(step[own])]
+        begins = float(known.min()) if len(known) else math.inf
+        first = min(first, resumed.get(number, begins))
+    return counts
+
+
+SLOW = 1.25
+OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
+RULE = (
+    f"warm-up: each attempt's first step, and those after it while above {SLOW} x the median of its later half, "
+    "at most half of them; steps whose time holds an evaluation or a save, and those of a skip or a NaN, set apart"
+)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Median, percentiles and mean in seconds over `used` steps; how many were left out as `warmup` or set `apart`, and
+    what looks wrong, in words.
+
+    `steady` marks the steps used, among those given.
+    """
+
+    step_s: float
+    p10: float
+    p90: float
+    mean: float
+    used: int
+    warmup: int
+    apart: int
+    flags: tuple[str, ...] = ()
+    steady: Mask = field(default_factory=_no_marks, compare=False)
+
+
+def time_steps(steps: StepTable, step_s: Column, apart: Mask) -> StepTimes | None:
+    """The step time of a run from the steps that count and have a time; None if there is none. Marks `steps.steady`.
+
+    `step_s`: seconds of each row. `apart`: as in `measure_steps`.
+    """
+    timed = np.flatnonzero(steps.counts & np.isfinite(step_s) & (step_s > 0))
+    times = measure_steps(step_s[timed], apart[timed], steps.attempt[timed])
+    if times is not None:
+        steps.steady[timed[times.steady]] = True
+    return times
+
+
+def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | None:
+    """The step time of a run from all its steps in order; None if there is no step to measure.
+
+    The arrays are as long as there are steps. `apart`: the seconds hold an evaluation or a save, or the step was
+    skipped, or its loss is NaN. An attempt's steps follow each other.
+    """
+    if not len(step_s):
+        return None
+    warm = np.zeros(len(step_s), np.bool_)
+    flags: list[str] = []
+    begins = [0, *(np.flatnonzero(np.diff(attempt)) + 1).tolist(), len(step_s)]
+    for begin, end in pairwise(begins):
+        count, settled = warmup_count(step_s[begin:end], apart[begin:end])
+        warm[begin : begin + count] = True
+        if not settled:
+            words = f"attempt {attempt[begin]}: step times had not settled after half of its {end - begin} steps"
+            flags.append(words)
+    steady = ~warm & ~apart
+    warmup, set_apart = int(warm.sum()), int((~warm & apart).sum())
+    if not steady.any() and not warm.all():
+        steady, set_apart = ~warm, 0
+        flags.append("every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that")
+    if not steady.any():
+        steady, warmup, set_apart = np.ones(len(step_s), np.bool_), 0, 0
+        flags.append("no step is left after warm-up: step_s includes warm-up")
+    seconds = step_s[steady]
+    if len(seconds) < 5:
+        flags.append(f"step_s rests on {len(seconds)} step{'s' if len(seconds) > 1 else ''}")
+    low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
+    if high > 1.5 * low and len(seconds) >= 5:
+        flags.append(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s")
+    mean = float(np.mean(seconds))
+    return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
+
+
+def warmup_count(step_s: Column, apart: Mask) -> tuple[int, bool]:
+    """(leading steps of one attempt that are warm-up, whether a settled step came after them)."""
+    plain = step_s if apart.all() else step_s[~apart]
+    if len(plain) < 2:
+        return min(1, len(step_s)), True
+    settled_s = SLOW * float(np.median(plain[len(plain) // 2 :]))
+    looked_at = np.flatnonzero(~apart)
+    looked_at = looked_at[looked_at > 0]
+    fast = np.flatnonzero(step_s[looked_at] <= settled_s)
+    slow = looked_at[: fast[0]] if len(fast) else looked_at
+    if not len(slow):
+        return 1, True
+    count, most = int(slow[-1]) + 1, max(1, len(step_s) // 2)
+    return (most, False) if count > most else (count, True)

@@ -1,0 +1,190 @@
+"""A second look at a log that grew reads what was appended, and says what a first look at all of it says."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.logs import kept, source
+from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from tests.readers.logs.comparable import comparable
+from tests.readers.logs.test_blocks import LOGS
+from tests.readers.logs.test_source import LINE
+
+CHECKED = 300_000  # bytes that are read to find that a log is as it was, and its first ones, at most
+LOG = "".join(LINE.format(step) for step in range(1, 5001)).encode()
+MORE = "".join(LINE.format(step) for step in range(5001, 5101)).encode()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "report"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "run.out"
+    path.write_bytes(LOG)
+    return path
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def anew(path: Path) -> LogRead:
+    """The log read without what is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_GPT_CACHE", "off")
+        return read_log(path)
+
+
+def assert_same(found: LogRead, path: Path) -> None:
+    whole = anew(path)
+    assert (found.lines, found.left_out) == (whole.lines, whole.left_out)
+    assert [comparable(part) for part in found.parts] == [comparable(part) for part in whole.parts]
+
+
+def test_only_what_was_appended_is_read(cache: Path, log: Path) -> None:
+    assert read_log(log).bytes >= len(LOG)
+    again = read_log(log)
+    assert again.bytes < CHECKED
+    assert_same(again, log)
+    append(log, MORE + b" iteration     5101/ 10")  # being written
+    for _ in range(2):
+        more = read_log(log)
+        assert more.bytes < CHECKED + len(MORE)
+        assert_same(more, log)
+    append(log, LINE.format(5101).encode().removeprefix(b" iteration     5101/ 10"))
+    last = read_log(log)
+    assert last.bytes < CHECKED
+    assert_same(last, log)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.write_bytes(LOG[:-1_000_000]),
+        lambda log: log.write_bytes(LOG.replace(b"2767.3", b"2767.4")),
+        lambda log: log.write_bytes(LOG.replace(b" 2500/", b" 2501/")),
+        lambda log: (log.unlink(), log.write_bytes(MORE + LOG)),
+        lambda log: log.write_bytes(b"\n" + LOG),
+    ],
+    ids=["shorter", "rewritten", "one line rewritten", "replaced", "grown at the front"],
+)
+def test_a_log_that_is_another_is_read_anew(cache: Path, log: Path, change) -> None:
+    read_log(log)
+    change(log)
+    os.utime(log)
+    found = read_log(log)
+    assert found.bytes >= log.stat().st_size
+    assert_same(found, log)
+
+
+def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_log(log)
+    monkeypatch.setattr(kept, "readers", lambda: "others")
+    assert read_log(log).bytes >= len(LOG)
+
+
+def test_compressed_logs_are_kept_while_they_do_not_change(
+    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LEAST_BYTES", 1000)
+    log.write_bytes(gzip.compress(LOG + b" torn", 0))
+    read_log(log)
+    again = read_log(log)
+    assert again.bytes < CHECKED
+    assert_same(again, log)
+    append(log, gzip.compress(MORE))
+    assert read_log(log).bytes >= log.stat().st_size
+    assert_same(read_log(log), log)
+
+
+def test_states_are_private_and_those_of_others_are_not_trusted(cache: Path, log: Path) -> None:
+    read_log(log)
+    (state,) = cache.iterdir()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert state.stat().st_mode & 0o777 == 0o600
+    state.chmod(0o666)
+    assert read_log(log).bytes >= len(LOG)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"no archive at all"])
+def test_a_damaged_state_is_no_fault(cache: Path, log: Path, damage: bytes) -> None:
+    read_log(log)
+    (state,) = cache.iterdir()
+    state.write_bytes(damage)
+    assert_same(read_log(log), log)
+    state.write_bytes(state.read_bytes()[:-3000])
+    assert_same(read_log(log), log)
+
+
+def test_without_a_folder_to_write_it_works_without(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GPT_CACHE", str(log / "below a file"))
+    assert_same(read_log(log), log)
+
+
+def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tmp_path / "small.out"
+    small.write_bytes(MORE)
+    read_log(small)
+    assert not cache.exists()
+    monkeypatch.setattr(kept, "MOST_BYTES", 1_000_000)
+    for number in range(4):
+        log = tmp_path / f"{number}.out"
+        log.write_bytes(LOG)
+        read_log(log)
+        os.utime(next(iter(sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns))))
+    assert 0 < sum(path.stat().st_size for path in cache.iterdir()) <= 1_000_000
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log is kept, and read in small pieces."""
+    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
+    monkeypatch.setattr(source, "CHUNK", 2000)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
+def test_any_log_in_any_pieces(
+    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int
+) -> None:
+    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
+    monkeypatch.setattr(source, "CHUNK", 2000)
+    log.write_bytes(b"start\n")
+    for text in logs:
+        append(log, text.encode()[: len(text.encode()) - cut])
+        assert_same(read_log(log), log)
+
+
+def test_no_secret_of_a_log_is_kept(cache, tmp_path):
+    path = tmp_path / "run.out"
+    dump = "  hub_token ....... abcd1234\n  tracker ......... https://h/x?api_key=abcd1234\n"
+    header = "------------------------ arguments ------------------------\n"
+    failure = "RuntimeError: no login with hub_token=abcd1234 PASSWORD='abcd1234'\n"
+    path.write_bytes(f"{header}{dump}{'-' * 20} end of arguments {'-' * 20}\n".encode() + LOG + failure.encode())
+    found = read_log(path)
+    assert "tracker" in found.parts[0].arguments
+    assert found.parts[0].failures
+    kept = b"".join(file.read_bytes() for file in cache.iterdir())
+    assert b"tracker" in kept
+    assert b"no login" in kept
+    assert b"abcd1234" not in kept
+    assert "abcd1234" not in str(found)
+
+
+def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -> None:
+    append(log, LINE.format(5001).encode().rstrip(b"\n") + b"\r")
+    for _ in range(3):
+        assert_same(read_log(log), log)
+    append(log, b"\n" + MORE)
+    assert_same(read_log(log), log)

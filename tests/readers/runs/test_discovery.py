@@ -1,0 +1,130 @@
+"""What lies under a path: everything once, nothing that is no log, and every skipped thing counted and named."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.runs.discovery import discover, notes
+from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
+from tests.made_runs import make_run
+from tests.readers.made_logs import dump, iterations, write_log
+
+
+@pytest.fixture
+def lab(tmp_path):
+    write_log(tmp_path / "lab" / "deep" / "er" / "a.log", dump(), iterations(1, 5))
+    return tmp_path / "lab"
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def test_our_own_runs_are_left_to_their_reader(lab):
+    run = make_run(lab / "ours")
+    found = discover([lab])
+    assert [each.path for each in found.own] == [run.path]
+    assert names(found.logs) == ["a.log"]
+
+
+def test_a_link_in_a_circle_is_walked_once_and_told(lab):
+    (lab / "deep" / "circle").symlink_to(lab)
+    (lab / "deep" / "again.log").symlink_to(lab / "deep" / "er" / "a.log")
+    (lab / "deep" / "nowhere").symlink_to(lab / "not there")
+    (lab / "deep" / "self").symlink_to(lab / "deep" / "self")
+    found = discover([lab])
+    assert len(found.logs) == 1
+    assert found.counts["folder met before, as through a link"] == 1
+    assert found.counts["file met before, as through a link"] == 1
+    assert found.counts["a link to nothing"] == 2
+
+
+def test_what_is_no_plain_file_is_never_opened(lab):
+    os.mkfifo(lab / "pipe.log")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(lab / "socket.log"))
+        found = discover([lab, lab / "pipe.log", "/dev/zero"])
+    assert found.counts["not a plain file"] == 3
+    assert names(found.logs) == ["a.log"]
+
+
+def test_what_cannot_be_read_is_told(lab):
+    (lab / "deep" / "er" / "a.log").chmod(0)
+    (lab / "closed").mkdir(mode=0)
+    program = f"from hpc_gpt.readers.runs.discovery import discover; print(discover([{str(lab)!r}]).counts)"
+    command = [sys.executable, "-c", program]
+    if os.geteuid() == 0:  # root reads everything, unless it gives that up
+        command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "'cannot be read: permission denied': 2" in done.stdout, done.stderr
+
+
+def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
+    (lab / "weights.npy").write_bytes(b"\x93NUMPY" + bytes(99))
+    (lab / "weights").write_bytes(b"PK\x03\x04" + bytes(99))
+    (lab / "notes.txt").write_text("buy milk\n")
+    (lab / "README.md").write_text("\n".join(iterations(1, 5)))
+    (lab / "train.py").write_text("print('x')\n")
+    (lab / "empty.log").touch()
+    (lab / ".git").mkdir()
+    (lab / "run.sh").write_text("#!/bin/sh\necho\n")
+    for number in range(20):
+        (lab / f"{number}.bin.log").write_bytes(bytes(range(1, 255)) * 40)
+    found = discover([lab])
+    runs = read_foreign_runs(found)
+    assert len(runs) == 1
+    assert found.counts == {
+        "no log by its name (*.npy)": 1,
+        "a zip archive, as of a checkpoint": 1,
+        NOT_KNOWN: 1,
+        "no log by its name (*.md)": 1,
+        "no log by its name (*.py)": 1,
+        "empty file": 1,
+        "hidden folder": 1,
+        "a shell script without #SBATCH": 1,
+        "binary": 20,
+    }
+    assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
+
+
+def test_a_log_with_nuls_in_it_is_read(lab):
+    (lab / "crashed.log").write_bytes(bytes(8192) + "\n".join(["", *iterations(1, 5)]).encode())
+    found = discover([lab])
+    runs = {run.record.run: run for run in read_foreign_runs(found)}
+    assert len(runs["crashed"].steps["step"]) == 5
+    assert [flag for flag in runs["crashed"].record.flags if "NUL" in flag]
+
+
+def test_a_script_for_sbatch_is_evidence_and_no_log(lab):
+    for name in ("job.slurm", "job.sh", "job"):
+        (lab / name).write_text("#!/bin/bash\n#SBATCH -N 4\n")
+    found = discover([lab])
+    assert names(found.scripts) == ["job", "job.sh", "job.slurm"]
+    assert names(found.logs) == ["a.log"]
+
+
+def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):
+    page = write_log(lab / "chronicle.md", iterations(1, 5))
+    assert names(discover([page]).logs) == ["chronicle.md"]
+    assert discover([lab / "none.log"]).counts == {"does not exist": 1}
+
+
+def test_names_are_in_the_order_of_their_numbers(lab):
+    for number in (10, 9, 1):
+        write_log(lab / f"rank_{number}.log", iterations(1, 2))
+    assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log"]
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=400), st.sampled_from(["x", "x.log", "x.sh", "x.gz", "rank_٣.log", "x.log.1"]))
+def test_no_bytes_are_too_odd(tmp_path_factory, content, name):
+    folder = tmp_path_factory.mktemp("odd")
+    (folder / name).write_bytes(content)
+    found = discover([folder])
+    runs = read_foreign_runs(found)
+    assert len(runs) + len(found.scripts) + sum(found.counts.values()) == 1

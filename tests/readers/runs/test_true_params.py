@@ -1,0 +1,122 @@
+"""Parameters from the shape, against counts that are known, and why a program's own count differs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.logs.part import Fact, Part, Place
+from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.true_params import Architecture, add_params, architecture
+from hpc_gpt.settings.model_shape import ModelShape, stage_params
+
+LLAMA = {"gated": True, "biases": False, "qkv_biases": False, "learned_positions": False, "rms_norm": True}
+
+
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        # GPT-2 and its XL; Llama 2 7B and 3 8B, Qwen 2 7B: what their own configurations give under transformers.
+        (Architecture(768, 12, 12, 50257, 1024), 124_439_808),
+        (Architecture(1600, 48, 25, 50257, 1024), 1_557_611_200),
+        (Architecture(4096, 32, 32, 32000, 4096, ffn=11008, tied=False, **LLAMA), 6_738_415_616),
+        (Architecture(4096, 32, 32, 128256, 8192, kv_heads=8, ffn=14336, tied=False, **LLAMA), 8_030_261_248),
+        (
+            Architecture(
+                3584, 28, 28, 152064, 4096, kv_heads=4, ffn=18944, tied=False, **{**LLAMA, "qkv_biases": True}
+            ),
+            7_615_616_512,
+        ),
+    ],
+)
+def test_known_models(shape, params):
+    assert shape.params == params
+
+
+@given(st.integers(1, 64), st.integers(1, 40), st.integers(1, 16), st.integers(1, 10**5), st.booleans())
+def test_the_general_count_is_the_projects_own_for_gpt2(width, layers, heads, rows, tied):
+    hidden = width * heads
+    plain = ModelShape(hidden, layers, heads, rows, 128, tied, vocab_multiple=1).params
+    assert Architecture(hidden, layers, heads, rows, 128, tied=tied).params == plain
+    # The same sizes said in full, but for one thing that takes the other way through: norms without biases.
+    rms = Architecture(hidden, layers, heads, rows, 128, kv_heads=heads, ffn=4 * hidden, tied=tied, rms_norm=True)
+    assert rms.params == plain - (2 * layers + 1) * hidden
+
+
+def draft(engine="megatron-lm", **sizes):
+    found = Draft()
+    given = {"hidden": 8192, "layers": 64, "heads": 32, "vocab": 50688, "seq": 1024, "engine": engine, **sizes}
+    for name, value in given.items():
+        found.set(name, value, "a.log:1")
+    return found
+
+
+def settled(found, arguments=None, printed=(), ranks=None):
+    part = Part("a.log")
+    part.facts["params"] = [Fact(value, Place("a.log", 9), "megatron") for value in printed]
+    part.rank_params = {rank: (value, Place("a.log", 7)) for rank, value in (ranks or {}).items()}
+    add_params(found, arguments or {}, [part])
+    return found
+
+
+TRUE = 51_970_064_384
+
+
+@pytest.mark.parametrize(
+    ("value", "tp", "reason"),
+    [
+        (
+            48 * 2**30,
+            1,
+            "prints a size of 48B (a.log:9), the shape gives 51,970,064,384 parameters: it divides by 2^30",
+        ),
+        (48e9, 1, "counts 48,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384: it divides by 2^30"),
+        (52.005e9, 4, "what every one of 4 tensor-parallel ranks holds counts 4 times"),
+        (0, 1, "sharded by ZeRO-3 count as none"),
+        (30e9, 1, "counts 30,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384"),
+    ],
+)
+def test_the_shape_goes_before_the_programs_own_count_and_both_are_told(value, tp, reason):
+    found = settled(draft(tp=tp), printed=[value])
+    assert found.get("params") == TRUE
+    assert [flag for flag in found.flags if reason in flag], found.flags
+
+
+@pytest.mark.parametrize("value", [TRUE, 51.97e9, 52e9, 51_970_064_384.0])
+def test_a_count_that_agrees_to_its_digits_is_not_told_of(value):
+    assert not settled(draft(), printed=[value]).flags
+
+
+def test_the_ranks_hold_the_embedding_twice_and_norms_as_often_as_there_are_tensor_parallel_ranks():
+    shape = ModelShape(8192, 64, 32, 50688, 1024, vocab_multiple=1)
+    stages = stage_params(shape, [4] * 16)
+    # A rank's own: a quarter of what is split, all of what is not.
+    norms = [
+        4 * 6 * 8192 + (1024 * 8192 if stage == 0 else 0) + (2 * 8192 if stage == 15 else 0) for stage in range(16)
+    ]
+    each = {f"{tp}, {pp}": (stages[pp] - norms[pp]) / 4 + norms[pp] for tp in range(4) for pp in range(16)}
+    # log-formats.md and the real log: 805,560,320 in the middle.
+    assert each["2, 1"] == 805_560_320
+    found = settled(draft(tp=4, pp=16), ranks=each)
+    assert (found.get("params"), found.flags) == (TRUE, [])
+    assert found.get("params_printed") == sum(each.values())
+
+
+def test_without_a_shape_the_programs_own_count_is_taken_and_said_to_be():
+    found = settled(draft(hidden=None), printed=[124.44e6])
+    assert found.get("params") == 124_440_000
+    assert "the program's own count" in found.sources["params"]
+
+
+def test_what_is_not_known_to_be_gpt2_is_not_counted_as_if_it_were():
+    assert settled(draft("torchtitan")).get("params") is None
+    assert architecture(draft(experts=8), {})[0] is None
+    # A Trainer's model is GPT-2's where its configuration says n_embd.
+    assert settled(draft("hf-deepspeed")).get("params") is None
+    assert settled(draft("hf-deepspeed"), {"n_embd=": "8192"}).get("params") == TRUE
+
+
+def test_switches_of_the_dump_change_the_count():
+    rope = settled(draft(position_embedding="rope")).get("params")
+    assert rope == TRUE - 1024 * 8192
+    untied = settled(draft(untied_embeddings=True)).get("params")
+    assert untied == TRUE + 50688 * 8192
