@@ -12,11 +12,9 @@ from hpc_gpt.bench.row import Row, peak_gib
 from hpc_gpt.bench.savings import Saving, as_grid, as_tables, savings_of, time_ratio
 from hpc_gpt.bench.table import SLOWED, shared_lines
 from hpc_gpt.launch.waiting import GOOD_ENDS
-from hpc_gpt.report.columns import show_digits
-from hpc_gpt.report.grid import plain
-from hpc_gpt.report.seeds.lines import SeedLine, is_smoke, sweep_lines
-from hpc_gpt.report.seeds.tables import as_table
+from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
 from hpc_gpt.runs.record import Record, finite
+from hpc_gpt.words import plain, show_digits
 
 NOT_MEASURED = "not measured"
 # What the last rung is judged by, and what of the seed's row tells the same.
@@ -101,7 +99,7 @@ def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[s
 
 def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None) -> str:
     lines = sweep_lines(group.sweep, list(_records(group, rungs, rows).values()))
-    return as_table(replace(lines, lines=[_with_reason(line) for line in lines.lines]), width)
+    return seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
 
 
 def _with_reason(line: SeedLine) -> SeedLine:

@@ -8,10 +8,9 @@ from typing import Any
 
 from hpc_gpt.bench.ladder import Group, Rung
 from hpc_gpt.bench.row import peak_gib
-from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
-from hpc_gpt.report.grid import Grid
-from hpc_gpt.report.seeds.lines import is_smoke
+from hpc_gpt.report.seed_tables import is_smoke
 from hpc_gpt.runs.record import Record
+from hpc_gpt.words import NOTHING, Grid, show_digits, show_params
 
 # How long a row trains, or how often it logs, is no technique.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
@@ -53,7 +52,7 @@ def as_grid(savings: Sequence[Saving]) -> Grid:
             each.row,
             each.switched_on or "nothing",
             each.shape,
-            show_seconds(each.step_s),
+            show_digits(each.step_s),
             show_digits(each.time_ratio),
             show_digits(each.memory_allocated_gib),
             show_digits(each.saved_gib),

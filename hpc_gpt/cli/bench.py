@@ -216,8 +216,8 @@ def _run(
 def _print(sitting: Sitting, as_json: bool, ladder: AskedLadder | None) -> None:
     from hpc_gpt.bench.folder import tables_of
     from hpc_gpt.bench.table import as_text
-    from hpc_gpt.report.grid import plain
     from hpc_gpt.terminal import width
+    from hpc_gpt.words import plain
 
     rows = sitting.rows
     if as_json:

@@ -11,9 +11,9 @@ from hpc_gpt.plan.parameters import layer_params, layers_of_stages, outer_params
 from hpc_gpt.plan.search import Candidate
 from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
-from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.plans.table import tokens_words
 from hpc_gpt.report.plans.words import PARTS, does_not_fit, settings_words
+from hpc_gpt.words import Grid
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
            "nvidia_smi", "host")  # fmt: skip

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from hpc_gpt.plan.figures import Figures
 from hpc_gpt.plan.search import Candidate, Searched
-from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.report.plans.bars import memory_bar, time_bar
 from hpc_gpt.report.plans.words import PARTS, count_words, does_not_fit, loses, seconds, settings_words
+from hpc_gpt.words import Grid, plain
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.report.page.run_charts import overlaid, run_figures, samples, trained_again
+from hpc_gpt.report.page.anomalies import trained_again
+from hpc_gpt.report.page.details import overlaid, run_figures, samples
 from hpc_gpt.runs.record import Record
 from tests.report.page.page_runs import HOSTILE, curve, megatron
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hpc_gpt.report.page.axes import Axis, axis_of
-from hpc_gpt.report.page.curves import BUCKETS, pieces, thinned, unbroken
+from hpc_gpt.report.page.charts import BUCKETS, Axis, axis_of, pieces, thinned, unbroken
 
 FIGURES = st.one_of(st.floats(-1e9, 1e9), st.floats(allow_nan=False), st.just(math.nan), st.just(math.inf))
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 
 from hpc_gpt.readers.run_read import Curve, RunRead
-from hpc_gpt.report.comparison.compare import VERDICTS, compare_runs
-from hpc_gpt.report.comparison.difference import Interval
-from hpc_gpt.report.comparison.settings import flat_settings, settings_apart
-from hpc_gpt.report.comparison.words import as_tables, as_text, percent_words, title, verdict_words
+from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
+from hpc_gpt.report.compare_text import as_tables, as_text, percent_words, title, verdict_words
+from hpc_gpt.report.difference import Interval
 from hpc_gpt.runs.record import Record
 from tests.report.any_run import any_run
 

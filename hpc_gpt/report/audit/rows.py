@@ -1,51 +1,94 @@
-"""What a row gives for each quantity: from its own cells, and else from the sentences around its table."""
+"""The rows of a table: what each gives for every quantity, and how its cells end while it is audited."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Literal
 
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.formula import FormulaError
-from hpc_gpt.report.audit.printed import Printed, read_printed
 from hpc_gpt.report.audit.quantities import (
+    AXES,
     SAID,
     THROUGHPUT,
     UNITS,
     WHOLE,
     Named,
+    Printed,
     axes_of,
     named,
     plain_name,
     plain_unit,
+    read_printed,
 )
-from hpc_gpt.report.audit.statements import Statements
+from hpc_gpt.report.audit.statements import CONSTANTS, Statements
 
-# A size without a unit that is smaller than this counts no parameters one by one.
+Outcome = Literal["holds", "breaks", "blank", "not checked"]
+Kind = Literal[
+    "formula",  # the cell is not what the document's formula gives
+    "layout",  # tp x pp x dp is not the row's GPUs
+    "global_batch",  # micro-batch x micro-batches x dp is not the row's global batch
+    "definition",  # a rate is not what the row's batch and time give, whatever was rounded
+    "size_2_30",  # the size is the log's parameters / 2^30
+    "size",  # the size is not the log's
+    "first_iteration",  # the time is the first step's alone
+    "warm_up_in_mean",  # the time is a mean with the first step in it
+    "step_time",  # the time is none of the log's
+    "figure",  # a rate or a named formula's TFLOPs are not the log's
+    "tflops_of_log",  # the formula on the log's own size and time gives another figure
+]
+# A size without a unit that is smaller than this is no count of single parameters.
 _FEWEST_PARAMETERS = 100_000
 _MAY_NAME_SIZES = ("model", "models", "name", "network", "config", "configuration")
-_CONSTANTS: tuple[str, ...] = (
-    "tp",
-    "pp",
-    "cp",
-    "dp",
-    "micro_batch",
-    "micro_batches",
-    "global_batch",
-    "seq",
-    "gpus",
-    "vocab",
-    "hidden",
-)
-_CONSTANTS += ("layers",)
 _AXIS = re.compile(r"(?<![a-z])(?P<axis>tp|pp|dp|cp)\s?[=:]?\s?(?P<size>\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = {"breaks": 3, "holds": 2, "not checked": 1}
+_INPUT = "an input: no log stands behind the row"
+_LEFT = {
+    "notes": "words",
+    "layout": "no layout that is complete and none in a log",
+    "memory": "no formula gives it",
+    **dict.fromkeys(("tflops", "mfu", "hfu"), "no formula of it in the document"),
+    **dict.fromkeys(("tflops_seed", "tflops_hardware", "tflops_model"), "no log stands behind the row"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One contradiction: the table prints `said`, the arithmetic gives `found`; `line` is the row's.
+
+    `source`: the line of the formula, or the log's file.
+    """
+
+    kind: Kind
+    line: int
+    table: str
+    table_line: int
+    row: str
+    column: str
+    said: str
+    found: str
+    arithmetic: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How a cell ended, and why it was not checked."""
+
+    line: int
+    table_line: int
+    column: str
+    text: str
+    outcome: Outcome
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `unit` is a key of UNITS[quantity], None where neither heading nor cells have one.
+    """A column of a table. `unit` is a key of UNITS[quantity], None if neither heading nor cells have one.
 
     `problem`: why its quantity is not known. `axes`: those of a layout, in the order of a cell as 4/16/1.
     """
@@ -60,7 +103,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Known:
-    """A quantity of a row: `printed` as it stands in `unit` (a key of UNITS), `where` it is from if from no cell."""
+    """A quantity of a row: `printed` in `unit` (a key of UNITS), and `where` it is from if not from a cell."""
 
     printed: Printed
     unit: str | None = None
@@ -73,7 +116,7 @@ class Known:
         return self.printed.value
 
     def worth(self, quantity: str) -> Fraction | None:
-        """What one of `unit` is in the quantity's own (UNITS); None where there is no unit but one is needed."""
+        """What one of `unit` is in the quantity's own unit (UNITS); None if a unit is needed and there is none."""
         if self.unit is not None:
             return Fraction(UNITS[quantity][self.unit])
         if quantity == "size":
@@ -155,7 +198,7 @@ def _names_sizes(table: Table, at: int) -> bool:
 
 
 def read_values(row: Row, table: Table, columns: Sequence[Column], statements: Statements) -> Values:
-    """The quantities of a row; what a sentence fixes counts where the table has no column of it."""
+    """The quantities of a row; a sentence fixes one only if the table has no column of it."""
     known: dict[str, Known] = {}
     unknown: dict[str, str] = {}
     for column in columns:
@@ -170,7 +213,7 @@ def read_values(row: Row, table: Table, columns: Sequence[Column], statements: S
         else:
             unknown[column.quantity] = f"{column.heading.strip()} {'is blank' if found == 'blank' else found}"
     there = {column.quantity for column in columns} | set(known)
-    for quantity in _CONSTANTS:
+    for quantity in CONSTANTS:
         if quantity in there:
             continue
         constant = statements.constant(quantity, table)
@@ -185,7 +228,7 @@ def read_values(row: Row, table: Table, columns: Sequence[Column], statements: S
 
 
 def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table, there: Set[str | None]) -> None:
-    """The GPUs of a row that counts nodes, where a node's are printed or said."""
+    """The GPUs of a row that counts nodes, if the GPUs of a node are in the row or in a sentence."""
     nodes, of_node = known.get("nodes"), known.get("gpus_per_node")
     if nodes is None or "gpus" in there or "gpus" in known:
         return
@@ -201,7 +244,7 @@ def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table, 
 
 
 def _read_layout(row: Row, column: Column) -> dict[str, Known]:
-    """The axes of a cell as tp4-pp16-dp1, or as 4/16/1 under a heading that names them; none where it is neither."""
+    """The axes of a cell as tp4-pp16-dp1, or as 4/16/1 under a heading that names them; none if it is neither."""
     cell = row.cells[column.at].strip().strip("()[]`*") if not row.problem else ""
     named_sizes = [(match["axis"].lower(), match["size"]) for match in _AXIS.finditer(cell[:200])]
     plain = re.fullmatch(r"\d{1,6}(?:\s?[/x×,-]\s?\d{1,6}){1,4}", cell) if column.axes else None
@@ -214,7 +257,7 @@ def _read_layout(row: Row, column: Column) -> dict[str, Known]:
 
 
 def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) -> None:
-    """dp where the document has a formula of it ("DP=GPUs"), or where it follows from the layout."""
+    """dp by a formula of the document ("DP=GPUs"), else as it follows from the layout."""
     for equation in [equation for group in statements.formulas("dp", table) for equation in group]:
         names = equation.formula.names
         if all(name.quantity in known for name in names.values()):
@@ -257,3 +300,83 @@ def read_cell(row: Row, column: Column) -> Known | str:
     if cell.value <= 0 and column.quantity in ("size", "step_s"):
         return "is not above 0"
     return Known(cell, unit, column)
+
+
+@dataclass
+class Ledger:
+    """One table with its columns, each row's values, and the findings. A cell that breaks in one check stays broken."""
+
+    table: Table
+    columns: Sequence[Column]
+    values: Sequence[Values]  # one a row
+    findings: list[Finding] = field(default_factory=list)
+    _ended: dict[tuple[int, int], tuple[Outcome, str]] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[tuple[Row, Values]]:
+        """The rows that say something, with their values."""
+        return [(row, values) for row, values in zip(self.table.rows, self.values, strict=True) if not row.is_blank]
+
+    def column(self, quantity: str) -> Column | None:
+        """The column of a quantity."""
+        of_layout = quantity in AXES
+        for column in self.columns:
+            if column.quantity == quantity or (of_layout and column.quantity == "layout"):
+                return column
+        return None
+
+    def holds(self, row: Row, *quantities: str) -> None:
+        """The cells agree with what was worked out."""
+        for quantity in quantities:
+            self._end(row, self.column(quantity), "holds", "")
+
+    def leave(self, row: Row, quantity: str, why: str) -> None:
+        """The cell could not be checked."""
+        self._end(row, self.column(quantity), "not checked", why)
+
+    def agrees(self, row: Row, quantity: str) -> bool:
+        """Whether a check found the cell right, and none found it wrong."""
+        column = self.column(quantity)
+        ended = self._ended.get((row.line, column.at)) if column is not None else None
+        return ended is not None and ended[0] == "holds"
+
+    def breaks(
+        self, row: Row, kind: Kind, quantity: str, said: str, found: str, arithmetic: str, source: str = ""
+    ) -> None:
+        """The cell contradicts what was worked out."""
+        column = self.column(quantity)
+        self._end(row, column, "breaks", kind)
+        words = " | ".join(cell.strip() for cell in row.cells)
+        heading = column.heading.strip() if column else quantity
+        table = self.table
+        self.findings.append(
+            Finding(kind, row.line, table.title, table.line, words, heading, said, found, arithmetic, source)
+        )
+
+    def cells(self) -> list[Cell]:
+        """Every cell of the table and how it ended."""
+        return [self._cell(row, column) for row in self.table.rows for column in self.columns]
+
+    def _cell(self, row: Row, column: Column) -> Cell:
+        text = row.cells[column.at]
+        outcome, why = self._ended.get((row.line, column.at), ("not checked", ""))
+        if outcome == "not checked":
+            found = read_cell(row, column) if column.quantity not in (None, "notes", "layout") else ""
+            if found == "blank" or not text.strip():
+                outcome, why = "blank", ""
+            elif row.problem:
+                why = row.problem
+            elif column.problem:
+                why = column.problem
+            elif column.quantity != "notes" and isinstance(found, str) and found:
+                why = f"the cell {found}"
+            elif not why:
+                why = _LEFT.get(column.quantity or "", _INPUT)
+        return Cell(row.line, self.table.line, column.heading.strip(), text, outcome, why)
+
+    def _end(self, row: Row, column: Column | None, outcome: Outcome, why: str) -> None:
+        if column is None:
+            return
+        before = self._ended.get((row.line, column.at))
+        if before is None or _RANK[outcome] > _RANK[before[0]]:
+            self._ended[(row.line, column.at)] = (outcome, why)
