@@ -176,18 +176,16 @@ def _sort(gathered: Gathered, sort: str) -> None:
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without a run."""
-    from hpc_gpt.report import tables
     from hpc_gpt.report.columns import COLUMNS, choose_columns
     from hpc_gpt.report.seed_tables import seed_text
+    from hpc_gpt.report.tables import records_text
     from hpc_gpt.terminal import width
 
     lines = _seed_lines(gathered, columns)
     if lines is not None:
         return seed_text(lines, form, width())
     chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
-    if form != "table":
-        return tables.FORMATS[form](gathered.records, columns=chosen)
-    return tables.as_table(gathered.records, width(), chosen) if gathered.runs else ""
+    return records_text(gathered.records, form, width(), chosen)
 
 
 def _predicted(gathered: Gathered, form: str) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from hpc_gpt import terminal, words
@@ -60,25 +60,24 @@ def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> st
     return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
 
 
-def as_json(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """`{"schema": 1, "records": [...]}`, every key of every record, whatever the columns."""
+def as_json(records: Sequence[Record]) -> str:
+    """`{"schema": 1, "records": [...]}`, every key of every record."""
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 
 
-def as_jsonl(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
+def as_jsonl(records: Sequence[Record]) -> str:
     """One JSON object a line, every key of a record."""
     return "".join(json.dumps(record.to_tables(), allow_nan=False) + "\n" for record in records)
 
 
-# Each takes the records and `columns`.
-FORMATS: dict[str, Callable[..., str]] = {
-    "table": as_table,
-    "csv": as_csv,
-    "md": as_markdown,
-    "json": as_json,
-    "jsonl": as_jsonl,
-}
+def records_text(records: Sequence[Record], form: str, width: int | None, columns: Sequence[Column]) -> str:
+    """The records as table, md, csv, json or jsonl; a table without a record is nothing."""
+    if form in ("json", "jsonl"):
+        return as_json(records) if form == "json" else as_jsonl(records)
+    if form in ("csv", "md"):
+        return as_csv(records, columns) if form == "csv" else as_markdown(records, columns)
+    return as_table(records, width, columns) if records else ""
 
 
 def as_block(record: Record, width: int | None = None) -> str:

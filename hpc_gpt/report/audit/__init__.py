@@ -11,7 +11,10 @@ from typing import Any
 
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.report.audit.checks import (
+from hpc_gpt.report.audit.document import Table, read_document
+from hpc_gpt.report.audit.ledger import Cell, Finding, Ledger, read_table
+from hpc_gpt.report.audit.log_checks import Match, check_logs
+from hpc_gpt.report.audit.row_checks import (
     NAMED,
     TARGETS,
     FormulaName,
@@ -22,9 +25,6 @@ from hpc_gpt.report.audit.checks import (
     check_stated,
     stated_for,
 )
-from hpc_gpt.report.audit.document import Table, read_document
-from hpc_gpt.report.audit.logs import Match, check_logs
-from hpc_gpt.report.audit.rows import Cell, Finding, Ledger, read_columns, read_values
 from hpc_gpt.report.audit.statements import Statements
 from hpc_gpt.words import counted, plain
 
@@ -87,27 +87,27 @@ def audit(
 
 
 def _check_table(table: Table, statements: Statements, formula: FormulaName | None, recompute: Recompute) -> Ledger:
-    columns = read_columns(table, statements)
-    ledger = Ledger(table, columns, [read_values(row, table, columns, statements) for row in table.rows])
+    ledger = read_table(table, statements)
     checked = {
-        column.quantity: check_stated(column, ledger, statements) for column in columns if column.quantity in TARGETS
+        column.quantity: check_stated(column, ledger, statements)
+        for column in ledger.columns
+        if column.quantity in TARGETS
     }
     tflops = ledger.column("tflops")
     has_formula = tflops is not None and bool(stated_for(tflops, ledger, statements))
-    for row, values in ledger.lines:
-        if row.problem:
+    for line in ledger.lines:
+        if line.row.problem:
             continue
-        check_layout(row, values, ledger)
-        done = [quantity for quantity, lines in checked.items() if quantity and row.line in lines]
+        check_layout(line)
+        done = [quantity for quantity, lines in checked.items() if quantity and line.row.line in lines]
         if "global_batch" not in done:
-            check_batch(row, values, ledger)
-        check_rates(row, values, ledger, done)
-        if tflops is None or has_formula:
-            continue
-        if formula is not None:
-            check_named(row, values, ledger, formula, recompute)
-        else:
-            ledger.leave(row, "tflops", "no formula: the document states none; --formula names one")
+            check_batch(line)
+        check_rates(line, done)
+        if tflops is not None and not has_formula:
+            if formula is not None:
+                check_named(line, formula, recompute)
+            else:
+                line.leave("tflops", "no formula: the document states none; --formula names one")
     return ledger
 
 

@@ -23,12 +23,8 @@ _BOLD = re.compile(r"\s*(?:\*\*|__)(?P<text>[^*_].{0,120}?)(?:\*\*|__):?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 
 
-@dataclass(frozen=True)
-class Section:
-    """The section of a line: the headings above it, outermost first, and the numbers of these sections."""
-
-    titles: tuple[str, ...] = ()
-    ids: tuple[int, ...] = (0,)
+# The numbers of the sections that a line is in, outermost first; 0 is the document.
+Section = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Table:
     line: int
     headings: tuple[str, ...]
     rows: tuple[Row, ...]
-    section: Section = Section()
+    section: Section = (0,)
     title: str = ""
 
 
@@ -117,7 +113,7 @@ def _read_csv(path: Path, text: str) -> Document:
     """One table; lines that begin with # are prose."""
     lines = text.splitlines()
     passages = [
-        Passage(at, line.lstrip("# ")[:_LONGEST_LINE], Section())
+        Passage(at, line.lstrip("# ")[:_LONGEST_LINE], (0,))
         for at, line in enumerate(lines, 1)
         if line.startswith("#") and not _is_csv_heading(line, lines[at : at + 1])
     ]
@@ -169,7 +165,7 @@ class _Place:
 
     @property
     def section(self) -> Section:
-        return Section(tuple(title for _, title, _ in self.titles), (0, *(number for *_, number in self.titles)))
+        return (0, *(number for *_, number in self.titles))
 
     @property
     def title(self) -> str:

@@ -110,18 +110,8 @@ THROUGHPUT |= {f"k {unit}": quantity for unit, quantity in THROUGHPUT.items() if
 THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
 AXES = ("tp", "pp", "dp", "cp", "sp")
 # Whole numbers, of which a row has one or more.
-WHOLE: tuple[str, ...] = (
-    "gpus",
-    "gpus_per_node",
-    "nodes",
-    *AXES,
-    "micro_batch",
-    "micro_batches",
-    "global_batch",
-    "seq",
-    "hidden",
-)
-WHOLE += ("layers", "heads", "vocab")
+WHOLE: tuple[str, ...] = ("gpus", "gpus_per_node", "nodes", *AXES, "micro_batch", "micro_batches", "global_batch")
+WHOLE += ("seq", "hidden", "layers", "heads", "vocab")
 # Names for a reader, if they are not the quantity's own.
 SAID = {axis: axis.upper() for axis in AXES} | {"gpus": "GPUs", "gpus_per_node": "GPUs of a node", "size": "parameters"}
 SAID |= {"micro_batch": "micro-batch", "micro_batches": "micro-batches", "global_batch": "global batch"}
@@ -255,16 +245,9 @@ class Printed:
 
         A number printed in full comes from a machine that keeps 16 digits: twelve must agree.
         """
-        return self.rounds(figure) or self.cuts(figure) or abs(figure - self.value) * 10**12 <= abs(figure)
-
-    def rounds(self, figure: Fraction) -> bool:
-        """Whether `figure` rounded to as many digits is this number; half way it may go either way."""
-        return abs(figure - self.value) * 2 <= self.quantum
-
-    def cuts(self, figure: Fraction) -> bool:
-        """Whether `figure`, cut off after as many digits, is this number."""
-        beyond = figure - self.value if self.value > 0 or (self.value == 0 and figure >= 0) else self.value - figure
-        return 0 <= beyond < self.quantum
+        away = figure - self.value
+        cut_off = away if self.value > 0 or (self.value == 0 and figure >= 0) else -away
+        return abs(away) * 2 <= self.quantum or 0 <= cut_off < self.quantum or abs(away) * 10**12 <= abs(figure)
 
     @property
     def range(self) -> tuple[Fraction, Fraction]:

@@ -110,7 +110,7 @@ class Statements:
 
     def __init__(self, document: Document) -> None:
         self._tables = [table.line for table in document.tables]
-        self._with_tables = {table.section.ids for table in document.tables}
+        self._with_tables = {table.section for table in document.tables}
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.meanings: list[Meaning] = []
@@ -152,7 +152,7 @@ class Statements:
             said = [equation for equation in self.equations if equation.target == target]
             groups = list(self._near(said, table))
             if target in _OF_THE_DOCUMENT:
-                groups.append([each for each in said if each.section.ids not in self._with_tables])
+                groups.append([each for each in said if each.section not in self._with_tables])
             once = [{each.formula.text: each for each in reversed(group)} for group in groups]
             self._stated[key] = [list(reversed(group.values()))[:_MOST_OF_A_GROUP] for group in once if group]
         return self._stated[key]
@@ -165,12 +165,12 @@ class Statements:
 
     def _near(self, said: Sequence[Said], table: Table) -> Iterator[list[Said]]:
         """The statements next to the table, then those in its section, then in each section around it."""
-        own = [each for each in said if each.section.ids == table.section.ids]
+        own = [each for each in said if each.section == table.section]
         place = self._place(table.line)
         yield [each for each in own if self._place(each.line) in (place, place + 1)]
         yield own
-        for depth in range(len(table.section.ids) - 1, 0, -1):
-            yield [each for each in said if each.section.ids == table.section.ids[:depth]]
+        for depth in range(len(table.section) - 1, 0, -1):
+            yield [each for each in said if each.section == table.section[:depth]]
 
     def _place(self, line: int) -> int:
         """How many tables come before a line."""

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ MOST_ATTEMPTS = 40
 # Keys shown elsewhere in the details, or of no use to a reader; settings may hold what is nobody's business.
 _NOT_FIGURES = {"schema", "settings", "attempts", "flags", "sources", "ended", "cause", "versions"}
 _MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
+ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
+_ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
+_MOST_FILES = 12
 _LONGEST = 160
 _PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
 SAMPLES = 10  # rows of the table that stands in for a chart
@@ -48,103 +52,53 @@ class Figure:
     legend: Sequence[tuple[Svg, str]]
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A key of the record, its figure as text, and where that is from."""
-
-    key: str
-    text: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A failure in the log's words."""
-
-    ended: str
-    words: str
-    where: str
-    echo: bool
-
-
-@dataclass(frozen=True)
-class Stages:
-    """Memory by pipeline stage: one list of (GiB, bar) for each kind of figure."""
-
-    kind: str
-    bars: Sequence[tuple[str, Svg]]
-
-
-@dataclass(frozen=True)
-class Details:
-    """What the page says about one run. `figures` and `sampled` are empty if no chart of it is drawn."""
-
-    anchor: str
-    label: str
-    sign: str
-    ended: str
-    summary: str
-    cause: str
-    flags: Sequence[str]
-    failures: Sequence[Failed]
-    more_failures: int
-    attempts: Sequence[Sequence[str]]
-    more_attempts: int
-    facts: Sequence[Fact]
-    stages: Sequence[Stages]
-    files: Sequence[str]
-    more_files: int
-    figures: Sequence[Figure] = ()
-    sampled: Sampled | None = None
-
-
-ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
-_ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
-_MOST_FILES = 12
-
-
-def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> Details:
-    """The details of the run at `place` in the report."""
-    record = run.record
-    anchor = f"run-{place + 1}"
+def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> dict[str, Any]:
+    """What the page says about the run at `place` in the report; its charts only if it is `charted`."""
+    record, anchor = run.record, f"run-{place + 1}"
     attempts = record.attempts or []
-    return Details(
-        anchor,
-        label,
-        ended_sign(record.ended),
-        ended_words(record.ended),
-        summary,
-        safe(record.cause or ""),
-        [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
-        [Failed(ended_words(f.ended), safe(f.words, 300), str(f.place), f.echo) for f in run.failures[:MOST_FAILURES]],
-        max(0, len(run.failures) - MOST_FAILURES),
-        [[_told(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
-        if len(attempts) > 1
-        else [],
-        max(0, len(attempts) - MOST_ATTEMPTS),
-        _facts(record),
-        [
-            Stages(words, stage_bars(figures))
-            for key, words in _MEMORY.items()
-            if (figures := getattr(record, key)) is not None and len(figures) > 1
+    failures = [
+        {"ended": ended_words(each.ended), "words": safe(each.words, 300), "where": str(each.place), "echo": each.echo}
+        for each in run.failures[:MOST_FAILURES]
+    ]
+    told = [[_told(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
+    of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
+    return {
+        **_title(run, label, place),
+        "summary": summary,
+        "cause": safe(record.cause or ""),
+        "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
+        "failures": failures,
+        "more_failures": max(0, len(run.failures) - MOST_FAILURES),
+        "attempts": told if len(attempts) > 1 else [],
+        "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
+        "facts": _facts(record),
+        "stages": [
+            {"kind": words, "bars": stage_bars(each)} for words, each in of_stages.items() if each and len(each) > 1
         ],
-        [safe(file, 300) for file in run.files[:_MOST_FILES]],
-        max(0, len(run.files) - _MOST_FILES),
-        run_figures(run, label, anchor) if charted else (),
-        samples(run.curve) if charted else None,
-    )
+        "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
+        "more_files": max(0, len(run.files) - _MOST_FILES),
+        "figures": run_figures(run, label, anchor) if charted else (),
+        "sampled": samples(run.curve) if charted else None,
+    }
 
 
-def _facts(record: Record) -> list[Fact]:
+def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
+    ended = run.record.ended
+    return {"anchor": f"run-{place + 1}", "label": label, "sign": ended_sign(ended), "ended": ended_words(ended)}
+
+
+def _facts(record: Record) -> list[dict[str, str]]:
+    """The record's figures as text, and where each is from."""
     facts = []
     for key in RECORD_KEYS:
         value = getattr(record, key)
         source = safe(record.sources.get(key, ""), 400)
         if key in _NOT_FIGURES or (value is None and not source):
             continue
-        facts.append(Fact(key, _value_words(key, value), source))
+        facts.append({"key": key, "text": _value_words(key, value), "source": source})
+    source = safe(record.sources.get("versions", ""))
     for name, version in list(record.versions.items())[:12]:
-        facts.append(Fact(f"version of {safe(name, 60)}", safe(version, 80), safe(record.sources.get("versions", ""))))
+        facts.append({"key": f"version of {safe(name, 60)}", "text": safe(version, 80), "source": source})
     return facts
 
 
@@ -167,34 +121,19 @@ def _told(attempt: dict[str, object], key: str) -> str:
     return ended_words(str(value)) if key == "ended" else safe(value, 200)
 
 
-@dataclass(frozen=True)
-class Brief:
-    """A run's own sources: (keys, the place they share); "line 12" is one of `file`."""
-
-    anchor: str
-    label: str
-    sign: str
-    ended: str
-    file: str
-    sources: Sequence[tuple[str, str]]
-
-
 def briefs_of(
     runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
-) -> tuple[list[tuple[str, str]], list[Brief]]:
-    """What most of the runs at `places` share, and each run's own sources."""
+) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
+    """What most of the runs at `places` share, and each run's own sources; "line 12" is one of its `file`."""
     counts = Counter(pair for place in places for pair in _sources(runs[place].record))
     shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
     briefs = []
     for place in places:
-        record = runs[place].record
-        own = [pair for pair in _sources(record) if pair not in shared]
+        own = [pair for pair in _sources(runs[place].record) if pair not in shared]
         files = Counter(found[1] for _, where in own if (found := _PLACE.match(where)))
         file = files.most_common(1)[0][0] if files else ""
         told = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
-        briefs.append(
-            Brief(f"run-{place + 1}", labels[place], ended_sign(record.ended), ended_words(record.ended), file, told)
-        )
+        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": told})
     return _grouped(sorted(shared)), briefs
 
 

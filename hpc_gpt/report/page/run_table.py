@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from hpc_gpt.readers.run_read import RunRead
 from hpc_gpt.report.columns import peak_memory_gib, show_name
@@ -201,29 +202,6 @@ def source_of(record: Record, keys: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
 
 
-@dataclass(frozen=True)
-class LayoutLine:
-    """One layout: the medians over its runs, as text and as bars against the greatest of its size."""
-
-    layout: str
-    gpus: str
-    program: str
-    runs: str
-    step: str
-    tokens: str
-    tokens_bar: Svg
-    memory: str
-    memory_bar: Svg
-
-
-@dataclass(frozen=True)
-class SizeGroup:
-    """The layouts of one model size."""
-
-    size: str
-    lines: Sequence[LayoutLine]
-
-
 @dataclass
 class _Layout:
     record: Record
@@ -234,7 +212,7 @@ class _Layout:
     runs: int = 0
 
 
-def layouts_of(runs: Sequence[RunRead]) -> tuple[list[SizeGroup], int]:
+def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
     """The layouts that have a throughput or a memory figure, by size, the largest first; how many were left out."""
     groups: dict[str, dict[tuple[object, ...], _Layout]] = defaultdict(dict)
     for run in runs:
@@ -250,14 +228,14 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[SizeGroup], int]:
         entry.memory += [] if memory is None else [memory]
         entry.kinds |= {kind} if kind else set()
         entry.steps += [step] if (step := number(record.step_s)) is not None else []
-    ordered = sorted(groups.items(), key=lambda item: -_largest_params(item[1]))
-    shown: list[SizeGroup] = []
+    shown: list[dict[str, Any]] = []
     room, left_out = MOST_LINES, 0
-    for size, entries in ordered:
-        lines = _lines(list(entries.values()))
+    for size, entries in sorted(groups.items(), key=lambda item: -_largest_params(item[1])):
+        lines = _layout_lines(list(entries.values()))
         left_out += max(0, len(lines) - room)
         if room > 0:
-            shown.append(SizeGroup("size not known" if size == NOTHING else f"{size} parameters", lines[:room]))
+            title = "size not known" if size == NOTHING else f"{size} parameters"
+            shown.append({"size": title, "lines": lines[:room]})
         room = max(0, room - len(lines))
     return shown, left_out
 
@@ -269,27 +247,29 @@ def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
     return [(figure_words(show_digits, figure), _bar(figure, most)) for figure in known]
 
 
-def _lines(entries: list[_Layout]) -> list[LayoutLine]:
+def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
+    """A line for each layout: the medians over its runs, as text and as bars against the greatest of its size."""
     most_tokens = max((median(entry.tokens) for entry in entries if entry.tokens), default=0.0)
     most_memory = max((max(entry.memory) for entry in entries if entry.memory), default=0.0)
     entries.sort(key=lambda entry: -median(entry.tokens) if entry.tokens else 0.0)
     lines = []
     for entry in entries:
+        record = entry.record
         tokens = median(entry.tokens) if entry.tokens else None
         memory = max(entry.memory) if entry.memory else None
-        kinds = " or ".join(sorted(entry.kinds))
+        kinds = f" {' or '.join(sorted(entry.kinds))}" if memory is not None else ""
         lines.append(
-            LayoutLine(
-                layout_words(entry.record),
-                safe(entry.record.gpus, 12) if entry.record.gpus is not None else NOTHING,
-                _program(entry.record),
-                str(entry.runs),
-                figure_words(show_digits, median(entry.steps) if entry.steps else None),
-                figure_words(rate_words, tokens),
-                _bar(tokens, most_tokens),
-                figure_words(show_digits, memory) + (f" {kinds}" if memory is not None else ""),
-                _bar(memory, most_memory),
-            )
+            {
+                "layout": layout_words(record),
+                "gpus": safe(record.gpus, 12) if record.gpus is not None else NOTHING,
+                "program": _program(record),
+                "runs": str(entry.runs),
+                "step": figure_words(show_digits, median(entry.steps) if entry.steps else None),
+                "tokens": figure_words(rate_words, tokens),
+                "tokens_bar": _bar(tokens, most_tokens),
+                "memory": figure_words(show_digits, memory) + kinds,
+                "memory_bar": _bar(memory, most_memory),
+            }
         )
     return lines
 

@@ -33,7 +33,7 @@ def test_tables_know_their_line_section_and_title(read):
     assert (second.line, second.title) == (15, "A > C")
     assert [row.cells for row in second.rows] == [("3", "4")]
     assert [row.line for row in first.rows] == [11]
-    assert first.section.titles == ("A", "B")
+    assert (first.section, second.section) == ((0, 1, 2), (0, 1, 3))
 
 
 def test_bars_in_cells(read):

@@ -16,10 +16,10 @@ import numpy as np
 
 from hpc_gpt.readers.part import Column
 from hpc_gpt.readers.run_read import RunRead
-from hpc_gpt.report.audit.checks import choose_units, stated_for, work_out
 from hpc_gpt.report.audit.document import Row, Table
-from hpc_gpt.report.audit.quantities import Printed, plain_name, show
-from hpc_gpt.report.audit.rows import Known, Ledger, Values
+from hpc_gpt.report.audit.ledger import Known, Ledger, Line, fixed
+from hpc_gpt.report.audit.quantities import plain_name, show
+from hpc_gpt.report.audit.row_checks import choose_units, stated_for, work_out
 from hpc_gpt.report.audit.statements import Statements
 
 COMPARED = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "seq")
@@ -41,7 +41,7 @@ _DATE = re.compile(r"(?<![\d.:-])(?:(?P<year>20\d\d)-)?(?P<month>0[1-9]|1[0-2])-
 # The median of the steady steps agrees with the record's figure if they differ by no more than this share.
 _SAME = 1e-3
 _FEW = 10
-# A TFLOPs figure this near to the log's is the log's, rounded on the way.
+# How near a figure is to the log's if it was rounded on the way.
 _NEAR = Fraction(1, 100)
 
 
@@ -75,7 +75,7 @@ class StepFigures:
     @property
     def known(self) -> list[float]:
         """All of them that are known."""
-        return [each for each in (self.step_s, self.mean, self.median, self.first, self.of_all) if each]
+        return [*self.steady_ones, *(each for each in (self.first, self.of_all) if each)]
 
     @property
     def steady_ones(self) -> list[float]:
@@ -133,26 +133,24 @@ def _first_words(step: Column) -> str:
 class Pair:
     """A row and its run. `same`: the quantities that both name."""
 
-    ledger: Ledger
-    row: Row
-    values: Values
+    line: Line
     run: RunRead
     figures: StepFigures
     same: Sequence[str]
 
 
-def match_runs(ledgers: Sequence[Ledger], runs: Sequence[RunRead]) -> tuple[list[Pair], list[Match]]:
+def _match_runs(ledgers: Sequence[Ledger], runs: Sequence[RunRead]) -> tuple[list[Pair], list[Match]]:
     """The rows that have a log, and what became of each log."""
     pairs, matches = [], []
     for run in runs:
         figures = step_figures(run)
         scored = []
         for ledger in ledgers:
-            for row, values in ledger.lines:
-                same = [] if row.problem else _same(values, run)
-                score = _score(ledger, row, values, run, figures) if same else None
+            for line in ledger.lines:
+                same = [] if line.row.problem else _same(line, run)
+                score = _score(line, run, figures) if same else None
                 if score is not None:
-                    scored.append((score, Pair(ledger, row, values, run, figures, same)))
+                    scored.append((score, Pair(line, run, figures, same)))
         pair, match = _choose(run, scored)
         matches.append(match)
         pairs += [pair] if pair else []
@@ -171,51 +169,52 @@ def _choose(run: RunRead, scored: Sequence[tuple[int, Pair]]) -> tuple[Pair | No
         return None, Match(name, None, f"none has what it says ({known or 'no layout'}), a like size and a like time")
     best = max(score for score, _ in scored)
     first = [pair for score, pair in scored if score == best]
-    lines = [pair.row.line for pair in first]
+    lines = [pair.line.row.line for pair in first]
     if len(first) > 1:
         return None, Match(name, None, f"lines {', '.join(map(str, lines))} fit it equally well: compared with none")
-    others = sorted(pair.row.line for score, pair in scored if score < best)
+    others = sorted(pair.line.row.line for score, pair in scored if score < best)
     fewer = f"; {', '.join(map(str, others))} would fit less well" if others else ""
     return first[0], Match(name, lines[0], f"the same {', '.join(first[0].same)}{fewer}")
 
 
-def _same(values: Values, run: RunRead) -> list[str]:
+def _same(line: Line, run: RunRead) -> list[str]:
     """The quantities that the row and the run both name, all equal; none if one differs or too few are named."""
     same = []
     for quantity in COMPARED:
-        row, log = values.whole(quantity), getattr(run.record, quantity)
+        row, log = line.whole(quantity), getattr(run.record, quantity)
         if row is None or log is None:
             continue
         if row != log:
             return []
         same.append(quantity)
-    return same if "gpus" in same and set(same) & set(_TELLING) and _size_is_near(values, run.record.params) else []
-
-
-def _size_is_near(values: Values, params: int | None) -> bool:
-    size = values.known.get("size")
-    worth = size.worth("size") if size else None
-    if size is None or worth is None or not params:
-        return True
-    return any(
-        abs(size.value * worth - count) <= count * _SIZE_NEAR for count in (params, Fraction(params, 2**30) * 10**9)
+    return (
+        same
+        if "gpus" in same and set(same) & set(_TELLING) and _size_is_near(line.cell("size"), run.record.params)
+        else []
     )
 
 
-def _score(ledger: Ledger, row: Row, values: Values, run: RunRead, figures: StepFigures) -> int | None:
+def _size_is_near(size: Known | None, params: int | None) -> bool:
+    if size is None or size.worth is None or not params:
+        return True
+    printed = size.value * size.worth
+    return any(abs(printed - count) <= count * _SIZE_NEAR for count in (params, Fraction(params, 2**30) * 10**9))
+
+
+def _score(line: Line, run: RunRead, figures: StepFigures) -> int | None:
     """How well a row fits besides its layout: by program, by date and by time; None if it is of another run."""
-    program, engine = _program(ledger.table), run.record.engine
+    program, engine = _program(line.ledger.table), run.record.engine
     known = {name for name, _ in _PROGRAMS}
     score = 0
     if program is not None and engine in known:
         score += 2 if program == engine else -2
-    days = _days_apart(row, run.record.started)
+    days = _days_apart(line.row, run.record.started)
     if days is not None and days > 1:
         return None
     score += 0 if days is None else 2 - days
-    cell = values.known.get("step_s")
+    cell = line.cell("step_s")
     if cell is not None and figures.known:
-        worth = float(cell.worth("step_s") or 1)
+        worth = float(cell.worth or 1)
         if any(cell.printed.says(Fraction(figure) / Fraction(worth)) for figure in figures.known):
             score += 3
         elif (
@@ -227,7 +226,7 @@ def _score(ledger: Ledger, row: Row, values: Values, run: RunRead, figures: Step
 
 def _program(table: Table) -> str | None:
     """The engine that a table's headings name, the innermost first."""
-    for title in (*reversed(table.title.split(" > ")), *reversed(table.section.titles)):
+    for title in reversed(table.title.split(" > ")):
         words = set(plain_name(title).split())
         for engine, signs in _PROGRAMS:
             if words & signs:
@@ -250,9 +249,9 @@ def _days_apart(row: Row, started: str | None) -> int | None:
 
 def check_logs(ledgers: Sequence[Ledger], statements: Statements, runs: Sequence[RunRead]) -> list[Match]:
     """Checks each row that has a log, and returns what became of each log."""
-    pairs, matches = match_runs(ledgers, runs)
+    pairs, matches = _match_runs(ledgers, runs)
     for pair in pairs:
-        pair.ledger.holds(pair.row, *(name for name in pair.same if name not in ("gpus", "global_batch")))
+        pair.line.holds(*(name for name in pair.same if name not in ("gpus", "global_batch")))
         _check_size(pair)
         _check_time(pair)
         _check_tflops(pair, statements)
@@ -261,98 +260,92 @@ def check_logs(ledgers: Sequence[Ledger], statements: Statements, runs: Sequence
 
 
 def _check_size(pair: Pair) -> None:
-    cell, params = pair.values.known.get("size"), pair.run.record.params
-    worth = cell.worth("size") if cell else None
-    if cell is None or worth is None or not params:
+    cell, params = pair.line.cell("size"), pair.run.record.params
+    if cell is None or cell.worth is None or not params:
         return
-    in_unit = Fraction(params) / worth
+    in_unit = Fraction(params) / cell.worth
     # 2^30 in place of a billion, 2^20 of a million.
-    binary = {10**3: 2**10, 10**6: 2**20, 10**9: 2**30, 10**12: 2**40}.get(int(worth))
+    binary = {10**3: 2**10, 10**6: 2**20, 10**9: 2**30, 10**12: 2**40}.get(int(cell.worth))
     if cell.printed.says(in_unit):
-        pair.ledger.holds(pair.row, "size")
+        pair.line.holds("size")
         return
-    unit, found = cell.printed.unit or cell.unit or "", cell.printed.show(in_unit)
-    said, by = cell.printed.text, _by(pair.run, "params")
+    found, said = f"{cell.printed.show(in_unit)}{cell.printed.unit or cell.unit or ''}", cell.printed.text
     if binary and cell.printed.says(Fraction(params, binary)):
         power = binary.bit_length() - 1
         arithmetic = (
             f"{params:,} parameters / 2^{power} = {cell.printed.show(Fraction(params, binary))}, printed as {said}; "
-            f"in 10^{power * 3 // 10} they are {found}{unit}"
+            f"in 10^{power * 3 // 10} they are {found}"
         )
-        pair.ledger.breaks(pair.row, "size_2_30", "size", said, f"{found}{unit}", arithmetic, by)
+        pair.line.breaks("size_2_30", "size", found, arithmetic, _by(pair.run, "params"))
     else:
-        arithmetic = f"the log has {params:,} parameters, {found}{unit}, the table says {said}"
-        pair.ledger.breaks(pair.row, "size", "size", said, f"{found}{unit}", arithmetic, by)
+        arithmetic = f"the log has {params:,} parameters, {found}, the table says {said}"
+        pair.line.breaks("size", "size", found, arithmetic, _by(pair.run, "params"))
 
 
 def _check_time(pair: Pair) -> None:
-    cell, figures = pair.values.known.get("step_s"), pair.figures
+    line, cell, figures = pair.line, pair.line.cell("step_s"), pair.figures
     steady = figures.steady
-    if cell is None or cell.column is None or steady is None:
+    if cell is None or steady is None:
         return
-    worth = cell.worth("step_s") or Fraction(1)
+    worth = cell.worth or Fraction(1)
+    printed_s = float(cell.value * worth)
 
     def says(seconds: float | None) -> bool:
         return seconds is not None and cell.printed.says(Fraction(seconds) / worth)
 
     if says(figures.step_s) or says(figures.mean) or says(figures.median):
-        pair.ledger.holds(pair.row, "step_s")
+        line.holds("step_s")
         return
-    said, found = cell.printed.text, f"{steady:.2f} s"
+    said, found, by = cell.printed.text, f"{steady:.2f} s", _by(pair.run, "step_s")
     after = f"the {figures.count} steady iterations" if figures.count > 1 else "the steady iteration"
     middle = (
         f"{after} after it take {found} in the mean, {figures.median:.2f} s in the median" if figures.median else ""
     )
-    by = _by(pair.run, "step_s")
     if says(figures.first):
         arithmetic = f"{said} is {figures.first_words} alone ({figures.first:.2f} s); {middle}"
-        pair.ledger.breaks(pair.row, "first_iteration", "step_s", said, found, arithmetic, by)
+        line.breaks("first_iteration", "step_s", found, arithmetic, by)
     elif says(figures.of_all):
         arithmetic = f"{said} is the mean of all iterations ({figures.of_all:.2f} s), the first among them"
-        arithmetic += f" ({figures.first:.2f} s); {middle}"
-        pair.ledger.breaks(pair.row, "warm_up_in_mean", "step_s", said, found, arithmetic, by)
-    elif figures.low and figures.high and figures.low <= float(cell.value * worth) <= figures.high:
-        pair.ledger.holds(pair.row, "step_s")
+        line.breaks("warm_up_in_mean", "step_s", found, f"{arithmetic} ({figures.first:.2f} s); {middle}", by)
+    elif figures.low and figures.high and figures.low <= printed_s <= figures.high:
+        line.holds("step_s")
     else:
-        away = float(cell.value * worth) / steady - 1
         spread = f", {figures.low:.2f} to {figures.high:.2f} s" if figures.low and figures.high else ""
-        arithmetic = f"the log's steps take {found}{spread}, the table says {said}: {away:+.1%}"
+        arithmetic = f"the log's steps take {found}{spread}, the table says {said}: {printed_s / steady - 1:+.1%}"
         # A time taken from the program's own rate inherits what the program counted.
         counted = [flag for flag in pair.run.record.flags if "samples" in flag]
-        arithmetic += f"; {counted[0]}" if counted else ""
-        pair.ledger.breaks(pair.row, "step_time", "step_s", said, found, arithmetic, by)
+        line.breaks("step_time", "step_s", found, arithmetic + (f"; {counted[0]}" if counted else ""), by)
 
 
 def _check_tflops(pair: Pair, statements: Statements) -> None:
     """The document's formula on the log's size and time. Kept apart from the formula on the row's own inputs."""
-    column, cell = pair.ledger.column("tflops"), pair.values.known.get("tflops")
+    ledger = pair.line.ledger
+    column, cell = ledger.column("tflops"), pair.line.cell("tflops")
     params, steady = pair.run.record.params, pair.figures.steady
     if column is None or cell is None or not params or steady is None:
         return
     # As many digits as the arithmetic below shows, so that a reader gets the same figure.
-    size, seconds = Fraction(round(params, -6) or params), Fraction(f"{steady:.2f}") or Fraction(steady)
-    known = {**pair.values.known, "size": _of_log(size), "step_s": replace(_of_log(seconds), unit="s")}
-    values = Values(known, pair.values.unknown)
-    for equation in [equation for group in stated_for(column, pair.ledger, statements) for equation in group]:
-        units = choose_units(equation, column, pair.ledger)
-        if isinstance(units, str) or not {"size", "step_s"} <= {
-            name.quantity for name in equation.formula.names.values()
-        }:
+    size = fixed("size", Fraction(round(params, -6) or params), "the log")
+    seconds = fixed("step_s", Fraction(f"{steady:.2f}") or Fraction(steady), "the log")
+    line = replace(pair.line, known={**pair.line.known, "size": size, "step_s": replace(seconds, unit="s")})
+    for equation in [equation for group in stated_for(column, ledger, statements) for equation in group]:
+        units = choose_units(equation, column, ledger)
+        quantities = {name.quantity for name in equation.formula.names.values()}
+        if isinstance(units, str) or not {"size", "step_s"} <= quantities:
             continue
-        worked = work_out(equation, values, units)
+        worked = work_out(equation, line, units)
         if isinstance(worked, str):
             continue
-        figure = worked.figure / (cell.worth("tflops") or 1)
-        if cell.printed.says(figure) or abs(figure - cell.value) <= abs(figure) * _NEAR:
+        figure = worked.figure / (cell.worth or 1)
+        if _is_near(cell, figure):
             return
         printed = pair.run.record.tflops_printed
         own = f"; the program itself prints {printed:.2f}" if printed else ""
         found = show(figure, 2)
-        arithmetic = (
-            f"with the log's size and time {worked.arithmetic} = {found}, the table says {cell.printed.text}{own}"
-        )
+        arithmetic = f"with the log's size and time {worked.arithmetic} = {found}"
         source = f"line {equation.line}: {equation.formula.text}; {run_name(pair.run)}"
-        pair.ledger.breaks(pair.row, "tflops_of_log", "tflops", cell.printed.text, found, arithmetic, source)
+        words = f"{arithmetic}, the table says {cell.printed.text}{own}"
+        pair.line.breaks("tflops_of_log", "tflops", found, words, source)
         return
 
 
@@ -364,25 +357,24 @@ def _check_figures(pair: Pair) -> None:
         "tokens_per_s": rate,
         "tokens_per_s_per_gpu": rate / gpus if rate and gpus else None,
         "samples_per_s": global_batch / seconds if global_batch and seconds else None,
-        "tflops_seed": record.tflops_seed,
-        "tflops_hardware": record.tflops_hardware,
-        "tflops_model": record.tflops_model,
     }
+    of_log |= {key: getattr(record, key) for key in ("tflops_seed", "tflops_hardware", "tflops_model")}
     for quantity, figure in of_log.items():
-        cell = pair.values.known.get(quantity)
+        cell = pair.line.cell(quantity)
         if cell is None or not figure or not isfinite(figure):
             continue
-        in_unit = Fraction(figure) / (cell.worth(quantity) or 1)
-        if cell.printed.says(in_unit) or abs(in_unit - cell.value) <= abs(in_unit) * _NEAR:
-            pair.ledger.holds(pair.row, quantity)
+        in_unit = Fraction(figure) / (cell.worth or 1)
+        if _is_near(cell, in_unit):
+            pair.line.holds(quantity)
             continue
-        said, found = cell.printed.text, cell.printed.show(in_unit)
-        arithmetic = f"the log gives {found}, the table says {said}: {float(cell.value / in_unit) - 1:+.1%}"
-        pair.ledger.breaks(pair.row, "figure", quantity, said, found, arithmetic, _by(pair.run, quantity))
+        found, away = cell.printed.show(in_unit), float(cell.value / in_unit) - 1
+        arithmetic = f"the log gives {found}, the table says {cell.printed.text}: {away:+.1%}"
+        pair.line.breaks("figure", quantity, found, arithmetic, _by(pair.run, quantity))
 
 
-def _of_log(value: Fraction) -> Known:
-    return Known(Printed(value, Fraction(0), None, str(value)), where="the log")
+def _is_near(cell: Known, figure: Fraction) -> bool:
+    """Whether a cell says the log's figure, or one that was rounded on the way."""
+    return cell.printed.says(figure) or abs(figure - cell.value) <= abs(figure) * _NEAR
 
 
 def _by(run: RunRead, key: str) -> str:

@@ -11,10 +11,9 @@ from statistics import median
 from typing import Literal
 
 from hpc_gpt.formulas import Recompute, tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.report.audit.document import Row
 from hpc_gpt.report.audit.formula import FormulaError
+from hpc_gpt.report.audit.ledger import Column, Kind, Known, Ledger, Line
 from hpc_gpt.report.audit.quantities import AXES, SAID, UNITS, WHOLE, plain_name, show
-from hpc_gpt.report.audit.rows import Column, Kind, Known, Ledger, Values
 from hpc_gpt.report.audit.statements import Equation, Statements
 
 TARGETS = ("tflops", "global_batch", "step_s", "tokens_per_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "hfu")
@@ -83,61 +82,60 @@ def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[
     groups = stated_for(column, ledger, statements)
     units = {id(each): choose_units(each, column, ledger) for group in groups for each in group}
     checked = set()
-    for row, values in ledger.lines:
-        cell = values.known.get(quantity)
-        if cell is None or cell.column is None:
+    for line in ledger.lines:
+        cell = line.cell(quantity)
+        if cell is None:
             continue
         lack = ""
         for group in groups:
             worked = []
             for equation in group:
                 chosen = units[id(equation)]
-                found = chosen if isinstance(chosen, str) else work_out(equation, values, chosen)
+                found = chosen if isinstance(chosen, str) else work_out(equation, line, chosen)
                 if isinstance(found, str):
                     lack = lack or f"the formula of line {equation.line}: {found}"
                 else:
                     worked.append(found)
             if worked:
-                checked.add(row.line)
-                _conclude(row, cell, quantity, worked, ledger)
+                checked.add(line.row.line)
+                _conclude(line, cell, worked)
                 break
         else:
             if lack:
-                ledger.leave(row, quantity, lack)
+                line.leave(quantity, lack)
     return checked
 
 
-def _conclude(row: Row, cell: Known, quantity: str, worked: Sequence[Worked], ledger: Ledger) -> None:
-    in_its_unit = [found.figure / (cell.worth(quantity) or 1) for found in worked]
+def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
+    quantity = cell.quantity
+    in_its_unit = [found.figure / (cell.worth or 1) for found in worked]
     # A share may be printed in percent with no sign of it.
     scales = (1, 100, Fraction(1, 100)) if quantity in ("mfu", "hfu") else (1,)
     if any(cell.printed.says(figure * scale) for figure in in_its_unit for scale in scales):
-        ledger.holds(row, quantity)
+        line.holds(quantity)
         return
     # The formula that takes least from the words around the table shows it best.
     found, figure = min(zip(worked, in_its_unit, strict=True), key=lambda pair: len(pair[0].said))
     shown = cell.printed.show(figure) if quantity != "global_batch" else exact(figure)
-    unit = f" {cell.unit}" if cell.unit and cell.worth(quantity) != 1 else ""
-    arithmetic = f"{found.arithmetic} = {shown}{unit}, the table says {cell.printed.text}"
+    arithmetic = f"{found.arithmetic} = {shown}{cell.unit_words}, the table says {cell.printed.text}"
     kind: Kind = "global_batch" if quantity == "global_batch" else "formula"
     source = f"line {found.equation.line}: {found.equation.formula.text}" + (f"; {found.said}" if found.said else "")
-    ledger.breaks(row, kind, quantity, cell.printed.text, shown, arithmetic, source)
+    line.breaks(kind, quantity, shown, arithmetic, source)
 
 
-def work_out(equation: Equation, values: Values, units: Units) -> Worked | str:
+def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
     """The formula on a row's inputs as printed, or in words why it has no value."""
     taken: dict[str, Fraction] = {}
     said = []
     for text, name in equation.formula.names.items():
-        known = values.known.get(name.quantity)
+        known = line.known.get(name.quantity)
         if known is None:
-            return values.lack(name.quantity)
-        worth = known.worth(name.quantity)
+            return line.lack(name.quantity)
         said += [f"{text} {exact(known.value)}: {known.where}"] if known.where else []
         # A number without a unit is taken as it stands, in whatever the formula counts.
         per = Fraction(UNITS[name.quantity][name.unit]) if name.unit else units.get(name.quantity, Fraction(1))
-        plain = known.unit is None and name.quantity in _UNSAID and worth != 1
-        taken[text] = known.value if plain else known.value * (worth or 1) / per
+        plain = known.unit is None and name.quantity in _UNSAID and known.worth != 1
+        taken[text] = known.value if plain else known.value * (known.worth or 1) / per
     try:
         figure = equation.formula.value(taken)
     except FormulaError as fault:
@@ -166,12 +164,12 @@ def _away(equation: Equation, column: Column, ledger: Ledger, units: Units) -> f
     """How far the figures are from the column's: the median logarithm of their ratios, inf if there is none."""
     assert column.quantity is not None
     ratios = []
-    for _, values in ledger.lines[:_ENOUGH]:
-        cell = values.known.get(column.quantity)
-        found = work_out(equation, values, units)
+    for line in ledger.lines[:_ENOUGH]:
+        cell = line.known.get(column.quantity)
+        found = work_out(equation, line, units)
         if cell is None or isinstance(found, str):
             continue
-        figure = found.figure / (cell.worth(column.quantity) or 1)
+        figure = found.figure / (cell.worth or 1)
         if figure > 0 and cell.value > 0:
             ratios.append(abs(_log(figure) - _log(cell.value)))
     return median(ratios) if ratios else inf
@@ -190,20 +188,20 @@ def _log(value: Fraction) -> float:
     return log(value.numerator) - log(value.denominator)
 
 
-def check_named(row: Row, values: Values, ledger: Ledger, formula: FormulaName, recompute: Recompute) -> None:
+def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
     """Checks the row's TFLOPs against `tflops_<formula>` of its inputs exactly as printed."""
-    cell = values.known.get("tflops")
-    if cell is None or cell.column is None:
+    cell = line.cell("tflops")
+    if cell is None:
         return
     function, names = NAMED[formula]
     inputs: dict[str, Fraction] = {}
     for name in names:
-        known = values.known.get(name)
-        if known is None or (worth := known.worth(name)) is None:
-            why = values.lack(name) if known is None else f"the unit of {name} is not said"
-            ledger.leave(row, "tflops", f"tflops_{formula}: {why}")
+        known = line.known.get(name)
+        if known is None or known.worth is None:
+            why = line.lack(name) if known is None else f"the unit of {name} is not said"
+            line.leave("tflops", f"tflops_{formula}: {why}")
             return
-        inputs["params" if name == "size" else name] = known.value * worth
+        inputs["params" if name == "size" else name] = known.value * known.worth
     more = {"recompute": recompute} if formula != "model" else {}
     try:
         floats = {name: float(value) for name, value in inputs.items()}
@@ -211,18 +209,18 @@ def check_named(row: Row, values: Values, ledger: Ledger, formula: FormulaName, 
         # Cut to twelve digits: those after them come from the machine's arithmetic, not from the document.
         figure = Fraction(f"{function(**(floats | counts), **more):.12g}")
     except (ValueError, OverflowError, ZeroDivisionError):
-        ledger.leave(row, "tflops", f"tflops_{formula}: its inputs are beyond any run's")
+        line.leave("tflops", f"tflops_{formula}: its inputs are beyond any run's")
         return
     if cell.printed.says(figure):
-        ledger.holds(row, "tflops")
+        line.holds("tflops")
         return
     given = ", ".join(f"{name}={value}" for name, value in ({n: exact(v) for n, v in inputs.items()} | more).items())
     found = cell.printed.show(figure)
     arithmetic = f"tflops_{formula}({given}) = {found}, the table says {cell.printed.text}"
-    ledger.breaks(row, "formula", "tflops", cell.printed.text, found, arithmetic, f"asked for: tflops_{formula}")
+    line.breaks("formula", "tflops", found, arithmetic, f"asked for: tflops_{formula}")
 
 
-def check_rates(row: Row, values: Values, ledger: Ledger, done: Sequence[str] = ()) -> None:
+def check_rates(line: Line, done: Sequence[str] = ()) -> None:
     """Checks tokens/s and samples/s against batch, length, time and each other, by what they mean.
 
     The inputs count as rounded or cut off: a cell breaks only if no inputs that print as the row's give it. `done`:
@@ -231,141 +229,113 @@ def check_rates(row: Row, values: Values, ledger: Ledger, done: Sequence[str] = 
     lacks: dict[str, str] = {}
     tried = set()
     for quantity, over, under in _RATES:
-        cell = values.known.get(quantity)
-        if cell is None or cell.column is None or quantity in done:
+        cell = line.cell(quantity)
+        if cell is None or quantity in done:
             continue
-        missing = next((name for name in (*over, *under) if name not in values.known), None)
+        missing = next((name for name in (*over, *under) if name not in line.known), None)
         if missing is not None:
-            lacks.setdefault(quantity, values.lack(missing))
-        elif quantity not in tried or ledger.agrees(row, quantity):
+            lacks.setdefault(quantity, line.lack(missing))
+        elif quantity not in tried or line.agrees(quantity):
             tried.add(quantity)
-            _check_rate(row, values, ledger, cell, quantity, over, under)
+            _check_rate(line, cell, over, under)
     for quantity, why in lacks.items():
         if quantity not in tried:
-            ledger.leave(row, quantity, why)
+            line.leave(quantity, why)
 
 
-def _check_rate(
-    row: Row,
-    values: Values,
-    ledger: Ledger,
-    cell: Known,
-    quantity: str,
-    over: tuple[str, ...],
-    under: tuple[str, ...],
-) -> None:
-    inputs = [(name, values.known[name]) for name in (*over, *under)]
-    worths = [known.worth(name) for name, known in inputs]
-    worth = cell.worth(quantity)
-    if worth is None or any(each is None for each in worths):
-        ledger.leave(row, quantity, "a unit of the row is not said")
+def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str, ...]) -> None:
+    inputs, count = [line.known[name] for name in (*over, *under)], len(over)
+    worths = [known.worth for known in (cell, *inputs)]
+    if None in worths:
+        line.leave(cell.quantity, "a unit of the row is not said")
         return
-    above = len(over)
-    ranges = [_range(name, known, each or Fraction(1)) for (name, known), each in zip(inputs, worths, strict=True)]
-    figures = [_rate(ends, above) for ends in itertools.product(*ranges) if all(end > 0 for end in ends[above:])]
+    worth, *each = [share or Fraction(1) for share in worths]
+    ranges = [_range(known, own) for known, own in zip(inputs, each, strict=True)]
+    figures = [_rate(ends, count) for ends in itertools.product(*ranges) if all(end > 0 for end in ends[count:])]
     low, high = (end * worth for end in cell.printed.range)
     if not figures or (min(figures) <= high * (1 + _NEAR_RATE) and max(figures) * (1 + _NEAR_RATE) >= low):
-        ledger.holds(row, quantity)
+        line.holds(cell.quantity)
         return
-    if _per_gpu_or_all(quantity, values, figures, (low, high)):
-        ledger.leave(row, quantity, "it is each GPU's or all GPUs', not what its heading says")
+    gpus = line.whole("gpus") or 1
+    share = Fraction(gpus) if cell.quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
+    if gpus > 1 and min(figures) * share <= high and max(figures) * share >= low:
+        line.leave(cell.quantity, "it is each GPU's or all GPUs', not what its heading says")
         return
-    plain = [known.value * (each or 1) for (_, known), each in zip(inputs, worths, strict=True)]
-    shown = [exact(each) for each in plain]
-    below = " * ".join(shown[len(over) :])
-    arithmetic = " * ".join(shown[: len(over)])
-    arithmetic += f" / {below if len(under) == 1 else f'({below})'}" if under else ""
-    said, found = cell.printed.text, cell.printed.show(_rate(plain, len(over)) / worth)
-    unit = f" {cell.unit}" if cell.unit and worth != 1 else ""
-    words = f"{arithmetic} = {found}{unit}, the table says {said}, and no rounding explains it"
+    plain = [known.value * own for known, own in zip(inputs, each, strict=True)]
+    shown = [exact(value) for value in plain]
+    below = " * ".join(shown[count:])
+    arithmetic = " * ".join(shown[:count]) + (f" / {below if len(under) == 1 else f'({below})'}" if under else "")
+    found = cell.printed.show(_rate(plain, count) / worth)
+    arithmetic += f" = {found}{cell.unit_words}, the table says {cell.printed.text}, and no rounding explains it"
     names = " / ".join([" x ".join(SAID[name] for name in over), *(SAID[name] for name in under)])
-    ledger.breaks(row, "definition", quantity, said, found, words, f"by definition: {names}")
+    line.breaks("definition", cell.quantity, found, arithmetic, f"by definition: {names}")
 
 
-def _per_gpu_or_all(
-    quantity: str, values: Values, figures: Sequence[Fraction], cell: tuple[Fraction, Fraction]
-) -> bool:
-    """Whether the cell is the rate of one GPU under a heading for all, or the other way round."""
-    gpus = values.whole("gpus")
-    if gpus is None or gpus == 1:
-        return False
-    share = Fraction(gpus) if quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
-    return min(figures) * share <= cell[1] and max(figures) * share >= cell[0]
-
-
-def _range(name: str, known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:
+def _range(known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:
     """What a number that prints as this may have been; a count is what it is."""
-    low, high = known.printed.range
-    return (known.value, known.value) if name in WHOLE else (max(low, Fraction(0)) * worth, high * worth)
+    low, high = (known.value, known.value) if known.quantity in WHOLE else known.printed.range
+    return max(low, Fraction(0)) * worth, high * worth
 
 
 def _rate(inputs: Sequence[Fraction], over: int) -> Fraction:
     return prod(inputs[:over], start=Fraction(1)) / prod(inputs[over:], start=Fraction(1))
 
 
-def check_layout(row: Row, values: Values, ledger: Ledger) -> None:
+def check_layout(line: Line) -> None:
     """Refuses tp x pp x dp that is not the row's GPUs; with an axis unknown, one that does not divide them."""
-    gpus = values.whole("gpus")
-    axes = {axis: size for axis in AXES if (size := values.whole(axis)) is not None}
+    gpus, ledger = line.whole("gpus"), line.ledger
+    axes = {axis: size for axis in AXES if (size := line.whole(axis)) is not None}
     printed = [axis for axis in axes if ledger.column(axis) is not None]
     of_row = "gpus" if ledger.column("gpus") is not None else "nodes"
     if gpus is None or not printed or ledger.column(of_row) is None:
         return
     product = prod(axes.values())
     if product == gpus:
-        ledger.holds(row, of_row, *printed)
+        line.holds(of_row, *printed)
         return
     missing = [axis for axis in ("tp", "pp", "dp") if axis not in axes]
-    if missing and gpus % product == 0:
+    # Headings of other splits over GPUs, unless the row says 1.
+    others = [
+        column.heading.strip()
+        for column in ledger.columns
+        if column.quantity is None
+        and plain_name(column.heading) in _OTHERS
+        and line.row.cells[column.at].strip() != "1"
+    ]
+    if (missing or others) and gpus % product == 0:
+        why = line.lack(missing[0]) if missing else f"{', '.join(others)} may be an axis of its own"
         for quantity in (of_row, *printed):
-            ledger.leave(row, quantity, f"the layout: {values.lack(missing[0])}")
-        return
-    others = _other_axes(row, ledger)
-    if others and gpus % product == 0:
-        for quantity in (of_row, *printed):
-            ledger.leave(row, quantity, f"the layout: {others} may be an axis of its own")
+            line.leave(quantity, f"the layout: {why}")
         return
     words = " x ".join(f"{SAID[axis]} {size}" for axis, size in axes.items())
     needs = f"{words} needs {product} GPUs, the row has {gpus}"
     if missing and product < gpus:
         needs = f"{words} = {product} does not divide the row's {gpus} GPUs"
-    said = [f"{SAID[axis]} {axes[axis]}: {values.known[axis].where}" for axis in axes if axis not in printed]
-    said += [values.known["gpus"].where] if of_row == "nodes" else []
-    ledger.breaks(row, "layout", of_row, str(gpus), str(product), f"impossible layout: {needs}", "; ".join(said))
+    said = [f"{SAID[axis]} {axes[axis]}: {line.known[axis].where}" for axis in axes if axis not in printed]
+    said += [line.known["gpus"].where] if of_row == "nodes" else []
+    line.breaks("layout", of_row, str(product), f"impossible layout: {needs}", "; ".join(said), str(gpus))
 
 
-def _other_axes(row: Row, ledger: Ledger) -> str:
-    """Headings of other splits over GPUs, unless the row says 1."""
-    found = [
-        column.heading.strip()
-        for column in ledger.columns
-        if column.quantity is None and plain_name(column.heading) in _OTHERS and row.cells[column.at].strip() != "1"
-    ]
-    return ", ".join(found)
-
-
-def check_batch(row: Row, values: Values, ledger: Ledger) -> None:
+def check_batch(line: Line) -> None:
     """Refuses a global batch that is not micro-batch x micro-batches x dp, for a document without a formula of it."""
-    whole, micro, dp = values.whole("global_batch"), values.whole("micro_batch"), values.whole("dp")
-    chunks = values.whole("micro_batches")
-    if whole is None or ledger.column("global_batch") is None:
+    whole, micro, dp = line.whole("global_batch"), line.whole("micro_batch"), line.whole("dp")
+    chunks = line.whole("micro_batches")
+    if whole is None or line.ledger.column("global_batch") is None:
         return
     if micro is None or dp is None:
-        ledger.leave(row, "global_batch", values.lack("micro_batch" if micro is None else "dp"))
-    elif chunks is not None:
-        product = micro * chunks * dp
-        if product == whole:
-            ledger.holds(row, "global_batch")
-        else:
-            arithmetic = f"micro-batch x micro-batches x DP = {micro} * {chunks} * {dp} = {product}"
-            _batch_breaks(row, ledger, whole, str(product), arithmetic)
-    elif whole % (micro * dp):
+        line.leave("global_batch", line.lack("micro_batch" if micro is None else "dp"))
+        return
+    found = ""
+    if chunks is not None and micro * chunks * dp != whole:
+        found = str(micro * chunks * dp)
+        arithmetic = f"micro-batch x micro-batches x DP = {micro} * {chunks} * {dp} = {found}"
+    elif chunks is None and whole % (micro * dp):
+        found = f"a multiple of {micro * dp}"
         arithmetic = f"{whole} is no multiple of micro-batch x DP = {micro} * {dp} = {micro * dp}"
-        _batch_breaks(row, ledger, whole, f"a multiple of {micro * dp}", arithmetic)
+    if found:
+        words = f"{arithmetic}, the table says {whole}"
+        line.breaks("global_batch", "global_batch", found, words, "by definition", str(whole))
+    elif chunks is not None:
+        line.holds("global_batch")
     else:
-        ledger.leave(row, "global_batch", values.lack("micro_batches"))
-
-
-def _batch_breaks(row: Row, ledger: Ledger, whole: int, found: str, arithmetic: str) -> None:
-    words = f"{arithmetic}, the table says {whole}"
-    ledger.breaks(row, "global_batch", "global_batch", str(whole), found, words, "by definition")
+        line.leave("global_batch", line.lack("micro_batches"))
