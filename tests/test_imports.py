@@ -46,7 +46,7 @@ MAY_IMPORT = {
 }
 TRAINER = {"model", "train"}
 HEAVY = {"torch", "deepspeed"}
-NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "pydantic", "jinja2", "rich"}
+NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "pydantic", "jinja2", "rich", "markdown_it"}
 
 
 def all_modules():

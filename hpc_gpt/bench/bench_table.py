@@ -9,9 +9,8 @@ from hpc_gpt.bench.cell import ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
 from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
-from hpc_gpt.report.columns import NOTHING, show_digits, show_seconds, show_share, show_whole
-from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.runs.record import Record
+from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_share, show_whole
 
 # Seed 000's mark of a row that does not fit.
 OOM = "OOM"
@@ -81,7 +80,7 @@ def _tflops(key: str, formula: str) -> _Column:
 
 _COLUMNS = (
     _Column("Tokens/s", "tokens/s", lambda row: show_whole(row.record.tokens_per_s)),
-    _Column("Step s", "step time", lambda row: show_seconds(row.record.step_s), unit="s"),
+    _Column("Step s", "step time", lambda row: show_digits(row.record.step_s), unit="s"),
     _tflops("tflops_seed", "6 P s B, 8 with full recomputation, seed 001"),
     _tflops("tflops_hardware", "Narayanan et al. 2021, eq. 3"),
     _tflops("tflops_model", "6 P + 12 L h s a token, PaLM"),

@@ -15,10 +15,7 @@ from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.waiting import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
-from hpc_gpt.report.columns import NOTHING, show_digits, show_params, show_seconds
-from hpc_gpt.report.grid import Grid, plain
-from hpc_gpt.report.seeds.lines import SeedLine, is_smoke, sweep_lines
-from hpc_gpt.report.seeds.tables import as_table
+from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
@@ -33,6 +30,7 @@ from hpc_gpt.settings.experiment_file import Row as SweepRow
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.tokens.run_data import ensure_data, located
+from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
 # The figure by which the last rung is compared with the first.
@@ -191,7 +189,7 @@ def _savings_grid(savings: Sequence[Saving]) -> Grid:
             each.row,
             each.switched_on or "nothing",
             each.shape,
-            show_seconds(each.step_s),
+            show_digits(each.step_s),
             show_digits(each.time_ratio),
             show_digits(each.memory_allocated_gib),
             show_digits(each.saved_gib),
@@ -317,7 +315,7 @@ def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[s
 
 def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[Row], width: int | None) -> str:
     lines = sweep_lines(group.sweep, list(_records(group, rungs, rows).values()))
-    return as_table(replace(lines, lines=[_with_reason(line) for line in lines.lines]), width)
+    return seed_text(replace(lines, lines=[_with_reason(line) for line in lines.lines]), "table", width)
 
 
 def _with_reason(line: SeedLine) -> SeedLine:

@@ -216,8 +216,8 @@ def _run(
 def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
     from hpc_gpt.bench.bench_run import tables_of
     from hpc_gpt.bench.bench_table import as_text
-    from hpc_gpt.report.grid import plain
     from hpc_gpt.terminal import width
+    from hpc_gpt.words import plain
 
     rows = bench_run.rows
     if as_json:

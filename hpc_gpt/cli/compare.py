@@ -30,9 +30,9 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, a record.json, or
     a row of a bench, as report names it: BENCH#2 is the second. Of more than two each is compared with the first.
     """
-    from hpc_gpt.report.comparison.compare import compare_runs
-    from hpc_gpt.report.comparison.compared import read_compared
-    from hpc_gpt.report.comparison.words import as_tables, as_text, title
+    from hpc_gpt.report.compare import compare_runs
+    from hpc_gpt.report.compare_text import as_tables, as_text, title
+    from hpc_gpt.report.gather import read_compared
 
     if len(names) < 2:
         raise ConfigError(f"compare needs two runs or more, but {len(names)} is given", "hpc-gpt compare RUN_A RUN_B")

@@ -47,7 +47,7 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
-    from hpc_gpt.report.seeds.columns import SEED_TABLES
+    from hpc_gpt.report.seed_tables import SEED_TABLES
 
     sets = [name for name in ("auto", "usual", "seed", *SEED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)

@@ -181,7 +181,7 @@ def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterPr
 
 
 def _show(cluster: str, checks: list[Check], bad: list[Any], slow: list[Any]) -> None:
-    from hpc_gpt.report.grid import plain
+    from hpc_gpt.words import plain
 
     width = max(len(check.name) for check in checks)
     for check in checks:

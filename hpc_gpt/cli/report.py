@@ -12,11 +12,12 @@ import click
 
 from hpc_gpt.cli import complete
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.words import counted, plain
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.audit.named_formulas import FormulaName
+    from hpc_gpt.report.audit.row_checks import FormulaName
     from hpc_gpt.report.gather import Gathered
-    from hpc_gpt.report.seeds.lines import SweepLines
+    from hpc_gpt.report.seed_tables import SweepLines
 
 
 @click.command()
@@ -125,8 +126,7 @@ def report(
 def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
     """The exit code: 1 where a cell breaks. Without a PATH no log stands behind the table."""
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.report.audit import as_json, as_text
-    from hpc_gpt.report.audit.auditing import audit
+    from hpc_gpt.report.audit import as_json, as_text, audit
     from hpc_gpt.report.gather import Gathered, gather_paths
 
     if form not in ("table", "json"):
@@ -141,8 +141,8 @@ def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | 
 
 def _check_keys(columns: str, sort: str) -> None:
     """What is misspelt is refused before an hour of reading."""
-    from hpc_gpt.report.choice import choose_columns, sort_records
-    from hpc_gpt.report.seeds.columns import SEED_TABLES
+    from hpc_gpt.report.columns import choose_columns, sort_records
+    from hpc_gpt.report.seed_tables import SEED_TABLES
 
     if columns not in ("auto", "usual", "seed", *SEED_TABLES):
         choose_columns(_keys(columns))
@@ -163,49 +163,45 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
         check_target(html)
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:
-            from hpc_gpt.report.exports import target
+            from hpc_gpt.report import exports
 
-            target.check_target(folder, package)
+            exports.check_target(folder, package)
 
 
 def _sort(gathered: Gathered, sort: str) -> None:
-    from hpc_gpt.report.choice import sort_records
+    from hpc_gpt.report.columns import sort_records
 
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
 
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without a run."""
-    from hpc_gpt.report import tables
-    from hpc_gpt.report.choice import choose_columns
-    from hpc_gpt.report.columns import COLUMNS
-    from hpc_gpt.report.seeds import tables as seed_tables
+    from hpc_gpt.report.columns import COLUMNS, choose_columns
+    from hpc_gpt.report.seed_tables import seed_text
+    from hpc_gpt.report.tables import records_text
     from hpc_gpt.terminal import width
 
     lines = _seed_lines(gathered, columns)
     if lines is not None:
-        return seed_tables.as_table(lines, width()) if form == "table" else seed_tables.SEED_FORMATS[form](lines)
+        return seed_text(lines, form, width())
     chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
-    if form != "table":
-        return tables.FORMATS[form](gathered.records, columns=chosen)
-    return tables.as_table(gathered.records, width(), chosen) if gathered.runs else ""
+    return records_text(gathered.records, form, width(), chosen)
 
 
 def _predicted(gathered: Gathered, form: str) -> str:
     """What the planner said beside what was measured; how many runs it was not asked of goes to stderr."""
-    from hpc_gpt.report.predictions import PREDICTION_FORMATS, predictions_of
+    from hpc_gpt.report.tables import predictions_of, predictions_text
 
     lines = predictions_of(gathered.records)
     without = len(gathered.records) - len(lines)
     if without:
         click.echo(f"note: {without} of {len(gathered.records)} runs hold no prediction", err=True)
-    return PREDICTION_FORMATS[form](lines)
+    return predictions_text(lines, form)
 
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     """The lines of a seed's own table; None where the columns are others."""
-    from hpc_gpt.report.seeds.columns import SEED_TABLES
-    from hpc_gpt.report.seeds.lines import lines_in_columns_of, only_sweep, sweep_lines
+    from hpc_gpt.report.seed_tables import SEED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
 
     if columns not in ("auto", "seed", *SEED_TABLES):
         return None
@@ -223,8 +219,6 @@ def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
 
 def _tell(gathered: Gathered, form: str) -> None:
     """What looks wrong, to stderr."""
-    from hpc_gpt.report.grid import plain
-
     # In JSON they stand with the figures.
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
@@ -264,19 +258,15 @@ def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wand
         write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
         click.echo(f"wrote {html}", err=True)
     if tensorboard is not None:
-        from hpc_gpt.report.exports.tensorboard import write_events
+        from hpc_gpt.report.exports import write_events
 
         written = write_events(gathered.runs, tensorboard)
-        click.echo(f"wrote {_count(len(written), 'event file')} under {tensorboard}", err=True)
+        click.echo(f"wrote {counted(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
-        from hpc_gpt.report.exports.wandb import write_offline_runs
+        from hpc_gpt.report.exports import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
-        click.echo(f"wrote {_count(len(folders), 'offline run')} under {wandb}", err=True)
+        click.echo(f"wrote {counted(len(folders), 'offline run')} under {wandb}", err=True)
         if folders:
             click.echo(f"next: wandb sync {shlex.quote(str(folders[0].parent))}/offline-run-*", err=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -71,7 +71,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
 def _table(rows: list[Any], opened: bool) -> list[str]:
     from hpc_gpt.launch.sweep_status import SweepStatus, fold
-    from hpc_gpt.report.grid import plain
+    from hpc_gpt.words import plain
 
     lines = rows if opened else fold(rows)
     shown = [row for row in lines if not isinstance(row, SweepStatus)]

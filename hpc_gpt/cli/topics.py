@@ -212,7 +212,7 @@ def toml_value(value: Any) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def record(as_json: bool) -> None:
     """Every key of a record, for --columns and --sort of report."""
-    from hpc_gpt.report.meaning import MEANING
+    from hpc_gpt.report.columns import MEANING
 
     if as_json:
         keys = [{"key": key, "meaning": meaning} for key, meaning in MEANING.items()]

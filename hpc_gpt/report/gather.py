@@ -1,4 +1,4 @@
-"""From the paths a user names to records, with a record.json left in each run."""
+"""From the paths that a user names to runs and their records, with a record.json written into each run of ours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
+from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs.discovery import discover, notes, shown
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, read_records, read_rounds
-from hpc_gpt.report.seeds.lines import named_sweep, sweep_of
+from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
+from hpc_gpt.report.seed_tables import named_sweep, sweep_of
 from hpc_gpt.runs.find import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record
 from hpc_gpt.runs.run_folder import RunFolder
@@ -23,10 +23,10 @@ from hpc_gpt.runs.run_folder import RunFolder
 
 @dataclass
 class Gathered:
-    """The runs, our own first and oldest first; what could not be read, and what could not be written, in words.
+    """The runs, our own first and oldest first; what could not be read or written, in words.
 
-    `notes`: what was skipped as no log, a line for each reason. `sweeps` are those that a PATH meant: its own name and
-    the PATH.
+    `notes`: what was skipped because it is no log, a line for each reason. `sweeps`: name and PATH of each sweep that a
+    PATH meant.
     """
 
     runs: list[RunRead] = field(default_factory=list)
@@ -93,14 +93,14 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
 
 def _is_place(path: str) -> bool:
     """Whether a PATH is walked or read, rather than the name of a run."""
-    # A link to nothing is told of as one.
+    # A dangling link is a place too: it is reported as one.
     return os.path.lexists(path) and not is_sweep_folder(Path(path))
 
 
 def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:
-    """The runs that the name of a folder without any means. Under logs there may well be none yet.
+    """The runs whose name is that of a folder without any run. The logs folder may have none yet.
 
-    `skipped`: what is there instead, told of where it means none.
+    `skipped`: what the folder holds instead, for the error if no run has the name.
     """
     with contextlib.suppress(NoSuchRun):
         return named_runs(path, logs)
@@ -111,9 +111,9 @@ def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunF
 
 
 def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
-    """Reads every run and replaces its record.json. A run that fails is told of and does not stop the others.
+    """Reads every run and replaces its record.json. A run that cannot be read is named in `unread`.
 
-    `wanted` leaves the others out, and their record.json as it is.
+    Runs that are not `wanted` are left out, and their record.json as it is.
     """
     gathered = Gathered()
     for run in runs:
@@ -133,14 +133,14 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
 
 
 def read_bench(file: Path) -> list[RunRead]:
-    """The rows of a bench, in its own order; ConfigError where its file is damaged."""
+    """The rows of a bench, in its own order; ConfigError if its file is damaged."""
     records = read_records(file) or []
     rounds = read_rounds(file, len(records))
     return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
 
 
 def leave_record(run: RunFolder) -> Record:
-    """The run's record as it stands, left in its folder as well where that can be written."""
+    """The run's record as it is now, also written into its folder if that is possible."""
     gathered = gather_records([run])
     if gathered.unread:
         raise RunFolderError(gathered.unread[0], "is this a run folder?")
@@ -151,7 +151,7 @@ def read_one(name: str, logs: Path) -> RunRead:
     """The run that RUN means: a log or a folder with those of one run, `LOG#2` for the second in it, `BENCH#2` for a
     bench's second row, the bench by its id, folder or file; else as find_run takes it.
 
-    Raises NoSuchRun where there is none, or several.
+    Raises NoSuchRun if there is none, or several.
     """
     path, mark, which = name.rpartition("#")
     numbered = bool(mark) and which.isdecimal() and not Path(name).exists()
@@ -176,8 +176,29 @@ def read_one(name: str, logs: Path) -> RunRead:
     raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", hint)
 
 
+def read_compared(name: str, logs: Path) -> RunRead:
+    """The run of a name as read_one takes it, or of a record.json, or of what `report --json` wrote of one run.
+
+    A record has no steps, but a run folder has both, so there the run itself is read. Raises as read_one, and
+    ConfigError for a file of several records.
+    """
+    path = Path(name)
+    if path.suffix != ".json" or not path.is_file():
+        return read_one(name, logs)
+    records = read_records(path)
+    if records is None:
+        return read_one(name, logs)
+    if path.name == "record.json" and (path.parent / "resolved.json").is_file():
+        return read_one(str(path.parent), logs)
+    if len(records) != 1:
+        some = ", ".join(str(record.run) for record in records[:5]) + (", …" if len(records) > 5 else "")
+        hint = f"compare one row with one, as {name}#1" if path.name == BENCH_FILE else "compare one run with one"
+        raise ConfigError(f"{name} holds {len(records)} records: {some}", hint)
+    return read_bench(path)[0] if is_bench(path) else RunRead(records[0], files=[path])
+
+
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The file of a bench's rows by its folder, or by its id under `logs`; None where there is none, or several."""
+    """The file of a bench's rows by its folder, or by its id under `logs`; None if there is none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE

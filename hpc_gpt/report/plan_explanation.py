@@ -9,8 +9,8 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
-from hpc_gpt.report.grid import Grid
 from hpc_gpt.report.plan_table import PARTS, does_not_fit, settings_words, tokens_words
+from hpc_gpt.words import Grid
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
            "nvidia_smi", "host")  # fmt: skip

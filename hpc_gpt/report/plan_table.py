@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from hpc_gpt.plan.search import KEPT, NEAR, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
 from hpc_gpt.plan.training import Training
-from hpc_gpt.report.grid import Grid, plain
 from hpc_gpt.settings.engines import has_zero
+from hpc_gpt.words import Grid, plain
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Records as text: aligned, csv, markdown, json, json a line, and one record from top to bottom.
+"""Records as text: aligned, csv, Markdown, JSON, JSON a line, one record from top to bottom; and their predictions.
 
 Nothing here is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets each record as a
 block of lines instead.
@@ -6,36 +6,30 @@ block of lines instead.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
-from hpc_gpt.report.choice import look_up
+from hpc_gpt import terminal, words
 from hpc_gpt.report.columns import (
     COLUMNS,
-    NOTHING,
     Column,
+    look_up,
     peak_memory_gib,
-    show_digits,
+    share_off,
     show_losses,
     show_name,
-    show_params,
-    show_predicted,
-    show_seconds,
     show_spread,
-    show_whole,
 )
-from hpc_gpt.report.grid import Grid, plain
-from hpc_gpt.runs.record import SCHEMA, Record
+from hpc_gpt.runs.record import SCHEMA, Record, finite
+from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params, show_share, show_whole
 
 
 def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:
-    """An aligned table, a line a record; where `width` columns cannot hold it, the usual ones as a block a record.
+    """An aligned table, a line a record; if `width` columns cannot hold it, the usual ones as a block a record.
 
     None: any width. Flags are in neither: the verb writes them to stderr.
     """
@@ -48,7 +42,7 @@ def as_table(records: Sequence[Record], width: int | None = None, columns: Seque
 
 
 def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """A markdown table in the seed's style: figures flush right."""
+    """A Markdown table in the seed's style: figures flush right."""
     return _grid(records, columns).markdown()
 
 
@@ -61,49 +55,29 @@ def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
 
 
 def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """Comma-separated, a heading per key of the record, figures in full; an empty cell where there is none."""
+    """Comma-separated, a heading for each key of the record, figures in full; an empty cell if there is none."""
     keys = [key for column in columns for key in column.keys]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(keys)
-    for record in records:
-        writer.writerow([csv_cell(look_up(record, key)) for key in keys])
-    return text.getvalue()
+    return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
 
 
-def csv_cell(value: Any) -> Any:
-    """A cell for a csv file: empty for none, JSON for a list or an object.
-
-    A text that a spreadsheet would take for a formula gets a quote before it: it may come from anyone's log.
-    """
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    if isinstance(value, dict | list):
-        return json.dumps(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
-
-
-def as_json(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """`{"schema": 1, "records": [...]}`, every key of every record, whatever the columns."""
+def as_json(records: Sequence[Record]) -> str:
+    """`{"schema": 1, "records": [...]}`, every key of every record."""
     page = {"schema": SCHEMA, "records": [record.to_tables() for record in records]}
     return json.dumps(page, indent=1, allow_nan=False) + "\n"
 
 
-def as_jsonl(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
+def as_jsonl(records: Sequence[Record]) -> str:
     """One JSON object a line, every key of a record."""
     return "".join(json.dumps(record.to_tables(), allow_nan=False) + "\n" for record in records)
 
 
-# Each takes the records and `columns`.
-FORMATS: dict[str, Callable[..., str]] = {
-    "table": as_table,
-    "csv": as_csv,
-    "md": as_markdown,
-    "json": as_json,
-    "jsonl": as_jsonl,
-}
+def records_text(records: Sequence[Record], form: str, width: int | None, columns: Sequence[Column]) -> str:
+    """The records as table, md, csv, json or jsonl; a table without a record is nothing."""
+    if form in ("json", "jsonl"):
+        return as_json(records) if form == "json" else as_jsonl(records)
+    if form in ("csv", "md"):
+        return as_csv(records, columns) if form == "csv" else as_markdown(records, columns)
+    return as_table(records, width, columns) if records else ""
 
 
 def as_block(record: Record, width: int | None = None) -> str:
@@ -119,10 +93,8 @@ def as_block(record: Record, width: int | None = None) -> str:
 
 def print_record(record: Record) -> None:
     """Writes one record from top to bottom to stdout: what a finished run ends with."""
-    from hpc_gpt.terminal import width, write_heading
-
-    heading, _, rest = as_block(record, width()).partition("\n")
-    write_heading(heading)
+    heading, _, rest = as_block(record, terminal.width()).partition("\n")
+    terminal.write_heading(heading)
     sys.stdout.write(rest)
     sys.stdout.flush()
 
@@ -135,7 +107,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
     if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
         batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
-    step = show_seconds(record.step_s)
+    step = show_digits(record.step_s)
     if record.step_s is not None and record.step_s_p10 is not None:
         step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
         step += f"; {record.warmup_steps} warm-up)"
@@ -159,10 +131,25 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("tflops_printed", _flops(record.tflops_printed, "as the program prints it")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, the stage that holds most"),
-        ("predicted", show_predicted(record)),
+        ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
     ]
+
+
+def _predicted(record: Record) -> str:
+    """What the planner predicted, and how far off it was if that was measured."""
+    memory = max(record.predicted_memory_gib or [0.0])
+    allocated = max((figure for figure in record.memory_allocated_gib or () if figure is not None), default=None)
+    parts = []
+    for figure, unit, measured in (
+        (record.predicted_step_s, "s a step", record.step_s),
+        (memory or None, "GiB allocated", allocated),
+    ):
+        if figure is not None:
+            off = share_off(figure, measured)
+            parts.append(f"{show_digits(figure)} {unit}" + (f" ({show_share(off, '+')})" if off is not None else ""))
+    return ", ".join(parts) or NOTHING
 
 
 def _flops(figure: float | None, formula: str) -> str:
@@ -170,9 +157,104 @@ def _flops(figure: float | None, formula: str) -> str:
 
 
 def _folded(text: str, width: int | None) -> str:
-    """The line, broken at spaces where a terminal is narrower; words are never cut."""
+    """The line, broken at spaces if the terminal is narrower; no word is cut."""
     if width is None:
         return text + "\n"
-    import textwrap
-
     return textwrap.fill(text, max(20, width), subsequent_indent=" " * 8, break_long_words=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted of one run beside what it measured; None if there is no figure.
+
+    An error is predicted / measured - 1. The step time is the record's, the memory the peak that PyTorch allocated on
+    the stage that holds most.
+    """
+
+    name: str | None
+    run: str | None
+    layout: str | None
+    device: str | None
+    step_s: float | None
+    predicted_step_s: float | None
+    step_error: float | None
+    memory_gib: float | None
+    predicted_memory_gib: float | None
+    memory_error: float | None
+
+
+def predictions_of(records: Sequence[Record]) -> list[Prediction]:
+    """A line for each record of which anything was predicted."""
+    return [_prediction(each) for each in records if each.predicted_step_s or each.predicted_memory_gib]
+
+
+def predictions_text(lines: Sequence[Prediction], form: str) -> str:
+    """Predicted beside measured, run by run, as table, md, csv, json or jsonl; all but csv and jsonl end with the mean
+    of the errors without sign. Nothing in a table if nothing was predicted.
+
+    The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
+    """
+    if form in ("table", "md"):
+        grid = _prediction_grid(lines)
+        return grid.markdown() if form == "md" else grid.aligned() if lines else ""
+    if form == "csv":
+        keys = [entry.name for entry in fields(Prediction)]
+        return words.as_csv(keys, [[getattr(line, key) for key in keys] for line in lines])
+    if form == "jsonl":
+        return "".join(json.dumps(finite(asdict(line)), allow_nan=False) + "\n" for line in lines)
+    page = {"schema": SCHEMA, "predictions": [asdict(line) for line in lines], "mean": _mean_errors(lines)}
+    return json.dumps(finite(page), indent=1, allow_nan=False) + "\n"
+
+
+def _prediction(record: Record) -> Prediction:
+    layout = "-".join(f"{axis}{getattr(record, axis)}" for axis in ("tp", "pp", "dp") if getattr(record, axis))
+    memory, planned = _most(record.memory_allocated_gib), _most(record.predicted_memory_gib)
+    # The steps of a CPU are no measure of what was predicted of a GPU.
+    step_s = record.step_s if record.device is not None else None
+    return Prediction(
+        name=record.name,
+        run=record.run,
+        layout=layout or None,
+        device=record.device,
+        step_s=record.step_s,
+        predicted_step_s=record.predicted_step_s,
+        step_error=share_off(record.predicted_step_s, step_s),
+        memory_gib=memory,
+        predicted_memory_gib=planned,
+        memory_error=share_off(planned, memory),
+    )
+
+
+def _most(figures: Sequence[float | None] | None) -> float | None:
+    return max((figure for figure in figures or () if figure is not None and math.isfinite(figure)), default=None)
+
+
+def _mean_errors(lines: Sequence[Prediction]) -> dict[str, float | int | None]:
+    """Mean absolute errors, and over how many runs each is taken: those that measured what was predicted."""
+    means: dict[str, float | int | None] = {}
+    for name in ("step", "memory"):
+        errors = [abs(error) for line in lines if (error := getattr(line, f"{name}_error")) is not None]
+        means |= {f"{name}_error": sum(errors) / len(errors) if errors else None, f"{name}_runs": len(errors)}
+    return means
+
+
+def _prediction_grid(lines: Sequence[Prediction]) -> Grid:
+    mean = _mean_errors(lines)
+    cells = [
+        (
+            show_name(Record(name=line.name, run=line.run)),
+            line.layout or NOTHING,
+            line.device or NOTHING,
+            show_digits(line.step_s),
+            show_digits(line.predicted_step_s),
+            show_share(line.step_error, "+"),
+            show_digits(line.memory_gib),
+            show_digits(line.predicted_memory_gib),
+            show_share(line.memory_error, "+"),
+        )
+        for line in lines
+    ]
+    title = f"mean of {mean['step_runs']} and {mean['memory_runs']}, without sign"
+    last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
+    headings = ("run", "layout", "device", "s/step", "predicted", "error", "GiB", "predicted", "error")
+    return Grid(headings, [False, False, False, *[True] * 6], [*cells, last])

@@ -10,10 +10,9 @@ from hpc_gpt.bench.bench_run import make_folder
 from hpc_gpt.bench.measurement import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.readers.runs.run_read import BENCH_FILE
-from hpc_gpt.report.comparison.compare import compare_runs
-from hpc_gpt.report.comparison.compared import read_compared
-from hpc_gpt.report.comparison.words import as_tables, as_text
-from hpc_gpt.report.gather import gather_paths, read_bench, read_one
+from hpc_gpt.report.compare import compare_runs
+from hpc_gpt.report.compare_text import as_tables, as_text
+from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from hpc_gpt.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log

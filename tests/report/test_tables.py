@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.columns import COLUMNS, show_digits, show_params
-from hpc_gpt.report.grid import Grid
+from hpc_gpt.report.columns import COLUMNS
 from hpc_gpt.report.tables import as_block, as_csv, as_json, as_markdown, as_table, print_record
 from hpc_gpt.runs.record import Record
+from hpc_gpt.words import Grid, show_digits, show_params
 
 SEED_RUN = Record(
     run="20210527-040202-ab12",

@@ -1,11 +1,11 @@
-"""A published document as an audit takes it: tables, and the sentences and code around them with their sections."""
+"""A published document as an audit reads it: tables, and the sentences and code around them with their sections."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,27 +19,17 @@ _MOST_TABLES = 500
 _LONGEST_LINE = 4000
 _DELIMITERS = ",;\t|"
 _RULE_CELL = re.compile(r":?-+:?")
-_HEADING = re.compile(r" {0,3}(?P<marks>#{1,6})[ \t]+(?P<text>.*?)[ \t]*#*$")
-_UNDERLINE = re.compile(r" {0,3}(?:={3,}|-{3,})[ \t]*")
 _BOLD = re.compile(r"\s*(?:\*\*|__)(?P<text>[^*_].{0,120}?)(?:\*\*|__):?\s*")
-_FENCE = re.compile(r"\s{0,12}(?P<marks>`{3,}|~{3,})")
+_BAR = re.compile(r"(?<!\\)\|")
 
 
-@dataclass(frozen=True)
-class Section:
-    """Where a line stands: the headings above it, outermost first, and a number that each section has of its own."""
-
-    titles: tuple[str, ...] = ()
-    ids: tuple[int, ...] = (0,)
-
-    def holds(self, other: Section) -> bool:
-        """Whether `other` is this section or lies in it."""
-        return other.ids[: len(self.ids)] == self.ids
+# The numbers of the sections that a line is in, outermost first; 0 is the document.
+Section = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. `problem`: why its cells cannot be told apart."""
+    """A line of a table. `problem`: why its cells cannot be assigned to columns."""
 
     line: int
     cells: tuple[str, ...]
@@ -52,18 +42,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`title`: the headings it stands under, with the bold line or the caption nearest above. Lines count from 1."""
+    """`title`: the headings above it, with the nearest bold line or caption. Lines count from 1."""
 
     line: int
     headings: tuple[str, ...]
     rows: tuple[Row, ...]
-    section: Section = Section()
+    section: Section = (0,)
     title: str = ""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A line of prose, or of code where `is_code`."""
+    """A line of prose, or of code."""
 
     line: int
     text: str
@@ -82,10 +72,10 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The document at `path`; DataError where it cannot be read, is no text, or holds no table.
+    """The document at `path`; DataError if it cannot be read, is no text, or holds no table.
 
-    A file named .csv or .tsv is one table whose first line holds the headings; every other is markdown, or csv where
-    it has no markdown table.
+    A file named .csv or .tsv is one table whose first line holds the headings. Any other is Markdown, or csv if it has
+    no Markdown table.
     """
     text = _read_text(path)
     if path.suffix.lower() in (".csv", ".tsv"):
@@ -123,7 +113,7 @@ def _read_csv(path: Path, text: str) -> Document:
     """One table; lines that begin with # are prose."""
     lines = text.splitlines()
     passages = [
-        Passage(at, line.lstrip("# ")[:_LONGEST_LINE], Section())
+        Passage(at, line.lstrip("# ")[:_LONGEST_LINE], (0,))
         for at, line in enumerate(lines, 1)
         if line.startswith("#") and not _is_csv_heading(line, lines[at : at + 1])
     ]
@@ -147,14 +137,14 @@ def _read_csv(path: Path, text: str) -> Document:
 
 
 def _is_csv_heading(line: str, following: Sequence[str]) -> bool:
-    """ "#GPUs,Size" heads a table where the next line has as many cells; "# seq is 1024" does not."""
+    """ "#GPUs,Size" is a heading if the next line has as many cells; "# seq is 1024" is not."""
     return any(
         line.count(mark) == following[0].count(mark) > 0 for mark in _DELIMITERS if following and line[1:2] != " "
     )
 
 
 def _delimiter(text: str) -> str:
-    """The one that the first lines agree on best, by how many cells it gives them."""
+    """The one that gives most of the first lines as many cells as the first."""
     lines = [line for line in text[:65536].splitlines()[:20] if line.strip()]
 
     def agreement(mark: str) -> tuple[int, int]:
@@ -165,19 +155,17 @@ def _delimiter(text: str) -> str:
 
 
 @dataclass
-class _Reading:
-    """What a pass over a markdown document has met so far."""
+class _Place:
+    """The headings, the bold line and the caption above the line that is being read."""
 
     titles: list[tuple[int, str, int]] = field(default_factory=list)  # level, text, id
     sections: int = 0
     bold: str = ""
     caption: str = ""
-    fence: str = ""
-    comment: bool = False
 
     @property
     def section(self) -> Section:
-        return Section(tuple(title for _, title, _ in self.titles), (0, *(number for *_, number in self.titles)))
+        return (0, *(number for *_, number in self.titles))
 
     @property
     def title(self) -> str:
@@ -191,54 +179,75 @@ class _Reading:
         self.titles.append((level, text.strip()[:200], self.sections))
         self.bold = self.caption = ""
 
+    def pass_line(self, line: str) -> None:
+        if (bold := _BOLD.fullmatch(line)) and "=" not in line:
+            self.bold, self.caption = bold["text"].strip(), ""
+        else:
+            self.caption = line.strip().rstrip(":")[:80] if line.rstrip().endswith(":") else ""
+
 
 def _read_markdown(path: Path, text: str) -> Document:
-    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
-    reading, tables, passages, left_out = _Reading(), list[Table](), list[Passage](), list[str]()
-    if long := sum(len(line) > _LONGEST_LINE for line in text.splitlines()):
+    lines = text.splitlines()
+    place, tables, passages, left_out = _Place(), list[Table](), list[Passage](), list[str]()
+    if long := sum(len(line) > _LONGEST_LINE for line in lines):
         left_out.append(f"the ends of {long} lines, after {_LONGEST_LINE} characters")
-    # Front matter is about the document, not in it.
-    at = lines.index("---", 1) + 1 if lines[:1] == ["---"] and "---" in lines[1:50] else 0
+    lines = [line[:_LONGEST_LINE] for line in lines]
+    if lines[:1] == ["---"] and "---" in lines[1:50]:  # front matter is about the document, not in it
+        end = lines.index("---", 1) + 1
+        lines[:end] = [""] * end
+    headings, kinds = _read_blocks("\n".join(lines))
+    at = 0
     while at < len(lines):
         line = lines[at]
         at += 1
-        fence = _FENCE.match(line)
-        if reading.fence:
-            if fence and fence["marks"].startswith(reading.fence) and not line.strip(" `~"):
-                reading.fence = ""
-            else:
-                passages.append(Passage(at, line, reading.section, is_code=True))
+        if at in headings:
+            place.enter(*headings[at])
+        elif kinds.get(at) == "code":
+            passages.append(Passage(at, line, place.section, is_code=True))
+        elif at in kinds or not line.strip():
             continue
-        if reading.comment or line.lstrip().startswith("<!--"):
-            reading.comment = "-->" not in line
-            continue
-        if fence and "`" not in line[fence.end() :]:
-            reading.fence = fence["marks"]
-            continue
-        if heading := _HEADING.match(line):
-            reading.enter(len(heading["marks"]), heading["text"])
-            continue
-        if re.match(r"\s*<table\b", line, re.IGNORECASE):
-            left_out.append(f"line {at}: an HTML table")
-        if at < len(lines) and "|" in line and _is_rule(lines[at], line):
-            table, at = _read_table(lines, at, reading, left_out)
+        elif "|" in line and at < len(lines) and _is_rule(lines[at], line):
+            start, end = at, at + 1
+            while end < len(lines) and "|" in lines[end] and end + 1 not in kinds:
+                end += 1
+            table, at = _table(start, lines[start - 1 : end], place, left_out), end
             if len(tables) < _MOST_TABLES:
                 tables.append(table)
             else:
-                left_out.append(f"line {table.line}: a table after the first {_MOST_TABLES}")
-            reading.caption = ""
-            continue
-        if at < len(lines) and line[:1].strip(" -*+>#") and _UNDERLINE.fullmatch(lines[at]):
-            reading.enter(1 if "=" in lines[at] else 2, line)
-            at += 1
-            continue
-        if (bold := _BOLD.fullmatch(line)) and "=" not in line:
-            reading.bold, reading.caption = bold["text"].strip(), ""
-        elif line.strip():
-            reading.caption = line.strip().rstrip(":")[:80] if line.rstrip().endswith(":") else ""
-        if line.strip():
-            passages.append(Passage(at, line, reading.section))
+                left_out.append(f"line {start}: a table after the first {_MOST_TABLES}")
+            place.caption = ""
+        else:
+            if re.match(r"\s*<table\b", line, re.IGNORECASE):
+                left_out.append(f"line {at}: an HTML table")
+            place.pass_line(line)
+            passages.append(Passage(at, line, place.section))
     return Document(path, tables, passages, left_out)
+
+
+def _read_blocks(text: str) -> tuple[dict[int, tuple[int, str]], dict[int, str]]:
+    """(level, text) of the lines that are headings, and of every other line that is no prose whether it is code, a
+    comment or a heading's underline; by their number, from 1.
+
+    Tables are left to us: GitHub's Markdown drops the cells that a row has too many. Link references are off: a long
+    list of them would take time that grows with its square.
+    """
+    from markdown_it import MarkdownIt
+
+    headings: dict[int, tuple[int, str]] = {}
+    kinds: dict[int, str] = {}
+    tokens = MarkdownIt("commonmark").disable(["reference", "inline", "text_join"]).parse(text)
+    for place, token in enumerate(tokens):
+        start, stop = token.map or (0, 0)
+        if token.type == "heading_open" and token.level == 0:
+            # If a paragraph is underlined, its last line is the heading.
+            is_underlined = not token.markup.startswith("#")
+            kinds |= {stop: "underline", stop - is_underlined: "heading"}
+            headings[stop - is_underlined] = (int(token.tag[1]), tokens[place + 1].content.split("\n")[-1])
+        elif token.type in ("fence", "code_block"):
+            kinds |= dict.fromkeys(range(start + 1, stop + 1), "code")
+        elif token.type == "html_block" and token.content.lstrip().startswith("<!--"):
+            kinds |= dict.fromkeys(range(start + 1, stop + 1), "comment")
+    return headings, kinds
 
 
 def _is_rule(line: str, heading: str) -> bool:
@@ -252,34 +261,23 @@ def _is_rule(line: str, heading: str) -> bool:
     )
 
 
-def _read_table(lines: Sequence[str], at: int, reading: _Reading, left_out: list[str]) -> tuple[Table, int]:
-    """The table whose heading is `lines[at - 1]` and whose dashes are `lines[at]`; where to go on."""
-    start = at
-    width = len(_split(lines[at]))
-    headings = _cells(lines[at - 1], width)
-    rows: list[Row] = []
-    dropped = 0
-    at += 1
-    while at < len(lines) and "|" in lines[at] and not _HEADING.match(lines[at]) and not _FENCE.match(lines[at]):
-        if len(rows) < _MOST_ROWS:
-            rows.append(_row(at + 1, _cells(lines[at], width), width))
-        else:
-            dropped += 1
-        at += 1
-    if dropped:
-        left_out.append(f"line {start}: {dropped} rows after the first {_MOST_ROWS}")
-    return Table(start, tuple(headings), tuple(rows), reading.section, reading.title), at
+def _table(line: int, lines: Sequence[str], place: _Place, left_out: list[str]) -> Table:
+    width = len(_split(lines[1]))
+    rows = [_row(line + 2 + at, _cells(each, width), width) for at, each in enumerate(lines[2 : 2 + _MOST_ROWS])]
+    if dropped := len(lines) - 2 - len(rows):
+        left_out.append(f"line {line}: {dropped} rows after the first {_MOST_ROWS}")
+    return Table(line, tuple(_cells(lines[0], width)), tuple(rows), place.section, place.title)
 
 
 def _row(line: int, cells: Sequence[str], width: int) -> Row:
-    """A row of `width` cells. One that lacks some ends early, as markdown shows it; one with more cannot be placed."""
+    """A row of `width` cells. Cells that it lacks are empty, as Markdown shows it; one with more has a problem."""
     if len(cells) > width:
         return Row(line, tuple(cells[:width]), f"the row has {len(cells)} cells, the heading {width}")
     return Row(line, (*cells, *[""] * (width - len(cells))))
 
 
 def _cells(line: str, width: int) -> list[str]:
-    """The cells of a line. A bar inside code splits, as GitHub has it, unless only the other way fits the heading."""
+    """The cells of a line. A bar inside code splits, as on GitHub, unless only the other way fits the heading."""
     cells = _split(line)
     if len(cells) != width and len(whole := _split(line, keep_code=True)) == width:
         return whole
@@ -288,22 +286,7 @@ def _cells(line: str, width: int) -> list[str]:
 
 def _split(line: str, keep_code: bool = False) -> list[str]:
     line = line.strip()
-    marks = list(_bars(line, keep_code))
-    starts = [0, *(mark + 1 for mark in marks)]
-    cells = [
-        line[start:end].strip().replace("\\|", "|") for start, end in zip(starts, [*marks, len(line)], strict=True)
-    ]
-    if line.startswith("|"):
-        cells = cells[1:]
-    if marks and marks[-1] == len(line) - 1:
-        cells = cells[:-1]
-    return cells
-
-
-def _bars(line: str, keep_code: bool) -> Iterator[int]:
-    in_code = False
-    for at, mark in enumerate(line):
-        if mark == "`":
-            in_code = not in_code
-        elif mark == "|" and line[at - 1 : at] != "\\" and not (in_code and keep_code):
-            yield at
+    hidden = re.sub(r"`[^`]*(?:`|$)", lambda code: code[0].replace("|", "\0"), line) if keep_code else line
+    cells = [cell.strip().replace("\0", "|").replace("\\|", "|") for cell in _BAR.split(hidden)]
+    first, last = hidden.startswith("|"), len(cells) > 1 and hidden.endswith("|") and not hidden.endswith("\\|")
+    return cells[first : len(cells) - last]

@@ -1,10 +1,13 @@
-"""What the headings, formulas and sentences of a published table call the quantities of a training run."""
+"""The quantities of a training run in a published table: their names in headings and formulas, their units, and the
+numbers in its cells.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 
 # Written as `plain_name` leaves a name. A name stands for one quantity only.
@@ -61,7 +64,7 @@ _NAMES: dict[str, str] = {
 }
 # What a batch is counted in; one in tokens is another figure.
 _COUNTED_IN = ("samples", "sequences", "seqs", "seq")
-# What is a name in a formula or a one-liner, but may head a column of something else.
+# Names in a formula or a one-liner that may head a column of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
 
 # What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12, memory in bytes, shares in 1.
@@ -100,52 +103,25 @@ UNITS: dict[str, Units] = {
     "layers": {"layers": 1},
     "heads": {"heads": 1},
 }
-# What a Throughput is, by the unit that stands beside it.
+# What a Throughput is, by the unit beside it.
 THROUGHPUT = dict.fromkeys(_TIMES, "step_s") | dict.fromkeys(_SAMPLES, "samples_per_s")
 THROUGHPUT |= dict.fromkeys(_TOKENS, "tokens_per_s") | dict.fromkeys(_PER_GPU, "tokens_per_s_per_gpu")
 THROUGHPUT |= {f"k {unit}": quantity for unit, quantity in THROUGHPUT.items() if quantity.startswith("tokens")}
 THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
-# Whole numbers, of which a row has one or more.
-WHOLE: tuple[str, ...] = (
-    "gpus",
-    "gpus_per_node",
-    "nodes",
-    "tp",
-    "pp",
-    "dp",
-    "cp",
-    "sp",
-    "micro_batch",
-    "micro_batches",
-    "global_batch",
-    "seq",
-)
-WHOLE += ("hidden", "layers", "heads", "vocab")
-SAID = {
-    "gpus": "GPUs",
-    "gpus_per_node": "GPUs of a node",
-    "size": "parameters",
-    "tp": "TP",
-    "pp": "PP",
-    "dp": "DP",
-    "cp": "CP",
-    "sp": "SP",
-    "micro_batch": "micro-batch",
-    "micro_batches": "micro-batches",
-    "global_batch": "global batch",
-    "seq": "sequence length",
-    "step_s": "step time",
-    "samples_per_s": "samples/s",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tflops": "TFLOPs",
-}
 AXES = ("tp", "pp", "dp", "cp", "sp")
+# Whole numbers, of which a row has one or more.
+WHOLE: tuple[str, ...] = ("gpus", "gpus_per_node", "nodes", *AXES, "micro_batch", "micro_batches", "global_batch")
+WHOLE += ("seq", "hidden", "layers", "heads", "vocab")
+# Names for a reader, if they are not the quantity's own.
+SAID = {axis: axis.upper() for axis in AXES} | {"gpus": "GPUs", "gpus_per_node": "GPUs of a node", "size": "parameters"}
+SAID |= {"micro_batch": "micro-batch", "micro_batches": "micro-batches", "global_batch": "global batch"}
+SAID |= {"seq": "sequence length", "step_s": "step time", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+SAID |= {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops": "TFLOPs"}
 
 
 @dataclass(frozen=True)
 class Named:
-    """What a name stands for; `unit` is a key of UNITS[quantity] where the name says one."""
+    """What a name stands for; `unit` is a key of UNITS[quantity] if the name has one."""
 
     quantity: str
     unit: str | None = None
@@ -176,7 +152,7 @@ _QUANTITY = {_short(name): quantity for quantity, names in _NAMES.items() for na
 
 
 def axes_of(heading: str) -> tuple[str, ...]:
-    """The axes that a heading as "TP/PP/DP" names, in its order; none where it names fewer than two.
+    """The axes that a heading as "TP/PP/DP" names, in its order; none if it names fewer than two.
 
     >>> axes_of("TP x PP")
     ('tp', 'pp')
@@ -195,7 +171,7 @@ def plain_name(text: str) -> str:
 
 
 def named(text: str, in_formula: bool = False) -> Named | None:
-    """The quantity that a heading means, or a name `in_formula`; None where that is not known.
+    """The quantity that a heading means, or a name `in_formula`; None if that is not known.
 
     >>> named("Iteration Time (ms)")
     Named(quantity='step_s', unit='ms')
@@ -240,3 +216,113 @@ def plain_unit(text: str) -> str:
     text = re.sub(r"\s+", " ", text[:40].strip().lower().replace("µ", "u").replace("μ", "u"))
     text = re.sub(r" ?/ ?", "/", text)
     return re.sub(r"^in ", "", text)
+
+
+# No figure of a training run is longer, larger or smaller, and arithmetic on one that is would take forever.
+_LONGEST = 40
+_LARGEST_EXPONENT = 30
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)(?P<digits>\d{1,3}(?:,\d{3}){1,8}(?:\.\d{1,30})?|\d{1,40}(?:\.\d{0,30})?|\.\d{1,30})"
+    r"(?:[eE](?P<exponent>[+-]?\d{1,4}))?(?P<rest>.{0,60})",
+    re.DOTALL,
+)
+_UNIT = re.compile(r"%|(?:[A-Za-z]{1,8} )?[A-Za-zµμ][A-Za-zµμ]{0,15}(?: ?/ ?[A-Za-z]{1,10}){0,2}")
+_DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
+_BLANKS = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f\u2002\u2003\t", " "), "\u200b": "", "\ufeff": ""})
+
+
+@dataclass(frozen=True)
+class Printed:
+    """`value` exactly as printed, `quantum` the worth of its last digit, both in `unit` as the text spells it."""
+
+    value: Fraction
+    quantum: Fraction
+    unit: str | None
+    text: str
+
+    def says(self, figure: Fraction) -> bool:
+        """Whether `figure`, in the same unit, is this number when rounded or cut off to as many digits.
+
+        A number printed in full comes from a machine that keeps 16 digits: twelve must agree.
+        """
+        away = figure - self.value
+        cut_off = away if self.value > 0 or (self.value == 0 and figure >= 0) else -away
+        return abs(away) * 2 <= self.quantum or 0 <= cut_off < self.quantum or abs(away) * 10**12 <= abs(figure)
+
+    @property
+    def range(self) -> tuple[Fraction, Fraction]:
+        """The lowest and the highest figure that rounded or cut off is this number."""
+        return self.value - self.quantum / 2, self.value + self.quantum
+
+    def show(self, figure: Fraction) -> str:
+        """`figure` with one decimal more than this number has, at least two."""
+        places = _decimals(self.quantum)
+        return show(figure, max(2, places + (places < 2)))
+
+
+def show(figure: Fraction, digits: int) -> str:
+    """`figure` with `digits` decimals, rounded half up."""
+    scaled = abs(figure) * 10**digits
+    whole = (scaled.numerator * 2 + scaled.denominator) // (2 * scaled.denominator)
+    if whole >= 10**30:
+        return f"{float(figure):.6g}" if abs(figure) < 10**300 else "beyond 1e300"
+    text = str(whole).rjust(digits + 1, "0")
+    sign = "-" if figure < 0 and whole else ""
+    return sign + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
+
+
+def read_printed(text: str) -> Printed | str:
+    """The number that a cell holds, or in words why it holds none that can be checked. An empty one is "blank"."""
+    if len(text) > 400:
+        return "is too long for a number"
+    bare = _bare(text)
+    if bare in ("", "-", "--", "---", "n/a", "N/A", "NA", "?", "TBD", "tbd", "/"):
+        return "blank"
+    if "~~" in text or re.search(r"</?(?:s|del|strike)>", text):
+        return "is struck out"
+    if re.match(r"[~≈<>≤≥]|(?:about|approx|ca|circa|over|under|up to|at least|at most)\b", bare, re.IGNORECASE):
+        return "is approximate"
+    if "±" in bare or "+/-" in bare or "+-" in bare:
+        return "has a spread"
+    match = _NUMBER.match(bare)
+    if match is None:
+        return "holds no number" if not re.match(r"[+-]?\d", bare) else "is beyond any figure of a run"
+    rest = match["rest"].strip()
+    if len(match.group()) < len(bare) or re.match(r"\d", rest):
+        return "is beyond any figure of a run" if re.match(r"[\d.,eE+-]+$", bare) else "is more than a number"
+    # A remark without a figure, as in "16 (peak)", leaves the number what it is.
+    rest = re.sub(r"\([^()\d]{0,40}\)$", "", rest).strip()
+    if re.match(r"(?:-|to\b|\.\.)\s*[\d.]", rest):
+        return "is a range"
+    if re.match(r",\s*\d", rest):
+        return "has a comma that may be a decimal point"
+    if rest and _UNIT.fullmatch(rest) is None:
+        return "is more than a number"
+    exponent = int(match["exponent"] or 0)
+    digits = match["digits"].replace(",", "")
+    if abs(exponent) > _LARGEST_EXPONENT or len(digits) > _LONGEST:
+        return "is beyond any figure of a run"
+    value = Fraction(Decimal(f"{match['sign']}{digits}"))
+    places = len(digits.partition(".")[2])
+    scale = Fraction(10) ** exponent
+    return Printed(value * scale, scale / 10**places, rest or None, bare)
+
+
+def _bare(text: str) -> str:
+    """The cell without the Markdown and HTML around a number."""
+    text = text.translate(_BLANKS).translate(_DASHES).replace("&nbsp;", " ").replace("&thinsp;", " ")
+    text = re.sub(r"</?[A-Za-z][^<>]{0,80}>", " ", text)
+    text = re.sub(r"\[\^[^\]]{1,20}\]", "", text)
+    text = re.sub(r"\[([^\[\]]{1,80})\]\([^()\s]{0,200}\)", r"\1", text)
+    text = re.sub(r"[*`_]{1,3}(?=\S)|(?<=\S)[*`†‡]{1,3}", "", text.strip())
+    text = re.sub(r"(?<=\d)[_'’](?=\d{3}(?:\D|$))", "", text)
+    if re.fullmatch(r"\d{1,3}(?: \d{3}){1,8}(?:\.\d{1,30})?", text.strip()):
+        text = text.replace(" ", "")
+    return text.strip()
+
+
+def _decimals(quantum: Fraction) -> int:
+    places = 0
+    while quantum < 1 and places < 40:
+        quantum, places = quantum * 10, places + 1
+    return places

@@ -1,8 +1,8 @@
-"""What the sentences and the code around a table state: constants ("TP=4 in all of entries") and formulas.
+"""What the sentences and the code around a table state: constants ("TP=4 in all of entries"), formulas and symbols.
 
-A statement is about a table where it stands in the table's own section, nearest first, or in a section around it.
-Only what is the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it; and
-a formula from a section that has no table of its own, as one on methods.
+A statement is about a table if it is in the table's own section, nearest first, or in a section around it. Only what is
+the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it; and a formula from
+a section that has no table of its own, as one on methods.
 """
 
 from __future__ import annotations
@@ -16,39 +16,28 @@ from typing import TypeVar
 
 from hpc_gpt.report.audit.document import Document, Passage, Section, Table
 from hpc_gpt.report.audit.formula import Formula, FormulaError, parse
-from hpc_gpt.report.audit.quantities import Named, named, plain_name, quantity_of, spelled
-from hpc_gpt.report.audit.symbols import read_symbols
+from hpc_gpt.report.audit.quantities import UNITS, Named, named, plain_name, plain_unit, quantity_of, spelled
 
 # Quantities that a sentence may fix, those that hold for the whole document, and those that a formula may be of.
-_CONSTANTS: tuple[str, ...] = (
-    "tp",
-    "pp",
-    "dp",
-    "cp",
-    "seq",
-    "micro_batch",
-    "micro_batches",
-    "global_batch",
-    "gpus",
-    "vocab",
-)
-_CONSTANTS += ("hidden", "layers")
+CONSTANTS: tuple[str, ...] = ("tp", "pp", "dp", "cp", "seq", "micro_batch", "micro_batches", "global_batch", "gpus")
+CONSTANTS += ("vocab", "hidden", "layers")
 _EVERYWHERE = ("seq", "vocab", "gpus_per_node")
-# Formulas that a section without tables states for the whole document.
-_OF_THE_DOCUMENT = ("tflops", "mfu", "hfu", "global_batch")
-_MOST_STATEMENTS = 2000
-_MOST_OF_A_GROUP = 8
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
 _TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
-
+# Formulas that a section without tables states for the whole document.
+_OF_THE_DOCUMENT = ("tflops", "mfu", "hfu", "global_batch")
+# Quantities that a letter may stand for.
+_EXPLAINED = (*CONSTANTS, "size", "step_s", "heads", "nodes")
+_MOST_STATEMENTS = 2000
+_MOST_OF_A_GROUP = 8
 
 _IS = r"(?:==?|:|is|are|of|was|set to)"
 _CONSTANT = re.compile(
-    rf"(?<![\w$-])(?P<name>{spelled(_CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
+    rf"(?<![\w$-])(?P<name>{spelled(CONSTANTS)})(?!\w)[`*]{{0,3}}\s{{0,3}}{_IS}\s{{0,3}}[`*]{{0,3}}"
     r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?=(?P<rest>.{0,12}))",
     re.IGNORECASE,
 )
-# "at most TP=4" fixes nothing; "with TP=4" does only where the sentence is about every row.
+# "at most TP=4" fixes nothing; "with TP=4" does only if the sentence is about every row.
 _LIMITED = re.compile(
     r"(?:\bmax(?:imum|imal)?|\bat most|\bup to|\bmin(?:imum)?|\bat least|\be\.g\.|\bif|\bwhen|\bsay|\bexample|\bthan|"
     r"\bunless|\btr(?:y|ied)|\bnot|\binstead of|\bor)\W{0,4}$",
@@ -72,6 +61,13 @@ _PRINTED = re.compile(r"\bprint\b\s{0,3}(?P<formula>[^;'\"]{3,300})")
 _THROUGHPUT = re.compile(
     r"\bthroughput\W{1,5}(?:is|=|means|in)\W{1,5}(?:the )?(?:average |mean )?"
     r"(?P<what>(?:time|seconds|sec|samples|sequences|tokens)\W{1,3}(?:per|/)\W{0,3}\w{1,10})",
+    re.IGNORECASE,
+)
+# "P is the number of parameters in billions", "where B global batch, t seconds": a symbol and what it stands for.
+_SYMBOL = re.compile(
+    rf"(?<![\w$-])[`*$]{{0,2}}(?P<symbol>[A-Za-z]\w{{0,7}})[`*$]{{0,2}}(?P<is>\s{{0,3}}(?:=|:|\bis\b|\bare\b|-|–)\s{{0,3}}|\s)"
+    rf"(?:the |total ){{0,2}}(?:(?P<name>{spelled(_EXPLAINED)})(?!\w)(?:\s(?:in|\()\s?(?P<unit>\w{{1,12}}))?"
+    r"|(?P<seconds>(?:seconds|secs?)(?:\s(?:per|a)\s(?:step|iteration|iter))?)(?!\w))",
     re.IGNORECASE,
 )
 
@@ -114,14 +110,14 @@ class Statements:
 
     def __init__(self, document: Document) -> None:
         self._tables = [table.line for table in document.tables]
-        self._with_tables = {table.section.ids for table in document.tables}
+        self._with_tables = {table.section for table in document.tables}
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.meanings: list[Meaning] = []
         self.left_out: list[str] = []
         self._fixed: dict[tuple[str, int], Constant | str | None] = {}
         self._stated: dict[tuple[str, int], list[list[Equation]]] = {}
-        symbols = read_symbols(document.passages)
+        symbols = _symbols(document.passages)
         for at, passage in enumerate(document.passages):
             if max(len(self.constants), len(self.equations), len(self.meanings)) > _MOST_STATEMENTS:
                 self.left_out.append(f"what the words after line {passage.line} state: there are too many statements")
@@ -135,23 +131,19 @@ class Statements:
             self.meanings += _meanings(passage)
 
     def constant(self, quantity: str, table: Table) -> Constant | str | None:
-        """What fixes the quantity for a table; in words where statements contradict each other; None for nothing."""
+        """What fixes the quantity for a table; words if statements contradict each other; None if nothing does."""
         key = (quantity, table.line)
         if key not in self._fixed:
-            self._fixed[key] = self._find_constant(quantity, table)
-        return self._fixed[key]
-
-    def _find_constant(self, quantity: str, table: Table) -> Constant | str | None:
-        said = [constant for constant in self.constants if constant.quantity == quantity]
-        own = [constant for constant in said if constant.table == table.line]
-        rest = [constant for constant in said if constant.table is None]
-        for group in [own, *self._near(rest, table), *([rest] if quantity in _EVERYWHERE else [])]:
-            if len({constant.value for constant in group}) > 1:
+            self._fixed[key] = None
+            said = [constant for constant in self.constants if constant.quantity == quantity]
+            own = [constant for constant in said if constant.table == table.line]
+            rest = [constant for constant in said if constant.table is None]
+            groups = [own, *self._near(rest, table), *([rest] if quantity in _EVERYWHERE else [])]
+            if group := next((group for group in groups if group), None):
                 words = " and ".join(f"{constant.value} (line {constant.line})" for constant in group[:3])
-                return f"the document says {words}"
-            if group:
-                return group[0]
-        return None
+                several = len({constant.value for constant in group}) > 1
+                self._fixed[key] = f"the document says {words}" if several else group[0]
+        return self._fixed[key]
 
     def formulas(self, target: str, table: Table) -> list[list[Equation]]:
         """The formulas stated for the target, in groups, those nearest to the table first; each of them once."""
@@ -160,7 +152,7 @@ class Statements:
             said = [equation for equation in self.equations if equation.target == target]
             groups = list(self._near(said, table))
             if target in _OF_THE_DOCUMENT:
-                groups.append([each for each in said if each.section.ids not in self._with_tables])
+                groups.append([each for each in said if each.section not in self._with_tables])
             once = [{each.formula.text: each for each in reversed(group)} for group in groups]
             self._stated[key] = [list(reversed(group.values()))[:_MOST_OF_A_GROUP] for group in once if group]
         return self._stated[key]
@@ -172,13 +164,13 @@ class Statements:
         return group[0] if len({meaning.quantity for meaning in group}) == 1 else None
 
     def _near(self, said: Sequence[Said], table: Table) -> Iterator[list[Said]]:
-        """What is said beside the table, in its section, and in each section around it."""
-        own = [each for each in said if each.section.ids == table.section.ids]
+        """The statements next to the table, then those in its section, then in each section around it."""
+        own = [each for each in said if each.section == table.section]
         place = self._place(table.line)
         yield [each for each in own if self._place(each.line) in (place, place + 1)]
         yield own
-        for depth in range(len(table.section.ids) - 1, 0, -1):
-            yield [each for each in said if each.section.ids == table.section.ids[:depth]]
+        for depth in range(len(table.section) - 1, 0, -1):
+            yield [each for each in said if each.section == table.section[:depth]]
 
     def _place(self, line: int) -> int:
         """How many tables come before a line."""
@@ -190,6 +182,27 @@ class Statements:
             return None
         after = next((table for table in self._tables if table > passage.line), None)
         return None if after is None or any(other.line < after for other in following) else after
+
+
+def _symbols(passages: Sequence[Passage]) -> dict[str, Named]:
+    """Names in formulas that the document explains. One that it explains in two ways stands for nothing.
+
+    An explanation with "is" or "=" counts before words that are only side by side.
+    """
+    said: dict[str, dict[bool, set[Named]]] = {}
+    for passage in passages:
+        if passage.is_code:
+            continue
+        for match in _SYMBOL.finditer(passage.text):
+            symbol, firmly = match["symbol"], bool(match["is"].strip())
+            if named(symbol, in_formula=True) or (not firmly and len(symbol) > 1):
+                continue
+            quantity = "step_s" if match["seconds"] else (quantity_of(match["name"]) or "")
+            unit = "s" if match["seconds"] else plain_unit(match["unit"] or "")
+            unit = {"billions": "billion", "millions": "million"}.get(unit, unit)
+            meant = Named(quantity, unit if unit in UNITS.get(quantity, {}) else None)
+            said.setdefault(symbol, {}).setdefault(firmly, set()).add(meant)
+    return {symbol: next(iter(ways)) for symbol, by in said.items() if len(ways := by.get(True) or by[False]) == 1}
 
 
 def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:

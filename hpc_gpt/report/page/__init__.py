@@ -2,8 +2,8 @@
 
     write_page(Path("report.html"), gathered.runs, notes)
 
-Nothing that comes from a log is ever markup: the template escapes what it prints, drawings escape their words, and
-the page's own rules (Content-Security-Policy) let no script or style run but its own, by their hashes.
+Text from a log never becomes markup: the template escapes what it prints, drawings escape their words, and the page's
+own rules (Content-Security-Policy) allow only its own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,15 @@ from typing import Any
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import templates_dir
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import NOTHING, show_digits
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_words, rank_anomalies, worst_first
-from hpc_gpt.report.page.briefs import briefs_of
 from hpc_gpt.report.page.charts import SERIES
-from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, details_of
-from hpc_gpt.report.page.layouts import layouts_of
-from hpc_gpt.report.page.run_charts import overlaid
-from hpc_gpt.report.page.safe_text import number, safe
-from hpc_gpt.report.page.svg import Svg
-from hpc_gpt.report.page.table import figure_words, run_label, table_of
+from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
+from hpc_gpt.report.page.run_table import figure_words, layouts_of, run_label, table_of
+from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.small_files import replace_whole
+from hpc_gpt.words import NOTHING, show_digits
 
-# Of more runs than these the page tells less of each, so that it stays a few megabytes.
+# Of more runs than these the page says less about each, so that it stays a few megabytes.
 DETAILED_RUNS = 100
 CHARTED_RUNS = 24
 SHOWN_ANOMALIES = 20
@@ -45,8 +41,8 @@ MARKER = '<meta name="generator" content="hpc-gpt report'
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
     """Writes the page of the runs, in the order given, whole or not at all.
 
-    `notes`: what was not read or left out, in words. Raises ConfigError where FILE is something else than a page of
-    ours, which it never overwrites, or its folder is missing; RunFolderError where it cannot be written.
+    `notes`: what was not read or left out, in words. Raises ConfigError if FILE is anything but a page of ours, which
+    it never overwrites, or its folder is missing; RunFolderError if it cannot be written.
     """
     check_target(path)
     replace_whole(path, build_page(runs, notes))
@@ -136,11 +132,11 @@ def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
 
 
 def page_environment(above: str = "") -> Any:
-    """Jinja for the page. `above`: the folder that paths are told from, so that they are no longer than they must."""
+    """Jinja for the page. `above`: the folder that is left out of paths, so that they are short."""
     import jinja2
 
     def shown(value: Any) -> Any:
-        # What is no markup of ours goes through here on its way into the page, and is escaped after it.
+        # Everything but our own markup passes here on its way into the page, and is escaped after it.
         if hasattr(value, "__html__"):
             return value
         text = safe(value, 2000)
@@ -157,12 +153,12 @@ def page_environment(above: str = "") -> Any:
 
 
 def asset(name: str) -> str:
-    """A page's own style or script, as it stands between its tags."""
+    """A page's own style or script, as it is between its tags."""
     return (templates_dir() / "report" / name).read_text(encoding="utf-8")
 
 
 def csp_hash(text: str) -> str:
-    """What the page's policy lets in: the text of a style or script by its hash."""
+    """The hash by which the page's policy allows a style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -197,9 +193,9 @@ def _summary(run: RunRead) -> str:
 
 
 def _common_folder(runs: Sequence[RunRead]) -> str:
-    """The folder above all files of the runs, with the slash at its end; empty where there is none, or it is relative.
+    """The folder above all files of the runs, with the slash at its end; empty if there is none, or it is relative.
 
-    A relative one is what the user gave; it stays.
+    A relative one is what the user gave, so it is kept.
     """
     folders = {str(file.parent) for run in runs for file in run.files}
     try:

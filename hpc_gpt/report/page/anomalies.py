@@ -1,8 +1,8 @@
 """What looks wrong with the runs, in words, the worst first.
 
-Four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know. Within
-a level what cost more GPU hours, or more GPUs, stands first. The same words of many runs are one anomaly, and so are
-words that differ in their figures alone.
+Four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know. Within a
+level the anomaly that cost most GPU hours, or most GPUs, comes first. The same words of many runs are one anomaly, and
+so are words that differ in their figures alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import show_digits
-from hpc_gpt.report.page.run_charts import trained_again
-from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.readers.steps import StepTable
+from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
+from hpc_gpt.words import show_digits
 
 LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
 
-# How a run ended: the words for it, and at which level it counts; None where nothing is wrong.
+# How a run ended: the words for it, and at which level it counts; None if nothing is wrong.
 ENDED_WORDS: dict[str, tuple[str, int | None]] = {
     "done": ("done", None),
     "stopped": ("stopped", KNOW),
@@ -47,7 +47,7 @@ ENDED_WORDS: dict[str, tuple[str, int | None]] = {
     "running": ("running", None),
     "unknown": ("unknown", KNOW),
 }
-# Flags are in words; these tell at which level one counts. The first that is found settles it.
+# The level of a flag, by its words: the first pattern that is found decides.
 _FLAG_LEVELS = (
     (
         KNOW,
@@ -70,14 +70,14 @@ _FLAG_LEVELS = (
 _SLOWER = 1.1  # than the median of its like, from this ratio on
 _LIKE = 3  # runs that are needed to say so
 _WIDE = 1.5  # p90 over p10
-_FEW = 3  # anomalies that differ in their figures alone and stand apart
+_FEW = 3  # so many anomalies that differ in their figures alone are listed one by one
 _FIGURES = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What is wrong, the words of it, and the runs it is wrong with, by their place in the report. `cost`: GPU hours,
-    else GPUs."""
+    """What is wrong, in words, and the runs with this fault, by their place in the report. `cost`: GPU hours, else
+    GPUs."""
 
     level: int
     words: str
@@ -99,7 +99,7 @@ class _Gathered:
 
 
 def ended_words(ended: str | None) -> str:
-    """How a run ended, in words; a class that has none here goes by its own name."""
+    """How a run ended, in words; a class without words here keeps its own name."""
     return ENDED_WORDS[ended][0] if ended in ENDED_WORDS else safe(ended or "unknown", 60)
 
 
@@ -123,7 +123,7 @@ def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
 
 
 def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """Anomalies whose words differ in their figures alone, as one where there are more than a few."""
+    """Joins anomalies whose words differ in their figures alone, if there are more than a few."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         shapes[anomaly.level, _FIGURES.sub("#", anomaly.words)].append(anomaly)
@@ -140,7 +140,7 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
 
 
 def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[int]:
-    """The places of all runs: those of the worst anomalies first, those that have none as they come."""
+    """The places of all runs: those with the worst anomalies first, those without any in their own order."""
     order = dict.fromkeys(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
     return [*order, *(place for place in range(len(runs)) if place not in order)]
 
@@ -173,6 +173,11 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
         restarts = len(set(run.steps.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {restarts} restart{'s' if restarts != 1 else ''}", ""
     yield from _speed(record, medians, "spread widely" in told)
+
+
+def trained_again(curve: StepTable) -> int:
+    """Steps of the curve that a later attempt trained again."""
+    return int((~curve.counts).sum())
 
 
 def _speed(record: Record, medians: dict[tuple[object, ...], float], told: bool) -> Iterator[tuple[int, str, str]]:

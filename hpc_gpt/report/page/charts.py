@@ -1,24 +1,31 @@
-"""Line charts over the steps of runs: step time and loss, with restarts, skipped steps and NaN marked."""
+"""Line charts over the steps of runs: the axes, curves thinned to a few hundred points, and marks for restarts,
+skipped steps and NaN.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.report.page.axes import Axis, axis_of
-from hpc_gpt.report.page.curves import BUCKETS, Points, pieces, thinned
-from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, line_path, ornament
+from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
+
+Points = NDArray[np.float64]
 
 WIDTH, HEIGHT = 400.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 390.0, 26.0, 200.0
-SERIES = 8  # as many as the page's styles tell apart by colour and dash
-MARKED_POINTS = 30  # a line of so few points shows each
+SERIES = 8  # as many as the page's styles distinguish by colour and dash
+MARKED_POINTS = 30  # a line of so few points shows each point
 NAMED_RESTARTS = 6
 MOST_STRETCHES = 100  # of more, as of a log whose attempts are mixed up, one line is drawn
+BUCKETS = 300  # that a curve is thinned to: two points each
+# From this ratio of greatest to least on, a linear axis shows the greatest alone.
+_LOG_FROM = 30.0
+_FARTHEST, _NEAREST = 1e150, 1e-150  # a figure beyond these is drawn as if it were there
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,11 @@ class Marks:
 def line_chart(
     title: str, words: str, unit: str, series: Sequence[Series], anchor: str, marks: Marks | None = None
 ) -> Svg:
-    """A chart of figures in `unit` over steps. `words`: what it shows, for who cannot see it. `anchor`: its id."""
+    """A chart of figures in `unit` over steps. `words`: what it shows, for a screen reader. `anchor`: its id."""
     marks = marks or Marks()
     across = [one.x for one in series] + ([marks.points[0]] if marks.points else [])
     up = [one.y for one in series] + ([marks.points[1]] if marks.points else [])
-    # Runs of a hundred and of a hundred thousand steps beside one another.
+    # Runs of a hundred and of a hundred thousand steps together need a logarithmic axis.
     ends = [float(one.x.max()) for one in series if len(one.x)]
     apart = len(ends) > 1 and max(ends) >= 10 * min(ends)
     x = axis_of(np.concatenate(across), LEFT, RIGHT, apart, around=0.01)
@@ -102,7 +109,7 @@ def _line(one: Series, x: Axis, y: Axis) -> Iterator[str]:
     if len(stretches) > MOST_STRETCHES:
         stretches = [slice(0, len(one.x))]
     for piece in stretches:
-        # Parted by where it is drawn, so that a bucket is as wide on a logarithmic axis.
+        # Thinned by drawn positions, so that buckets are equally wide on a logarithmic axis.
         share = math.ceil(BUCKETS * (piece.stop - piece.start) / len(one.x))
         across, up = thinned(x.at(one.x[piece]), one.y[piece], share)
         path = line_path(across, y.at(up))
@@ -136,7 +143,7 @@ def _band(marks: Marks, y: Axis) -> Iterator[str]:
 def _restarts(marks: Marks, x: Axis) -> Iterator[str]:
     named = marks.restarts if len(marks.restarts) <= NAMED_RESTARTS else ()
     places = x.at(np.array([step for step, _ in marks.restarts], np.float64))
-    free = LEFT + 60  # where the axis' own name ends
+    free = LEFT + 60  # the axis' own name ends there
     for at in np.unique(np.round(places, 0)).tolist():
         yield element("path", d=f"M{at:.0f} {TOP:g}V{BOTTOM:g}", class_="restart")
     for at, (_, words) in zip(places.tolist(), named, strict=False):
@@ -166,3 +173,143 @@ def _apart(marks: Marks, x: Axis, y: Axis) -> Iterator[str]:
     for a, b in zip(across.tolist(), y.at(up).tolist(), strict=True):
         if b == b:
             yield element("circle", cx=a, cy=b, r=3, class_="point")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Figures `low`..`high` drawn from `start` to `stop`, in the units of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool = False
+
+    def at(self, values: Points) -> Points:
+        """The positions of figures; those outside are on the edge, NaN stays NaN."""
+        values = np.clip(values, self.low, self.high)
+        if self.log:
+            values = np.log10(values)
+            low, high = math.log10(self.low), math.log10(self.high)
+        else:
+            low, high = self.low, self.high
+        share: Points = (values - low) / (high - low)
+        return self.start + share * (self.stop - self.start)
+
+    def ticks(self, most: int = 6, whole: bool = False) -> list[tuple[float, str]]:
+        """(figure, label) of round figures within the axis, or of whole numbers only."""
+        if self.log:
+            return [(figure, _short(figure, figure, figure)) for figure in self._log_ticks(most)]
+        step = _round_step((self.high - self.low) / most)
+        step = max(step, 1.0) if whole else step
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        largest = max(abs(first), abs(last)) * step
+        return [(index * step, _short(index * step, step, largest)) for index in range(first, last + 1)]
+
+    def _log_ticks(self, most: int) -> list[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        decades = last - first
+        if decades <= 2:
+            figures = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+        else:
+            figures = [10.0**power for power in range(first, last + 1, math.ceil(decades / most))]
+        return [figure for figure in figures if self.low * (1 - 1e-9) <= figure <= self.high * (1 + 1e-9)]
+
+
+def axis_of(values: Points, start: float, stop: float, may_be_log: bool = False, around: float = 0.06) -> Axis:
+    """The axis on which all finite values fit, with some room `around`; logarithmic if their ratio demands it."""
+    finite = np.clip(values[np.isfinite(values)], -_FARTHEST, _FARTHEST)
+    if not len(finite):
+        return Axis(0.0, 1.0, start, stop)
+    low, high = float(finite.min()), float(finite.max())
+    if may_be_log and low > _NEAREST and high / low >= _LOG_FROM:
+        room = (high / low) ** around
+        return Axis(low / room, high * room, start, stop, True)
+    size = max(abs(low), abs(high))
+    flat = high - low <= max(1e-9 * size, _NEAREST)
+    room = (high - low) * around if not flat else 0.1 * size if size > _NEAREST else 1.0
+    below = low - room
+    return Axis(max(below, 0.0) if low >= 0 else below, high + room, start, stop)
+
+
+def _round_step(least: float) -> float:
+    """The first of 1, 2, 5 times a power of ten that is no smaller."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
+
+
+def _short(figure: float, step: float, largest: float) -> str:
+    """The figure with the digits that distinguish it from its neighbour, in the unit that suits the largest."""
+    if figure == 0:
+        return "0"
+    if largest >= 1e15 or step < 1e-6:
+        return f"{figure:.3g}"
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= (10 * unit if unit == 1e3 else unit):
+            return f"{figure / unit:.{_decimals(step / unit)}f}{letter}"
+    return f"{figure:.{_decimals(step)}f}"
+
+
+def _decimals(step: float) -> int:
+    return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+def thinned(x: Points, y: Points, buckets: int = BUCKETS) -> tuple[Points, Points]:
+    """At most two points for each of the `buckets` into which the span of x is divided: the least and the greatest y.
+
+    A bucket with no finite y gives one NaN, so that a gap stays a gap. x, y: (n,), x finite and in order of training.
+    If x goes back and forth too often for that, the order of training is divided instead. A short curve is returned
+    unchanged.
+    """
+    if len(x) <= 2 * buckets:
+        return x, y
+    places = _extremes(x, y, buckets)
+    if len(places) > 4 * buckets:
+        places = _extremes(np.arange(len(x), dtype=np.float64), y, buckets)
+    return x[places], np.where(np.isfinite(y[places]), y[places], np.nan)
+
+
+def _extremes(x: Points, y: Points, buckets: int) -> NDArray[np.int64]:
+    """The places of what `thinned` keeps."""
+    low, high = float(x.min()), float(x.max())
+    # Halved before the subtraction, so that the span of absurd figures is finite.
+    span = high / 2 - low / 2 or 1.0
+    bucket = np.clip((x / 2 - low / 2) / span * buckets, 0, buckets - 1).astype(np.int64)
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    known = np.where(np.isfinite(y), y, np.nan)
+    kept = [starts[np.isnan(np.fmin.reduceat(known, starts))]]
+    lengths = np.diff(starts, append=len(y))
+    for extreme in (np.fmin, np.fmax):
+        found = np.flatnonzero(known == np.repeat(extreme.reduceat(known, starts), lengths))
+        stretch = np.searchsorted(starts, found, side="right")
+        kept.append(found[np.diff(stretch, prepend=0) > 0])
+    return np.unique(np.concatenate(kept))
+
+
+def pieces(*changes: NDArray[np.generic]) -> list[slice]:
+    """The stretches over which none of the arrays, all of one length, changes."""
+    length = len(changes[0])
+    if not length:
+        return []
+    turned = np.zeros(length, np.bool_)
+    for values in changes:
+        turned[1:] |= values[1:] != values[:-1]
+    edges = [0, *np.flatnonzero(turned).tolist(), length]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def unbroken(y: Points) -> list[slice]:
+    """The stretches of finite values."""
+    finite = np.isfinite(y)
+    return [piece for piece in pieces(finite) if finite[piece.start]]
+
+
+def line_path(x: Points, y: Points) -> str:
+    """The `d` of a path through the points, broken where y is NaN; a lone point is a dot of the line's width."""
+    parts = []
+    points = np.round(np.stack((x, y), 1), 1)
+    for piece in unbroken(y):
+        words = [f"{a:g} {b:g}" for a, b in points[piece].tolist()]
+        parts.append("M" + "L".join(words) + ("h0" if len(words) == 1 else ""))
+    return "".join(parts)

@@ -1,125 +1,105 @@
-"""One run from top to bottom: how it ended, its charts, its attempts, every figure and where it is from."""
+"""One run on the page from top to bottom: how it ended, its charts, its attempts, every figure and where it is from.
+
+Of very many runs the page only has briefs: what most of them share is there once, a file once for each run.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import NOTHING, show_digits
+from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ended_words
-from hpc_gpt.report.page.layouts import stage_bars
-from hpc_gpt.report.page.run_charts import Figure, Sampled, run_figures, samples
-from hpc_gpt.report.page.safe_text import number, safe
-from hpc_gpt.report.page.svg import Svg
-from hpc_gpt.report.page.table import ended_sign, figure_words
+from hpc_gpt.report.page.charts import SERIES, Marks, Points, Series, line_chart, swatch
+from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_words, stage_bars
+from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.words import NOTHING, show_digits
 
 MOST_FLAGS = 40
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
-# Told elsewhere in the details, or of no use to a reader; settings may hold what is nobody's business.
+# Keys shown elsewhere in the details, or of no use to a reader; settings may hold what is nobody's business.
 _NOT_FIGURES = {"schema", "settings", "attempts", "flags", "sources", "ended", "cause", "versions"}
 _MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A key of the record, its figure as text, and where that is from."""
-
-    key: str
-    text: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A failure in the log's words."""
-
-    ended: str
-    words: str
-    where: str
-    echo: bool
-
-
-@dataclass(frozen=True)
-class Stages:
-    """Memory by pipeline stage: one list of (GiB, bar) for each kind of figure."""
-
-    kind: str
-    bars: Sequence[tuple[str, Svg]]
-
-
-@dataclass(frozen=True)
-class Details:
-    """What the page tells of one run. `figures` and `sampled` are empty where no chart of it is drawn."""
-
-    anchor: str
-    label: str
-    sign: str
-    ended: str
-    summary: str
-    cause: str
-    flags: Sequence[str]
-    failures: Sequence[Failed]
-    more_failures: int
-    attempts: Sequence[Sequence[str]]
-    more_attempts: int
-    facts: Sequence[Fact]
-    stages: Sequence[Stages]
-    files: Sequence[str]
-    more_files: int
-    figures: Sequence[Figure] = ()
-    sampled: Sampled | None = None
-
-
 ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
 _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
 _MOST_FILES = 12
+_LONGEST = 160
+_PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
+SAMPLES = 10  # rows of the table that stands in for a chart
 
 
-def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> Details:
-    """The details of the run that stands at `place`."""
-    record = run.record
-    anchor = f"run-{place + 1}"
+@dataclass(frozen=True)
+class Sampled:
+    """Some points of the curves as a table in place of a chart: headings and lines of text."""
+
+    headings: tuple[str, ...]
+    lines: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, its caption and the legend: (sign, words)."""
+
+    chart: Svg
+    caption: str
+    legend: Sequence[tuple[Svg, str]]
+
+
+def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> dict[str, Any]:
+    """What the page says about the run at `place` in the report; its charts only if it is `charted`."""
+    record, anchor = run.record, f"run-{place + 1}"
     attempts = record.attempts or []
-    return Details(
-        anchor,
-        label,
-        ended_sign(record.ended),
-        ended_words(record.ended),
-        summary,
-        safe(record.cause or ""),
-        [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
-        [Failed(ended_words(f.ended), safe(f.words, 300), str(f.place), f.echo) for f in run.failures[:MOST_FAILURES]],
-        max(0, len(run.failures) - MOST_FAILURES),
-        [[_told(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
-        if len(attempts) > 1
-        else [],
-        max(0, len(attempts) - MOST_ATTEMPTS),
-        _facts(record),
-        [
-            Stages(words, stage_bars(figures))
-            for key, words in _MEMORY.items()
-            if (figures := getattr(record, key)) is not None and len(figures) > 1
+    failures = [
+        {"ended": ended_words(each.ended), "words": safe(each.words, 300), "where": str(each.place), "echo": each.echo}
+        for each in run.failures[:MOST_FAILURES]
+    ]
+    told = [[_told(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
+    of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
+    return {
+        **_title(run, label, place),
+        "summary": summary,
+        "cause": safe(record.cause or ""),
+        "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
+        "failures": failures,
+        "more_failures": max(0, len(run.failures) - MOST_FAILURES),
+        "attempts": told if len(attempts) > 1 else [],
+        "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
+        "facts": _facts(record),
+        "stages": [
+            {"kind": words, "bars": stage_bars(each)} for words, each in of_stages.items() if each and len(each) > 1
         ],
-        [safe(file, 300) for file in run.files[:_MOST_FILES]],
-        max(0, len(run.files) - _MOST_FILES),
-        run_figures(run, label, anchor) if charted else (),
-        samples(run.steps) if charted else None,
-    )
+        "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
+        "more_files": max(0, len(run.files) - _MOST_FILES),
+        "figures": run_figures(run, label, anchor) if charted else (),
+        "sampled": samples(run.steps) if charted else None,
+    }
 
 
-def _facts(record: Record) -> list[Fact]:
+def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
+    ended = run.record.ended
+    return {"anchor": f"run-{place + 1}", "label": label, "sign": ended_sign(ended), "ended": ended_words(ended)}
+
+
+def _facts(record: Record) -> list[dict[str, str]]:
+    """The record's figures as text, and where each is from."""
     facts = []
     for key in RECORD_KEYS:
         value = getattr(record, key)
         source = safe(record.sources.get(key, ""), 400)
         if key in _NOT_FIGURES or (value is None and not source):
             continue
-        facts.append(Fact(key, _value_words(key, value), source))
+        facts.append({"key": key, "text": _value_words(key, value), "source": source})
+    source = safe(record.sources.get("versions", ""))
     for name, version in list(record.versions.items())[:12]:
-        facts.append(Fact(f"version of {safe(name, 60)}", safe(version, 80), safe(record.sources.get("versions", ""))))
+        facts.append({"key": f"version of {safe(name, 60)}", "text": safe(version, 80), "source": source})
     return facts
 
 
@@ -140,3 +120,167 @@ def _told(attempt: dict[str, object], key: str) -> str:
     if value is None:
         return NOTHING
     return ended_words(str(value)) if key == "ended" else safe(value, 200)
+
+
+def briefs_of(
+    runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
+) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
+    """What most of the runs at `places` share, and each run's own sources; "line 12" is one of its `file`."""
+    counts = Counter(pair for place in places for pair in _sources(runs[place].record))
+    shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
+    briefs = []
+    for place in places:
+        own = [pair for pair in _sources(runs[place].record) if pair not in shared]
+        files = Counter(found[1] for _, where in own if (found := _PLACE.match(where)))
+        file = files.most_common(1)[0][0] if files else ""
+        told = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
+        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": told})
+    return _grouped(sorted(shared)), briefs
+
+
+def _sources(record: Record) -> list[tuple[str, str]]:
+    return [
+        (key, safe(where, _LONGEST))
+        for key, where in record.sources.items()
+        if key in SHOWN_KEYS and getattr(record, key) is not None
+    ]
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    keys: dict[str, list[str]] = {}
+    for key, where in pairs:
+        keys.setdefault(where, []).append(key)
+    return [(", ".join(names), where) for where, names in keys.items()]
+
+
+def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
+    """Loss and step time of one run; only those that its log has."""
+    curve = _drawable(run.steps)
+    figures = []
+    if np.isfinite(curve["loss"]).any() or np.isfinite(curve.eval_loss).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-loss", "Loss", "loss", curve["loss"]))
+    if np.isfinite(curve["step_s"]).any():
+        figures.append(_figure(run, curve, label, f"{anchor}-time", "Step time", "seconds a step", curve["step_s"]))
+    return figures
+
+
+def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> list[Figure]:
+    """Loss and step time of up to eight runs in one chart; nothing if fewer than two have a curve."""
+    figures = []
+    for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
+        drawn: list[tuple[Series, StepTable, str]] = []
+        for run, label in zip(runs, labels, strict=True):
+            curve = _drawable(run.steps)
+            values = curve[key]
+            if np.isfinite(values).any():
+                drawn.append((_series(curve, values, len(drawn)), curve, label))
+        if len(drawn) < 2 or len(drawn) > SERIES:
+            continue
+        restarts = sum(len(_restarts(curve)) for _, curve, _ in drawn)
+        words = "; ".join(f"{label}: {_course(one.x, one.y)}" for one, _, label in drawn)
+        title = f"{name} over steps of {len(drawn)} runs"
+        chart = line_chart(title, words, unit, [one for one, _, _ in drawn], f"{anchor}-{key}")
+        legend = [(swatch(f"s{index}"), label) for index, (_, _, label) in enumerate(drawn)]
+        caption = title + ("; a line ends where its run was started again" if restarts else "")
+        figures.append(Figure(chart, caption, legend))
+    return figures
+
+
+def samples(curve: StepTable) -> Sampled:
+    """At most ten steps, evenly spread over the curve in order of training, the last one among them."""
+    curve = _drawable(curve)
+    if not len(curve):
+        return Sampled((), ())
+    several = len(set(curve.attempt.tolist())) > 1
+    places = np.unique(np.linspace(0, len(curve) - 1, SAMPLES).astype(int)).tolist()
+    columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
+    if several:
+        columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
+    for heading, values in (
+        ("Loss", curve["loss"]),
+        ("Step s", curve["step_s"]),
+        ("Gradient norm", curve["grad_norm"]),
+    ):
+        if np.isfinite(values).any():
+            columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
+    if curve.is_skipped.any():
+        columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
+    return Sampled(tuple(heading for heading, _ in columns), list(zip(*(cells for _, cells in columns), strict=True)))
+
+
+def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:
+    record = run.record
+    is_loss = unit == "loss"
+    restarts = _restarts(curve)
+    skipped = curve["step"][curve.is_skipped]
+    # A missing figure is only a gap, unless the record says that there were NaN steps.
+    bad = ~np.isfinite(curve["loss"]) & ~curve.is_skipped
+    nan = curve["step"][bad] if is_loss and number(record.nan_steps) else np.zeros(0)
+    middle, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
+    level = None if is_loss or middle is None else (middle if low is None else low, middle, high or middle)
+    evaluated = np.isfinite(curve.eval_loss) & np.isfinite(curve.eval_step)
+    points = (curve.eval_step[evaluated], curve.eval_loss[evaluated]) if is_loss and evaluated.any() else None
+    one = _series(curve, values, 0)
+    title = f"{name} over steps, {label}"
+    words = [f"{name} {_course(one.x, one.y)}."]
+    legend = [(swatch("s0"), unit)]
+    if one.again.any():
+        legend.append((swatch("s0 again"), f"{int(one.again.sum()):,} steps that a later attempt trained again"))
+    if level is not None:
+        told = f"step_s, {show_digits(middle)} s"
+        if low is not None:
+            told = f"median of the steady steps {show_digits(middle)} s"
+            told += f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s"
+        legend.append((swatch("median"), told))
+    if points is not None:
+        legend.append((swatch("point"), "evaluation"))
+        words.append(f"Evaluation {_course(*points)}.")
+    if restarts:
+        legend.append((swatch("restart"), "restart"))
+        words.append(_told_restarts(restarts))
+    if len(skipped):
+        legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
+        words.append(f"{len(skipped):,} steps skipped, the first at step {skipped[0]:,.0f}.")
+    if len(nan):
+        legend.append((swatch("nan"), f"steps with no finite loss ({len(nan):,})"))
+        words.append(f"{len(nan):,} steps with no finite loss, the first at step {nan[0]:,.0f}.")
+    if curve.stride > 1:
+        words.append(f"One of {curve.stride} steps is drawn.")
+        legend.append((swatch("s0"), f"one of {curve.stride} steps"))
+    marks = Marks(restarts, skipped, nan, level, points)
+    return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
+
+
+def _told_restarts(restarts: Sequence[tuple[float, str]]) -> str:
+    told = [f"{words} starts at step {step:,.0f}" for step, words in restarts[:5]]
+    more = f" and {len(restarts) - 5} more" if len(restarts) > 5 else ""
+    return "; ".join(told).capitalize() + more + "."
+
+
+def _course(x: Points, y: Points) -> str:
+    """How a curve goes, in words."""
+    finite = np.flatnonzero(np.isfinite(y))
+    if not len(finite):
+        return "has no figure"
+    first, last = finite[0], finite[-1]
+    least, most = finite[np.argmin(y[finite])], finite[np.argmax(y[finite])]
+
+    def told(at: int) -> str:
+        return f"{safe(show_digits(number(float(y[at])), 4), 40)} at step {x[at]:,.0f}"
+
+    return f"goes from {told(first)} to {told(last)}, lowest {told(least)}, highest {told(most)}"
+
+
+def _restarts(curve: StepTable) -> list[tuple[float, str]]:
+    """(first step, "attempt n") of every attempt after the first."""
+    changes = np.flatnonzero(curve.attempt[1:] != curve.attempt[:-1]) + 1
+    return [(float(curve["step"][at]), f"attempt {curve.attempt[at]}") for at in changes]
+
+
+def _series(curve: StepTable, values: Points, style: int) -> Series:
+    return Series(curve["step"], values, curve.attempt, ~curve.counts, style)
+
+
+def _drawable(curve: StepTable) -> StepTable:
+    """Only the lines whose step is a number."""
+    return curve.take(np.isfinite(curve["step"]))

@@ -1,20 +1,70 @@
-"""Drawings as inline SVG: the one place where text becomes markup outside the template."""
+"""Text and markup that a page may show: text of a log made safe, and drawings as inline SVG.
+
+Outside the template this is the one place where text becomes markup. `safe` leaves markup as it is: what goes into the
+page is escaped there.
+"""
 
 from __future__ import annotations
 
 import html
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import cut
 
-from hpc_gpt.report.page.curves import Points, unbroken
-from hpc_gpt.report.page.safe_text import safe
+LONGEST = 600
+# Control characters, lone surrogates, and the characters that turn the direction of the text around them.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def safe(value: Any, longest: int = LONGEST) -> str:
+    """The text of a value on a page: unfit characters as U+FFFD, what looks like a secret hidden, cut to `longest`.
+
+    >>> safe("a\\x1b[31mb"), safe("https://me:pass@host/")
+    ('a\ufffd[31mb', 'https://[removed]@host/')
+    """
+    text = value if isinstance(value, str) else _text(value)
+    if len(text) > 8 * longest:
+        text = text[: 8 * longest]
+    if not text.isascii() or not text.isprintable():
+        text = _UNFIT.sub("\ufffd", text)
+    if len(text) >= 8:
+        text = hide_secrets(text)
+    return cut(text, longest)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        return str(value)
+    except ValueError:  # an int of more digits than Python turns into text
+        return "a number of too many digits"
+
+
+def number(value: Any) -> float | None:
+    """A finite figure that can be shown and drawn; None for any other value.
+
+    >>> number(3), number(float("nan")), number("3"), number(10**400)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        figure = float(value)
+    except OverflowError:
+        return None
+    return figure if math.isfinite(figure) else None
 
 
 @dataclass(frozen=True)
 class Svg:
-    """Markup that was made here; the template puts it in as it stands."""
+    """Markup that was made here; the template inserts it unchanged."""
 
     markup: str
 
@@ -28,7 +78,7 @@ def escaped(value: Any) -> str:
 
 
 def element(name: str, content: str = "", **attributes: Any) -> str:
-    """One element; `content` is markup, attributes are escaped and of our own making: paths are not to be cut.
+    """One element. `content` is markup; attributes are escaped and never cut, since they may be long paths.
 
     `class_` is class, `text_anchor` text-anchor.
     """
@@ -39,9 +89,9 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
 
 
 def drawing(content: str, width: float, height: float, title: str, words: str, anchor: str) -> Svg:
-    """An image with a name and a description that screen readers tell. `anchor` is unique in the page."""
+    """An image with a name and a description for screen readers. `anchor` is unique in the page."""
     named = element("title", escaped(title), id=f"{anchor}-t")
-    # What the words say may be long; a screen reader can stop it, a cut cannot be undone.
+    # The description may be long: a screen reader can stop it, a cut cannot be undone.
     named += f'<desc id="{anchor}-d">{html.escape(safe(words, 2000))}</desc>'
     return Svg(
         element(
@@ -56,19 +106,9 @@ def drawing(content: str, width: float, height: float, title: str, words: str, a
 
 
 def ornament(content: str, width: float, height: float, class_: str) -> Svg:
-    """A drawing that repeats what text beside it says; a screen reader passes over it."""
+    """A drawing that repeats what text beside it says; a screen reader skips it."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
     return Svg(element("svg", content, class_=class_, aria_hidden="true", focusable="false", **size))
-
-
-def line_path(x: Points, y: Points) -> str:
-    """The `d` of a path through the points, broken where y is NaN; a lone point is a dot of the line's width."""
-    parts = []
-    points = np.round(np.stack((x, y), 1), 1)
-    for piece in unbroken(y):
-        words = [f"{a:g} {b:g}" for a, b in points[piece].tolist()]
-        parts.append("M" + "L".join(words) + ("h0" if len(words) == 1 else ""))
-    return "".join(parts)
 
 
 def _plain(value: Any) -> Any:

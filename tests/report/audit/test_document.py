@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import DataError, UserError
-from hpc_gpt.report.audit import as_json, as_text
-from hpc_gpt.report.audit.auditing import audit
+from hpc_gpt.report.audit import as_json, as_text, audit
 from hpc_gpt.report.audit.document import read_document
 from tests.report.audit.documents import EXCERPT, FORMULA, audited, cell, findings, run, table
 
@@ -32,7 +33,7 @@ def test_tables_know_their_line_section_and_title(read):
     assert (second.line, second.title) == (15, "A > C")
     assert [row.cells for row in second.rows] == [("3", "4")]
     assert [row.line for row in first.rows] == [11]
-    assert first.section.titles == ("A", "B")
+    assert (first.section, second.section) == ((0, 1, 2), (0, 1, 3))
 
 
 def test_bars_in_cells(read):
@@ -184,6 +185,34 @@ def test_rows_beyond_any_table_are_counted(tmp_path, name):
     assert found.counts["cells"] == 20_000
     assert any("3 rows after the first 10000" in words for words in found.left_out)
     assert "  not read: " in as_text(found)
+
+
+HOSTILE = {
+    "quotes": ">" * 4000,
+    "lists": "- " * 2000,
+    "references": "[a]: b\n" * 50_000,
+    "both": "> - " * 900 + "|a|b|",
+    "comments": "<!--\n" * 50_000,
+    "columns": "|" * 4000 + "\n" + "|-" * 2000,
+    "indents": "".join(" " * (depth % 80) + "- a\n" for depth in range(20_000)),
+    "bars": "a | b\n" * 50_000,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_markdown_that_is_nested_or_long_beyond_reason_is_read_in_time(read, kind):
+    began = time.process_time()
+    document = read(f"| a | b |\n|---|---|\n| 1 | 2 |\n\n{HOSTILE[kind]}\n")
+    assert document.tables[0].rows[0].cells == ("1", "2")
+    assert time.process_time() - began < 20
+
+
+def test_what_github_reads_as_code_is_code(read):
+    document = read("| x |\n|---|\n| 1 |\n\n- a\n\n  ```\n  b = 1\n  ```\n\ntext\n\n    c = 2\n")
+    assert [passage.text.strip() for passage in document.passages if "=" in passage.text and passage.is_code] == [
+        "b = 1",
+        "c = 2",
+    ]
 
 
 def test_a_line_beyond_any_row_is_said(tmp_path):

@@ -94,6 +94,12 @@ def test_it_counts_as_python_counts(text):
         "(" * 1000 + "1" + ")" * 1000,
         "(" * 50 + "1" + ")" * 50,
         "1+" * 500 + "1",
+        "gpus(tp)",
+        "gpus (tp + 1)",
+        "gpus * ()",
+        "gpus // tp",
+        "gpus * * tp",
+        "(" * 150 + "1" + ")" * 150,
         "\x00",
         "gpus * \ud800",
         "1e99999",
@@ -105,7 +111,8 @@ def test_what_is_no_formula_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["1 / 0", "1 / (gpus - gpus)", "0 ** -1", "gpus ** 64 ** 64", "9 ** 999999999", "2 ** 0.5", "10 ** 65"]
+    "text",
+    ["1 / 0", "1 / (gpus - gpus)", "0 ** -1", "gpus ** 64 ** 64", "9**9**9", "9 ** 999999999", "2 ** 0.5", "10 ** 65"],
 )
 def test_what_has_no_value_or_too_large_a_one_is_refused(text):
     with pytest.raises(FormulaError):

@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.report.audit.auditing import audit
+from hpc_gpt.report.audit import audit
 from tests.report.audit.documents import table
 
 FORMULA = "TFLOPs: `8 * model_size_in_B * seq * global_batch_size / (step_time * gpus * 1e3)`"

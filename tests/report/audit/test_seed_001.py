@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.report.audit import as_text
-from hpc_gpt.report.audit.auditing import audit
+from hpc_gpt.report.audit import as_text, audit
 from hpc_gpt.report.gather import gather_paths
 from tests.report.audit.documents import EXCERPT, cell, findings, run
 

@@ -1,149 +1,118 @@
-"""The drawings: what they mark, what they say of themselves, and that they are whole."""
+"""Curves and axes: what is drawn of very many points, and what stands beside it."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from xml.etree import ElementTree
+import math
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.page.run_charts import overlaid, run_figures, samples, trained_again
-from hpc_gpt.runs.record import Record
-from tests.report.page.page_runs import HOSTILE, curve, megatron
-from tests.report.step_tables import step_table
+from hpc_gpt.report.page.charts import BUCKETS, Axis, axis_of, pieces, thinned, unbroken
 
-
-def drawn(figure):
-    return ElementTree.fromstring(figure.chart.markup)
+FIGURES = st.one_of(st.floats(-1e9, 1e9), st.floats(allow_nan=False), st.just(math.nan), st.just(math.inf))
 
 
-def found(figure, name):
-    return [one for one in drawn(figure).iter() if name in one.get("class", "").split()]
+def test_a_short_curve_is_drawn_as_it_is():
+    x, y = np.arange(2.0 * BUCKETS), np.random.default_rng(0).random(2 * BUCKETS)
+    across, up = thinned(x, y)
+    assert across is x
+    assert up is y
 
 
-def legend(figure):
-    return [words for _, words in figure.legend]
+def test_one_spike_of_a_million_steps_survives_both_ways():
+    y = np.ones(1_000_000)
+    y[123_456], y[777_777] = 99.0, -5.0
+    x = np.arange(1.0, len(y) + 1)
+    across, up = thinned(x, y)
+    assert len(across) <= 2 * BUCKETS
+    assert dict(zip(across.tolist(), up.tolist(), strict=True))[123_457.0] == 99.0
+    assert dict(zip(across.tolist(), up.tolist(), strict=True))[777_778.0] == -5.0
 
 
-def test_a_run_gives_its_loss_and_its_step_time():
-    loss, seconds = run_figures(RunRead(megatron(), curve()), "demo", "run-1")
-    assert drawn(loss).find("title").text == "Loss over steps, demo"
-    assert drawn(seconds).find("title").text == "Step time over steps, demo"
-    assert "from 11.77 at step 1 to 6.0" in drawn(loss).find("desc").text
-    assert "12 evaluation" not in legend(loss)
-    assert "evaluation" in legend(loss)
-    assert len(found(loss, "point")) == 5
-    assert "median of the steady steps 129 s, band: 10th to 90th percentile 127 to 131 s" in legend(seconds)
-    assert len(found(seconds, "band")) == 1
+def test_a_gap_as_wide_as_a_bucket_stays_a_gap():
+    y = np.ones(30_000)
+    y[12_000:18_000] = np.nan
+    x = np.arange(len(y), dtype=float)
+    across, up = thinned(x, y)
+    assert len(unbroken(up)) == 2
+    assert not ((across[np.isfinite(up)] >= 12_000) & (across[np.isfinite(up)] < 18_000)).any()
 
 
-def test_restarts_are_lines_with_their_attempts_and_what_was_trained_again_is_another_line():
-    run = RunRead(megatron(), curve(attempts=3))
-    loss, _ = run_figures(run, "demo", "run-1")
-    assert len(found(loss, "restart")) == 2
-    assert [one.text for one in drawn(loss).iter("text") if (one.text or "").startswith("attempt")] == [
-        "attempt 2",
-        "attempt 3",
-    ]
-    assert "Attempt 2 starts at step 29; attempt 3 starts at step 62." in drawn(loss).find("desc").text
-    assert len(found(loss, "line")) == 5
-    assert len(found(loss, "again")) == 2
-    assert trained_again(run.steps) == 10
+@given(arrays(float, st.integers(1, 400), elements=FIGURES), st.integers(1, 40))
+def test_what_is_drawn_is_part_of_the_curve_with_its_extremes(y, buckets):
+    x = np.arange(len(y), dtype=float)
+    across, up = thinned(x, y, buckets)
+    assert len(across) <= max(2 * buckets, 1)
+    assert (np.diff(across) > 0).all()
+    finite = y[np.isfinite(y)]
+    drawn = up[np.isfinite(up)]
+    assert set(drawn.tolist()) <= set(finite.tolist())
+    if len(finite):
+        assert drawn.min() == finite.min()
+        assert drawn.max() == finite.max()
 
 
-def test_skipped_and_nan_steps_are_marked_and_told():
-    run = RunRead(megatron(nan_steps=3), curve(nan=(40, 60, 80), skipped=(4, 5)))
-    loss, seconds = run_figures(run, "demo", "run-1")
-    assert {"skipped steps (2)", "steps with no finite loss (3)"} <= set(legend(loss))
-    assert len(found(loss, "skipped")) == 1
-    assert found(loss, "nan")[0].get("d").count("M") == 3
-    assert found(loss, "line")[0].get("d").count("M") == 4, "the line is broken at the NaN"
-    assert "3 steps with no finite loss, the first at step 40." in drawn(loss).find("desc").text
-    assert not found(seconds, "nan")
+def test_steps_that_go_back_and_forth_are_thinned_too():
+    x = np.tile([1.0, 1e6], 50_000)
+    y = np.arange(len(x), dtype=float)
+    y[77_777] = -1.0
+    across, up = thinned(x, y)
+    assert len(across) <= 4 * BUCKETS
+    assert up.min() == -1.0
 
 
-def test_a_loss_that_is_only_missing_is_a_gap_and_no_nan():
-    loss, _ = run_figures(RunRead(megatron(nan_steps=0), curve(nan=(40,))), "demo", "run-1")
-    assert not found(loss, "nan")
+def test_one_step_told_many_times_is_thinned_too():
+    across, up = thinned(np.ones(5000), np.arange(5000.0))
+    assert up.tolist() == [0.0, 4999.0]
+    assert len(across) == 2
 
 
-def test_a_long_path_is_whole():
-    loss, _ = run_figures(RunRead(megatron(), curve(5000)), "demo", "run-1")
-    path = found(loss, "line")[0].get("d")
-    assert 500 < path.count(" ") <= 600
-    assert re.fullmatch(r"M[\d. L]+", path)
-    assert float(path.rpartition("L")[2].split()[0]) > 380, "it goes to the end of the axis"
+def test_a_stretch_ends_where_any_array_changes():
+    attempt, again = np.array([1, 1, 1, 2, 2]), np.array([False, True, True, False, False])
+    assert pieces(attempt, again) == [slice(0, 1), slice(1, 3), slice(3, 5)]
+    assert pieces(np.zeros(0)) == []
 
 
-def test_several_runs_stand_over_one_another_with_words_and_dashes_apart():
-    runs = [RunRead(megatron(), curve(seed=seed)) for seed in range(3)]
-    loss, seconds = overlaid(runs, ["a", "b", "c"], "all")
-    assert legend(loss) == legend(seconds) == ["a", "b", "c"]
-    assert [one.get("class") for one in found(loss, "line")] == ["line s0", "line s1", "line s2"]
-    assert overlaid(runs[:1], ["a"], "all") == []
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 100, ["0", "20", "40", "60", "80", "100"]),
+        (0, 100_000, ["0", "20k", "40k", "60k", "80k", "100k"]),
+        (0, 2.5e6, ["0", "0.5M", "1.0M", "1.5M", "2.0M", "2.5M"]),
+        (0.401, 0.432, ["0.405", "0.410", "0.415", "0.420", "0.425", "0.430"]),
+    ],
+)
+def test_ticks_are_round_and_told_apart(low, high, labels):
+    assert [label for _, label in Axis(low, high, 0, 1).ticks(7)] == labels
 
 
-def test_runs_of_very_different_length_get_a_logarithmic_axis_of_steps():
-    runs = [RunRead(megatron(), curve(steps)) for steps in (50, 5000)]
-    assert "step, log scale" in overlaid(runs, ["a", "b"], "all")[0].chart.markup
+def test_an_axis_is_logarithmic_only_where_the_range_demands_it():
+    assert not axis_of(np.array([2.0, 12.0]), 0, 1, may_be_log=True).log
+    axis = axis_of(np.array([0.5, 500.0]), 0, 1, may_be_log=True)
+    assert axis.log
+    assert [label for _, label in axis.ticks()] == ["1", "10", "100"]
+    assert not axis_of(np.array([-1.0, 500.0]), 0, 1, may_be_log=True).log
+    assert not axis_of(np.array([0.0, 500.0]), 0, 1, may_be_log=True).log
 
 
-def test_hostile_words_stay_words():
-    for text in HOSTILE:
-        for figure in run_figures(RunRead(megatron(), curve()), text, "run-1"):
-            assert drawn(figure).find("title").text == f"{figure.caption}, {text}"
-            assert {one.tag for one in drawn(figure).iter()} <= {
-                "svg",
-                "title",
-                "desc",
-                "path",
-                "text",
-                "rect",
-                "circle",
-            }
+@given(st.lists(FIGURES, max_size=6), st.booleans())
+def test_every_figure_finds_a_place_on_its_axis(figures, may_be_log):
+    values = np.array(figures, float)
+    axis = axis_of(values, 10.0, 200.0, may_be_log)
+    places = axis.at(values)
+    assert ((places >= 9.99) & (places <= 200.01))[~np.isnan(values)].all()
+    slack = 1e-6 * (axis.high - axis.low)
+    assert all(axis.low - slack <= figure <= axis.high + slack for figure, _ in axis.ticks())
 
 
-def test_ten_steps_of_the_curve_stand_in_for_it():
-    told = samples(curve(attempts=2, skipped=(1,)))
-    assert told.headings == ("Step", "Attempt", "Loss", "Step s", "Gradient norm", "Skipped")
-    assert len(told.lines) == 10
-    assert told.lines[0][0] == "1"
-    assert told.lines[-1][0] == "100"
-    assert samples(step_table()).lines == ()
-
-
-def test_a_curve_of_steps_alone_or_of_nothing_draws_nothing():
-    assert run_figures(RunRead(Record(), step_table()), "demo", "run-1") == []
-    assert run_figures(RunRead(Record(), step_table(step=np.arange(5.0))), "demo", "run-1") == []
-
-
-def test_a_curve_of_loss_alone_draws_it_whatever_else_is_missing():
-    line = step_table(step=np.arange(1.0, 4), loss=np.array([3.0, np.inf, 1.0]))
-    (loss,) = run_figures(RunRead(Record(nan_steps=1), line), "demo", "run-1")
-    assert "steps with no finite loss (1)" in legend(loss)
-    assert len(found(loss, "dot")) == 1
-    absurd = step_table(step=np.array([1.0, 1e300, np.nan]), loss=np.array([1e300, -1e300, 1.0]))
-    assert run_figures(RunRead(Record(), absurd), "demo", "run-1")
-
-
-def test_a_mean_over_the_whole_run_is_not_called_a_median_of_steady_steps():
-    _, seconds = run_figures(RunRead(megatron(step_s_p10=None, step_s_p90=None), curve()), "demo", "run-1")
-    assert "step_s, 129 s" in legend(seconds)
-
-
-def test_steps_are_counted_in_whole_numbers():
-    loss, _ = run_figures(RunRead(megatron(), curve(3)), "demo", "run-1")
-    assert [one.text for one in drawn(loss).iter("text") if one.get("text-anchor") == "middle"] == ["1", "2", "3"]
-
-
-def test_a_log_of_very_many_attempts_stays_a_small_drawing():
-    line = curve(100_000)
-    mixed = replace(line, attempt=np.arange(len(line)) % 7 + 1)
-    loss, seconds = run_figures(RunRead(megatron(), mixed), "demo", "run-1")
-    assert len(loss.chart.markup) + len(seconds.chart.markup) < 60_000
-    several = curve(100_000, attempts=90)
-    loss, seconds = run_figures(RunRead(megatron(), several), "demo", "run-1")
-    assert len(loss.chart.markup) + len(seconds.chart.markup) < 90_000
-    assert max(float(spot) for spot in re.findall(r"L([\d.]+) ", loss.chart.markup)) > 380
+@pytest.mark.parametrize(
+    "figures",
+    [[1e300, -1e300], [1e-300, 2e-300], [5e-324], [0.0, 5e-324], [5e-324, 1e-310], [1e308, 1e308], [5e-324, 1e308]],
+)
+def test_absurd_figures_are_drawn_somewhere(figures):
+    axis = axis_of(np.array(figures), 0.0, 1.0, may_be_log=True)
+    assert np.isfinite(axis.at(np.array(figures))).all()
+    assert len(axis.ticks()) < 40

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpc_gpt.readers.logs.part import Failure, Place
 from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.page import build_page
-from hpc_gpt.report.page.safe_text import safe
+from hpc_gpt.report.page.svg import safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import REMOVED
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs

@@ -17,13 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.report.exports.exported import export_runs, safe_name
-from hpc_gpt.report.exports.tensorboard import EVENT_FILE, write_events
-from hpc_gpt.report.exports.wandb import started_name
+from hpc_gpt.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED, add_attempt, metrics_line
 from tests.report.any_run import any_run
-from tests.report.exports.exported_runs import log_run, restarted_run
+from tests.report.exported_runs import log_run, restarted_run
 
 
 def read_back(path: Path) -> EventAccumulator:
@@ -175,7 +173,7 @@ WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
 from pathlib import Path
-from hpc_gpt.report.exports.{module} import {function}
+from hpc_gpt.report.exports import {function}
 try:
     {function}([], Path({folder!r}))
 except Exception as fault:
@@ -185,11 +183,11 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("package", "module", "function"),
-    [("tensorboard", "tensorboard", "write_events"), ("wandb", "wandb", "write_offline_runs")],
+    ("package", "function"),
+    [("tensorboard", "write_events"), ("wandb", "write_offline_runs")],
 )
-def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, module, function):
-    text = WITHOUT.format(package=package, module=module, function=function, folder=str(tmp_path))
+def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
+    text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", text],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

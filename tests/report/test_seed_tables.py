@@ -11,9 +11,7 @@ from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.seeds.columns import SEED_TABLES
-from hpc_gpt.report.seeds.lines import sweep_lines
-from hpc_gpt.report.seeds.tables import as_csv, as_table
+from hpc_gpt.report.seed_tables import SEED_TABLES, seed_text, sweep_lines
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -177,7 +175,7 @@ def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
 def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_path, logs):
     path = tmp_path / "mine.toml"
     path.write_text(OWN)
-    lines = as_table(sweep_lines("mine", [], str(path))).splitlines()
+    lines = seed_text(sweep_lines("mine", [], str(path)), "table").splitlines()
     assert [line.split()[0] for line in lines] == ["Row", "small", "large", "none"]
     assert "watts" in lines[0]
     assert "310" in lines[1]
@@ -192,10 +190,11 @@ def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_pa
 
 @pytest.mark.parametrize("width", [20, 60])
 def test_a_narrow_terminal_gets_a_block_a_row_and_no_figure_is_cut(width):
-    text = as_table(sweep_lines("colab-ladder", []), width)
+    text = seed_text(sweep_lines("colab-ladder", []), "table", width)
     assert text.count("\n\n") == COUNTS["colab-ladder"] - 1
     assert "112136.19" in text
-    assert as_table(sweep_lines("colab-ladder", []), 400) == as_table(sweep_lines("colab-ladder", []))
+    lines = sweep_lines("colab-ladder", [])
+    assert seed_text(lines, "table", 400) == seed_text(lines, "table")
 
 
 def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
@@ -206,7 +205,7 @@ def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
 
 
 def test_csv_of_a_sweep_without_a_run():
-    rows = list(csv.DictReader(io.StringIO(as_csv(sweep_lines("gpt2-meg", [])))))
+    rows = list(csv.DictReader(io.StringIO(seed_text(sweep_lines("gpt2-meg", []), "csv"))))
     assert [row["row"] for row in rows] == [row.name for row in find_sweep("gpt2-meg").rows]
     assert {row["step_s"] for row in rows} == {""}
     assert sum(row["ended"] == "impossible" for row in rows) == 6

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.report.exports.wandb import MARK, PROJECT, write_offline_runs
-from tests.report.exports.exported_runs import log_run, restarted_run
-from tests.report.exports.wandb_file import read_records
+from hpc_gpt.report.exports import MARK, PROJECT, write_offline_runs
+from tests.report.exported_runs import log_run, restarted_run
+from tests.report.wandb_file import read_records
 
 
 def records(folder: Path, kind: str) -> list:

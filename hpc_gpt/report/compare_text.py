@@ -8,14 +8,12 @@ from typing import Any
 
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.choice import show_value
-from hpc_gpt.report.columns import show_digits, show_name, show_seconds, show_whole
-from hpc_gpt.report.comparison.compare import Comparison, Speed
-from hpc_gpt.report.comparison.difference import LEVEL, Interval
-from hpc_gpt.report.comparison.settings import Apart
-from hpc_gpt.report.grid import plain
+from hpc_gpt.report.columns import show_name
+from hpc_gpt.report.compare import Apart, Comparison, Speed
+from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.words import cut, plain, show_digits, show_value, show_whole
 
 # Differing settings that are shown; --json has them all.
 SHOWN = 24
@@ -45,7 +43,7 @@ def verdict_words(comparison: Comparison, a: str, b: str) -> str:
 
 
 def percent_words(interval: Interval) -> tuple[str, str]:
-    """(the change, its ends) in percent: with signs where no difference is shown, else without.
+    """(the change, its ends) in percent: with signs if no difference is shown, else without.
 
     >>> percent_words(Interval(4.02, 3.11, 4.94)), percent_words(Interval(0.1, -0.83, 1.07))
     (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))
@@ -64,7 +62,7 @@ def percent_words(interval: Interval) -> tuple[str, str]:
 
 
 def as_text(comparison: Comparison, a: str, b: str) -> str:
-    """The answer, the figures behind it, what differs, and what came of both; a line each."""
+    """The answer, its figures, what differs, and what came of both; a line each."""
     lines = [
         (_SPEED_WORDS[speed.name], _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
@@ -102,7 +100,7 @@ def title(run: RunRead) -> str:
 
 
 def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
-    show = show_seconds if speed.name == "step_s" else show_digits if speed.name == "tflops_model" else show_whole
+    show = show_digits if speed.name == "step_s" else show_digits if speed.name == "tflops_model" else show_whole
     text = f"{show(speed.a)} -> {show(speed.b)}{' s' if speed.name == 'step_s' else ''}"
     if place == 0 and all(comparison.rounds):
         text += f", medians of {_rounds(*comparison.rounds)}"
@@ -160,16 +158,12 @@ def _gib(figure: float | None) -> str:
 
 def _ended(run: RunRead) -> str:
     record = run.record
-    return hide_secrets(f"{record.ended or 'unknown'}{f' ({_cut(record.cause, 120)})' if record.cause else ''}")
+    return hide_secrets(f"{record.ended or 'unknown'}{f' ({cut(record.cause, 120)})' if record.cause else ''}")
 
 
 def _value(value: Any) -> str:
     """In full: settings that differ in the seventh digit do differ."""
-    return _cut(f"{value:.10g}" if isinstance(value, float) else show_value(value))
-
-
-def _cut(text: str, most: int = _LONGEST) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return cut(f"{value:.10g}" if isinstance(value, float) else show_value(value), _LONGEST)
 
 
 def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> list[str]:
@@ -179,7 +173,7 @@ def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> l
     for side, name in (("a", a), ("b", b)):
         own = [apart.key for apart in comparison.apart if not apart.is_stated and getattr(apart, side) is not None]
         if own:
-            some = ", ".join(_cut(key, 40) for key in own[:6]) + (", …" if len(own) > 6 else "")
+            some = ", ".join(cut(key, 40) for key in own[:6]) + (", …" if len(own) > 6 else "")
             notes.append(f"only {name} states {len(own)} setting{'s' if len(own) > 1 else ''}: {some}")
     return notes
 

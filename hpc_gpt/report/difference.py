@@ -1,16 +1,20 @@
-"""Whether two runs differ in speed: the ratio of the medians of their steady steps, with an interval.
+"""Whether two runs differ, with a 95 % interval: in the speed of their steady steps, in the rounds of a bench, in loss.
 
-Steps of a run are no independent draws: a slow neighbour or a warm GPU lasts for many of them. So whole blocks of
+Speed is the ratio of the medians of the steady steps.
+
+Steps of a run are not independent draws: a slow neighbour or a warm GPU lasts for many of them. So whole blocks of
 steps are drawn anew, in a circle (Politis and Romano 1992, "A circular block-resampling procedure for stationary
-data"). The block's length follows from the autocorrelation by the rule of Politis and White 2004, corrected by
-Patton, Politis and White 2009, of the signs about the median, because it is these whose sum decides how far a median
-strays (Bahadur 1966); it is never under n^(1/3).
+data"). The block's length follows from the autocorrelation of the signs about the median, by the rule of Politis and
+White 2004, corrected by Patton, Politis and White 2009: the sum of these signs decides how far a median strays (Bahadur
+1966). It is never under n^(1/3).
 
-From few blocks an interval is too narrow, and blocks see no correlation longer than they are. So it is widened by
-what they miss of an AR(1) of the series' own persistence; by Student's t over the normal's quantile, with one degree
-of freedom less than there are blocks or independent steps (Welch and Satterthwaite for two runs together); and by the
-rounding of the log's digits. For equal runs of AR(1) noise up to 0.9 a difference is then claimed in 5 to 6 % of the
-cases, from 8 steps each to 1000; a test holds it to that.
+From few blocks an interval is too narrow, and blocks see no correlation longer than they are. So it is widened
+  by what they miss of an AR(1) of the series' own persistence;
+  by Student's t over the normal's quantile, with one degree of freedom less than there are blocks or independent steps
+  (Welch and Satterthwaite for two runs together);
+  by the rounding of the log's digits.
+For equal runs of AR(1) noise up to 0.9 a difference is then claimed in 5 to 6 % of the cases, from 8 steps each to
+1000; a test holds it to that.
 
 The interval is about the steps of these two runs. That another start of the same settings, on other nodes, would be
 as fast, it does not say.
@@ -19,12 +23,15 @@ as fast, it does not say.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpc_gpt.readers.runs.run_read import RunRead
 
 Values = NDArray[np.float64]
 
@@ -35,11 +42,14 @@ LEVEL = 0.95
 MOST = 4096
 _SEED = 20260527
 _CHUNK = 2**20
+FEWEST_ROUNDS = 2
+_WIDEST_RATIO = 10.0  # rounds whose interval reaches further up and down say nothing
+_MOST_LOSS = 1e12  # a figure above it is no loss
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A change with its 95 % interval; what it is a change of, and in which unit, says who made it."""
+    """A change with its 95 % interval; the function that made it says what changed, and in which unit."""
 
     change: float
     low: float
@@ -53,8 +63,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Series:
-    """Values that are enough for an interval: those that are drawn from, in blocks of `length`, and how alike
-    neighbours are. `middle` is the median of all."""
+    """Values that are enough for an interval.
+
+    `kept`: those that are drawn from, in blocks of `length`. `middle`: the median of all. `persistence`: the
+    correlation of neighbours.
+    """
 
     kept: Values
     middle: float
@@ -73,7 +86,7 @@ class Series:
 
 
 def series_of(values: Values) -> Series | str:
-    """The finite values as a series; why they give no interval, in words, where they do not."""
+    """The finite values as a series, or in words why they give no interval."""
     finite = values[np.isfinite(values)]
     if len(finite) < FEWEST:
         return f"has {len(finite)} steady step{'' if len(finite) == 1 else 's'}, and an interval needs {FEWEST}"
@@ -103,7 +116,7 @@ def level(differences: Series) -> Interval:
 
 
 def _reach(sides: Sequence[Series]) -> float:
-    """How far to both sides the interval goes, of a median or of the difference of two."""
+    """How far the interval of a median, or of the difference of two, reaches to both sides."""
     generator = np.random.default_rng(_SEED)
     strays = [side.stray(generator) for side in sides]
     largest = max(float(np.max(np.abs(stray))) for stray in strays)
@@ -135,7 +148,7 @@ def block_medians(values: Values, length: int, generator: np.random.Generator) -
 def persistence(values: Values) -> float:
     """The correlation of a value with the next, 0 to 0.99: of their ranks, so that no outlier decides it.
 
-    A short series shows too little of it: Kendall 1954, E[r] = rho - (1 + 3 rho) / n, turned round.
+    A short series shows too little of it. Kendall 1954, E[r] = rho - (1 + 3 rho) / n, is solved for rho.
     """
     count = len(values)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
@@ -217,7 +230,7 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 def resolution(values: Values) -> float:
-    """The step of the digits that values were printed with, as 0.1 of 145.9 and 146.2; 0 where there is none.
+    """The step of the digits that values were printed with, as 0.1 of 145.9 and 146.2; 0 if there is none.
 
     Two digits at least are taken as meant: of many a 100 it is 10.
     """
@@ -232,3 +245,98 @@ def resolution(values: Values) -> float:
             if np.all(np.abs(some / unit - np.round(some / unit)) < 1e-4):
                 return unit
     return 0.0
+
+
+def rounds_change(a: Sequence[float], b: Sequence[float], paired: bool) -> Interval | str:
+    """By how many percent B is faster than A; `a` and `b` are tokens/s, round by round, at least FEWEST_ROUNDS of each.
+    In words why B gives no interval, if the rounds are too far apart.
+
+    `paired`: the rows are of one bench, and the rounds that both have count. They are measured in turns, so a machine
+    that grows warm slows a round of both: each round gives one ratio, and the interval is Student's t of the logarithms
+    of these (the paired t-test). Rows of two benches have no rounds in common: there it is Welch's t of the logarithms
+    of each (Welch 1947). The change is the geometric mean of the ratios, which need not be the ratio of the medians
+    that the bench's table shows.
+
+    Rounds are few, and t pays for that: of 3 pairs the interval is 4.3 standard errors to each side, of 2 pairs 12.7.
+    It takes the logarithms to be scattered normally, which so few cannot show.
+    """
+    log_a, log_b = ([math.log(figure) for figure in figures] for figures in (a, b))
+    if paired:
+        ratios = [of_b - of_a for of_a, of_b in zip(log_a, log_b, strict=False)]
+        centre, reach = statistics.fmean(ratios), _t_reach([ratios])
+    else:
+        ratios = [of_b - of_a for of_a in log_a for of_b in log_b]
+        centre, reach = statistics.fmean(log_b) - statistics.fmean(log_a), _t_reach([log_a, log_b])
+    if reach > math.log(_WIDEST_RATIO):
+        least, most = math.exp(min(ratios)), math.exp(max(ratios))
+        return f"was {least:.3g} to {most:.3g} times as fast, round by round: too far apart for so few rounds"
+    return Interval(*(100 * math.expm1(bound) for bound in (centre, centre - reach, centre + reach)))
+
+
+def times(interval: Interval, factor: float) -> Interval:
+    """The same change if each unit of B's is worth `factor` of A's.
+
+    >>> times(Interval(0.0, -50.0, 100.0), 2.0)
+    Interval(change=100.0, low=0.0, high=300.0)
+    """
+    return Interval(*(100 * (factor * (1 + part / 100) - 1) for part in (interval.change, interval.low, interval.high)))
+
+
+def _t_reach(samples: Sequence[Sequence[float]]) -> float:
+    """How far the t interval of a mean, or of the difference of two, reaches to both sides."""
+    variances = [statistics.variance(sample) / len(sample) for sample in samples]
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    # Welch and Satterthwaite; of one sample its rounds less one.
+    parts = [(variance / total) ** 2 / (len(own) - 1) for variance, own in zip(variances, samples, strict=True)]
+    return student_quantile((1 + LEVEL) / 2, 1 / sum(parts)) * math.sqrt(total)
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """At `step`, the last that both have, the losses are `a` and `b`.
+
+    `alike`: the leading common steps at which they are the same to the last digit. `tail`: the median of B's less A's
+    over the last tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few.
+    """
+
+    common: int
+    step: float
+    a: float
+    b: float
+    alike: int
+    tail_steps: int
+    tail: Interval | None
+
+    @property
+    def diverge(self) -> bool | None:
+        """Whether they end apart by more than their noise; None if that cannot be said."""
+        if self.alike == self.common:
+            return False
+        return None if self.tail is None else self.tail.is_shown
+
+
+def loss_difference(a: RunRead, b: RunRead) -> LossDifference | None:
+    """How the losses of two runs differ; None if they have no step in common."""
+    (step_a, loss_a), (step_b, loss_b) = losses_that_count(a), losses_that_count(b)
+    steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
+    if not len(steps):
+        return None
+    apart = loss_b[of_b] - loss_a[of_a]
+    unequal = np.flatnonzero(apart)
+    alike = int(unequal[0]) if len(unequal) else len(apart)
+    tail = apart[-max(FEWEST, len(apart) // 10) :]
+    series = series_of(tail)
+    interval = None if isinstance(series, str) else level(series)
+    last_a, last_b = float(loss_a[of_a[-1]]), float(loss_b[of_b[-1]])
+    return LossDifference(len(steps), float(steps[-1]), last_a, last_b, alike, len(tail), interval)
+
+
+def losses_that_count(run: RunRead) -> tuple[Values, Values]:
+    """(steps in ascending order, each once, and their losses) of the steps that led to a run's last state."""
+    curve = run.steps
+    kept: NDArray[np.bool_] = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
+    # If a log has a step twice, its last line counts: unique takes the first of the reversed.
+    steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
+    return steps, curve["loss"][kept][::-1][place]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.audit.printed import Printed, read_printed, show
+from hpc_gpt.report.audit.quantities import Printed, read_printed, show
 
 figures = st.decimals(min_value=-1_000_000, max_value=1_000_000, places=9, allow_nan=False)
 digits = st.integers(0, 6)

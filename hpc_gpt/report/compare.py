@@ -1,19 +1,32 @@
-"""Two runs side by side: whether one is faster, what they do not share, and what came of both."""
+"""Two runs side by side: whether one is faster, which settings they do not share, and what came of both."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.comparison.difference import Interval, Series, Values, resolution, series_of, speed_change
-from hpc_gpt.report.comparison.loss_difference import LossDifference, loss_difference
-from hpc_gpt.report.comparison.rounds import FEWEST_ROUNDS, rounds_change, times
-from hpc_gpt.report.comparison.settings import Apart, settings_apart
+from hpc_gpt.report.difference import (
+    FEWEST_ROUNDS,
+    Interval,
+    LossDifference,
+    Series,
+    Values,
+    loss_difference,
+    resolution,
+    rounds_change,
+    series_of,
+    speed_change,
+    times,
+)
 from hpc_gpt.runs.record import Record
+from hpc_gpt.secrets import without_secrets
 
 # What decides how much work a step is.
 _BATCH = ("global_batch", "seq")
@@ -25,7 +38,7 @@ VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "ide
 class Speed:
     """One figure of both runs by its name in a record, or tokens_per_s_gpu, and by how many percent B is faster.
 
-    `interval` is None where the steps do not suffice; then nothing is claimed.
+    `interval` is None if the steps do not suffice; then nothing is claimed.
     """
 
     name: str
@@ -38,9 +51,9 @@ class Speed:
 class Comparison:
     """B against A. `verdict` is one of VERDICTS; the first of `speeds` decides it.
 
-    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: how many steady steps each has. `rounds`: of two
-    rows of benches, which are compared by these, how many each has. `notes`: what a reader must know, with {a} and {b}
-    for the runs' names.
+    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: how many steady steps each has. `rounds`: how
+    many rounds each has, if both are rows of benches, which are compared by their rounds. `notes`: what a reader must
+    know, with {a} and {b} for the runs' names.
     """
 
     a: RunRead
@@ -56,8 +69,8 @@ class Comparison:
 
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
-    """Compares B with A: steady steps by step_s, or by tokens/s where a step is not the same work; two rows of benches
-    by their rounds."""
+    """Compares B with A: steady steps by step_s, or by tokens/s if a step is not the same work; two rows of benches by
+    their rounds."""
     sides = [_steady(a), _steady(b)]
     notes: list[str] = []
     rounds = (len(a.rounds), len(b.rounds)) if a.rounds and b.rounds else (0, 0)
@@ -75,7 +88,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
 
 
 def _steady(run: RunRead) -> Values:
-    """Seconds of the steady steps; none where the log only has a total."""
+    """Seconds of the steady steps; none if the log only has a total."""
     step_s = run.steps["step_s"][run.steps.steady]
     return step_s[np.isfinite(step_s) & (step_s > 0)]
 
@@ -90,13 +103,13 @@ def _series(run: RunRead, step_s: Values) -> Series | str:
 
 
 def _unsure(runs: Sequence[RunRead], sides: Sequence[Values]) -> float:
-    """How far apart the digits of the logs may put two medians of equal speeds, as logarithms; ours are in full."""
+    """How far rounding in the logs may put two equal medians apart, as logarithms; our own runs are not rounded."""
     read = [side for run, side in zip(runs, sides, strict=True) if run.folder is None and len(side)]
     return float(sum(math.log1p(resolution(side) / 2 / float(np.median(side))) for side in read))
 
 
 def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: float, notes: list[str]) -> list[Speed]:
-    """The figures to compare by, the deciding one first."""
+    """The figures that are compared, the one that decides first."""
     step_s = [_median(run, own) for run, own in zip((a, b), series, strict=True)]
     tokens = [tokens_per_step(run.record) for run in (a, b)]
     differ = _differ(a.record, b.record)
@@ -139,7 +152,7 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
 
 
 def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
-    """Tokens/s of two rows, and what stands beside them; (place, reason) where there is no interval."""
+    """Tokens/s of two rows, and the figures beside them; (place, reason) if there is no interval."""
     too_few = [(place, run) for place, run in enumerate((a, b)) if len(run.rounds) < FEWEST_ROUNDS]
     reasons = [(place, f"has {len(run.rounds)} round, and an interval needs {FEWEST_ROUNDS}") for place, run in too_few]
     interval = None
@@ -158,7 +171,7 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
         )
         if interval is not None:
             notes.append(which)
-        if common < _FEW_ROUNDS:
+        if common < 5:
             notes.append(f"{common} rounds are few, which makes an interval wide: bench --rounds 5 or more")
     middles = [run.record.tokens_per_s for run in (a, b)]
     speeds = [Speed("tokens_per_s", middles[0], middles[1], interval)]
@@ -180,11 +193,8 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
     return speeds, reasons
 
 
-_FEW_ROUNDS = 5
-
-
 def _size(figure: float | None) -> float:
-    """The figure where it is one that can be divided by, else 0."""
+    """The figure if one can divide by it, else 0."""
     return float(figure) if figure is not None and math.isfinite(figure) and figure > 0 else 0.0
 
 
@@ -193,13 +203,13 @@ def _median(run: RunRead, series: Series | str) -> float | None:
 
 
 def _differ(a: Record, b: Record) -> list[str]:
-    """Keys that both state, and that make a step of B other work than one of A, or let other GPUs share it."""
+    """Keys that both state and that differ, so that a step is other work, or other GPUs share it."""
 
     def is_other(key: str) -> bool:
         of_a, of_b = getattr(a, key), getattr(b, key)
         if of_a is None or of_b is None:
             return False
-        # Programs count and pad the vocabulary each in its own way.
+        # Each program counts and pads the vocabulary in its own way.
         return bool(abs(of_a - of_b) > (0.01 * max(of_a, of_b) if key == "params" else 0))
 
     return [key for key in (*_BATCH, "gpus", *_SHAPE) if is_other(key)]
@@ -240,7 +250,7 @@ def _is_same_run(a: RunRead, b: RunRead) -> bool:
 
 
 def _is_identical(a: RunRead, b: RunRead) -> bool:
-    """Whether both tell of the same steps in the same figures."""
+    """Whether both have the same steps with the same figures."""
     pairs = [(a.steps[name], b.steps[name]) for name in ("step", "step_s", "loss")]
     timed = bool(np.isfinite(a.steps["step_s"]).any())
     return timed and all(np.array_equal(of_a, of_b, equal_nan=True) for of_a, of_b in pairs)
@@ -264,7 +274,7 @@ def _skipped(run: RunRead, name: str) -> list[str]:
 
 
 def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losses: LossDifference | None) -> list[str]:
-    """What the runs have to do with each other."""
+    """How the runs are related, in words."""
     if verdict in ("same_run", "identical"):
         return []
     notes = []
@@ -279,3 +289,105 @@ def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losse
         but = f", but for {', '.join(others)}" if others else ""
         notes.append(f"the settings are the same{but}: so the difference is of the nodes, their load or the day")
     return notes
+
+
+# Keys of a record that are settings, those that decide speed first. `settings.*` follows them.
+SETTING_KEYS = (
+    "device", "gpus", "nodes", "engine", "tp", "pp", "dp", "zero_stage", "micro_batch", "micro_batches",
+    "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "attention_used",
+)  # fmt: skip
+# Our own runs have these in `settings` as well.
+_TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype"))
+# Figures that foreign logs have among the settings.
+_FIGURES = frozenset(("timers_ms",))
+# A key that matches _FAST decides speed; one with a word of _NAMING only names things.
+_FAST = re.compile(
+    r"parallel|zero|stage|offload|recompute|checkpoint_activ|checkpoint_num|attention|flash|compile|fus|overlap|bucket"
+    r"|prefetch|batch|accumulation|nccl|precision|bf16|fp16|fp8|tf32|worker|reshard|optimizer|experts|capacity"
+)
+_NAMING = (
+    "path", "paths", "dir", "folder", "file", "files", "save", "load", "name", "project", "entity", "wandb",
+    "tensorboard", "log", "logging", "host", "hostname", "addr", "port", "rank", "time", "date", "title", "version",
+    "user", "tag", "output", "exit", "prompt", "resumed", "sweep", "interval",
+)  # fmt: skip
+_SWITCHES = {"true": 1.0, "yes": 1.0, "on": 1.0, "false": 0.0, "no": 0.0, "off": 0.0, "none": 0.0, "null": 0.0}
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A setting in which two runs differ; None if one does not state it."""
+
+    key: str
+    a: Any
+    b: Any
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether both state it: only then do they differ for certain."""
+        return self.a is not None and self.b is not None
+
+
+def flat_settings(record: Record) -> dict[str, Any]:
+    """Every stated setting under a dotted key, versions too, in the order of SETTING_KEYS; without secrets."""
+    found = {key: getattr(record, key) for key in SETTING_KEYS}
+    own = _flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
+    found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
+    found |= {"node_list": record.node_list}
+    found |= {f"versions.{key}": value for key, value in record.versions.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def settings_apart(a: Record, b: Record) -> list[Apart]:
+    """The settings in which two runs differ, what decides speed first; at the end what only one of them states."""
+    of_a, of_b = flat_settings(a), flat_settings(b)
+    found = [
+        Apart(key, of_a.get(key), of_b.get(key))
+        for key in {**of_a, **of_b}
+        if _plain(of_a.get(key)) != _plain(of_b.get(key))
+    ]
+    if a.config_hash and b.config_hash and a.config_hash != b.config_hash:
+        found.append(Apart("config_hash", a.config_hash, b.config_hash))
+    return sorted(found, key=_weight)
+
+
+def _weight(apart: Apart) -> tuple[bool, int, int]:
+    known = {key: place for place, key in enumerate(SETTING_KEYS)}
+    if apart.key in known:
+        return not apart.is_stated, 0, known[apart.key]
+    if apart.key == "config_hash":
+        return not apart.is_stated, 5, 0
+    if apart.key == "node_list" or apart.key.startswith("versions."):
+        return not apart.is_stated, 3, 0
+    key = apart.key.lower()
+    if any(word in _NAMING for word in re.split(r"[^a-z0-9]+", key)):
+        return not apart.is_stated, 4, 0
+    return not apart.is_stated, 1 if _FAST.search(key) else 2, 0
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for quoted, value in settings.items():
+        key = str(quoted).strip("\"' ")
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{key}.")
+        elif isinstance(value, list | tuple):
+            flat[f"{before}{key}"] = json.dumps(value, default=str)
+        else:
+            flat[f"{before}{key}"] = value
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """The value as it is compared: one program prints `False`, another 0, `false` or `None`."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in _SWITCHES:
+            return _SWITCHES[text]
+        try:
+            value = float(text)
+        except ValueError:
+            # A list of one, as argparse makes it of nargs="*".
+            return text[2:-2] if text.startswith(("['", '["')) and text.count(",") == 0 else text
+    if isinstance(value, bool | int | float):
+        return "nan" if math.isnan(value) else float(value)
+    return value

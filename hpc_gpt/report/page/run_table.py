@@ -1,23 +1,29 @@
-"""The page's table of runs: its columns, what each cell says, what it sorts by and where its figure is from."""
+"""The page's tables: the runs with the source of each figure, and throughput and memory by layout with bars."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import NOTHING, peak_memory_gib, show_digits, show_name, show_params, show_whole
+from hpc_gpt.report.columns import peak_memory_gib, show_name
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
-from hpc_gpt.report.page.safe_text import number, safe
+from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
 from hpc_gpt.runs.record import Record
+from hpc_gpt.words import NOTHING, show_digits, show_params, show_share, show_whole
 
 # What is larger than this is no figure of a training; it is shown in powers of ten.
 _LARGEST = 1e18
+BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
+MOST_LINES = 60  # of the layouts
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A column's heading; `means` tells what it holds."""
+    """A column's heading; `means` says what it holds."""
 
     text: str
     means: str
@@ -26,7 +32,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, what it sorts by where that is a number, and where the figure is from."""
+    """A cell: its text, what it sorts by if that is a number, and where the figure is from."""
 
     text: str
     sort: str = ""
@@ -53,7 +59,7 @@ class _Column:
 
 
 def layout_words(record: Record) -> str:
-    """tp4-pp16-dp1, with the ZeRO stage where there is one above 0; `-` where the layout is not known."""
+    """tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if the layout is not known."""
     known = [f"{axis}{value}" for axis in ("tp", "pp", "dp") if (value := getattr(record, axis)) is not None]
     words = safe("-".join(known), 40)
     zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
@@ -74,7 +80,7 @@ def figure_words(show: Callable[[float], str], figure: float | None) -> str:
 
 
 def run_label(run: RunRead, place: int) -> str:
-    """What a run goes by on the page: as in the terminal's table, else its file."""
+    """The name of a run on the page: as in the terminal's table, else its file."""
     if run.record.name or run.record.run:
         return safe(show_name(run.record), 160)
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
@@ -91,10 +97,6 @@ def _plain(figure: float) -> str:
 def rate_words(figure: float) -> str:
     """Three digits and more, thousands apart."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
-
-
-def _percent(figure: float) -> str:
-    return f"{figure:.1%}"
 
 
 def _time(record: Record) -> str | None:
@@ -131,7 +133,7 @@ _COLUMNS = (
     _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
     _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
     _key("TFLOP/s printed", "tflops_printed", "what the program itself prints, by a formula of its own"),
-    _key("MFU", "mfu", "TFLOP/s model over the device's dense peak", _percent),
+    _key("MFU", "mfu", "TFLOP/s model over the device's dense peak", show_share),
     _Column(Heading("Memory GiB", "GPU memory of the stage that holds most: allocated, else reserved; 1 GiB = 2^30"),
             ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0]),
     _key("Loss first", "loss_first", "loss at the first step"),
@@ -151,12 +153,12 @@ _COLUMNS = (
     _words("Started", ("started",), "UTC", _time),
 )  # fmt: skip
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
-# Of these 0 says no more than nothing does.
+# For these 0 says as little as no figure.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
 def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Heading], list[Line]]:
-    """Headings and lines; a column that no run fills is left out. `sources`: each cell tells where it is from."""
+    """Headings and lines; a column that no run fills is left out. `sources`: each cell says where it is from."""
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
     filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
     lines = [
@@ -198,3 +200,90 @@ def _cell(column: _Column, record: Record, sources: bool) -> Cell:
 def source_of(record: Record, keys: Sequence[str]) -> str:
     """Where the figures of the keys are from, each place once."""
     return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
+
+
+@dataclass
+class _Layout:
+    record: Record
+    steps: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    runs: int = 0
+
+
+def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
+    """The layouts that have a throughput or a memory figure, by size, the largest first; how many were left out."""
+    groups: dict[str, dict[tuple[object, ...], _Layout]] = defaultdict(dict)
+    for run in runs:
+        record = run.record
+        tokens, (memory, kind) = tokens_per_s_gpu(record), peak_memory_gib(record)
+        if tokens is None and memory is None:
+            continue
+        size = figure_words(_params, number(record.params))
+        key = (layout_words(record), record.gpus, _program(record))
+        entry = groups[size].setdefault(key, _Layout(record))
+        entry.runs += 1
+        entry.tokens += [] if tokens is None else [tokens]
+        entry.memory += [] if memory is None else [memory]
+        entry.kinds |= {kind} if kind else set()
+        entry.steps += [step] if (step := number(record.step_s)) is not None else []
+    shown: list[dict[str, Any]] = []
+    room, left_out = MOST_LINES, 0
+    for size, entries in sorted(groups.items(), key=lambda item: -_largest_params(item[1])):
+        lines = _layout_lines(list(entries.values()))
+        left_out += max(0, len(lines) - room)
+        if room > 0:
+            title = "size not known" if size == NOTHING else f"{size} parameters"
+            shown.append({"size": title, "lines": lines[:room]})
+        room = max(0, room - len(lines))
+    return shown, left_out
+
+
+def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
+    """(GiB, bar) of each pipeline stage, against the highest."""
+    known = [number(value) for value in figures[:256]]
+    most = max((figure for figure in known if figure is not None), default=0.0)
+    return [(figure_words(show_digits, figure), _bar(figure, most)) for figure in known]
+
+
+def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
+    """A line for each layout: the medians over its runs, as text and as bars against the greatest of its size."""
+    most_tokens = max((median(entry.tokens) for entry in entries if entry.tokens), default=0.0)
+    most_memory = max((max(entry.memory) for entry in entries if entry.memory), default=0.0)
+    entries.sort(key=lambda entry: -median(entry.tokens) if entry.tokens else 0.0)
+    lines = []
+    for entry in entries:
+        record = entry.record
+        tokens = median(entry.tokens) if entry.tokens else None
+        memory = max(entry.memory) if entry.memory else None
+        kinds = f" {' or '.join(sorted(entry.kinds))}" if memory is not None else ""
+        lines.append(
+            {
+                "layout": layout_words(record),
+                "gpus": safe(record.gpus, 12) if record.gpus is not None else NOTHING,
+                "program": _program(record),
+                "runs": str(entry.runs),
+                "step": figure_words(show_digits, median(entry.steps) if entry.steps else None),
+                "tokens": figure_words(rate_words, tokens),
+                "tokens_bar": _bar(tokens, most_tokens),
+                "memory": figure_words(show_digits, memory) + kinds,
+                "memory_bar": _bar(memory, most_memory),
+            }
+        )
+    return lines
+
+
+def _program(record: Record) -> str:
+    return safe(record.engine or record.dialect or NOTHING, 60)
+
+
+def _largest_params(entries: dict[tuple[object, ...], _Layout]) -> float:
+    return max(number(entry.record.params) or 0.0 for entry in entries.values())
+
+
+def _bar(figure: float | None, most: float) -> Svg:
+    share = figure / most if figure and most > 0 else 0.0
+    frame = element("rect", x=0.5, y=0.5, width=BAR_WIDTH - 1, height=BAR_HEIGHT - 1, class_="frame")
+    bar = element("rect", x=0, y=0, width=max(0.0, share) * BAR_WIDTH, height=BAR_HEIGHT, class_="bar")
+    return ornament(frame + bar, BAR_WIDTH, BAR_HEIGHT, "bars")

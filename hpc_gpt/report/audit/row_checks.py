@@ -1,0 +1,341 @@
+"""The checks of a row against itself: the document's formulas, a formula by name, rates, layout and batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf, log, prod
+from statistics import median
+from typing import Literal
+
+from hpc_gpt.formulas import Recompute, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.report.audit.formula import FormulaError
+from hpc_gpt.report.audit.ledger import Column, Kind, Known, Ledger, Line
+from hpc_gpt.report.audit.quantities import AXES, SAID, UNITS, WHOLE, plain_name, show
+from hpc_gpt.report.audit.statements import Equation, Statements
+
+TARGETS = ("tflops", "global_batch", "step_s", "tokens_per_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "hfu")
+# What a name without a unit may count in, the likeliest first.
+_UNSAID: dict[str, tuple[Fraction, ...]] = {
+    "size": (Fraction(10**9), Fraction(1), Fraction(10**6)),
+    "step_s": (Fraction(1), Fraction(1, 1000)),
+}
+# Units are a factor of 1000 apart: a figure is in the unit that brings it nearest, and never further off than its root.
+_NEAREST_UNIT = log(1000) / 2
+# So many rows are enough to decide on a unit.
+_ENOUGH = 50
+
+Units = Mapping[str, Fraction]
+FormulaName = Literal["seed", "hardware", "model"]
+# The formulas of hpc_gpt.formulas that a user may ask for, and their inputs.
+NAMED: dict[FormulaName, tuple[Callable[..., float], tuple[str, ...]]] = {
+    "seed": (tflops_seed, ("size", "seq", "global_batch", "gpus", "step_s")),
+    "hardware": (tflops_hardware, ("layers", "hidden", "seq", "vocab", "global_batch", "gpus", "step_s")),
+    "model": (tflops_model, ("size", "layers", "hidden", "seq", "global_batch", "gpus", "step_s")),
+}
+# A rate, and the product that it is over the other product. A row may have several ways to one rate.
+_RATES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("samples_per_s", ("global_batch",), ("step_s",)),
+    ("tokens_per_s", ("global_batch", "seq"), ("step_s",)),
+    ("tokens_per_s", ("samples_per_s", "seq"), ()),
+    ("tokens_per_s_per_gpu", ("global_batch", "seq"), ("step_s", "gpus")),
+    ("tokens_per_s_per_gpu", ("tokens_per_s",), ("gpus",)),
+    ("tokens_per_s_per_gpu", ("samples_per_s", "seq"), ("gpus",)),
+)
+# A rate measured over other steps than the time may differ by so much.
+_NEAR_RATE = Fraction(1, 100)
+# Headings that may multiply the GPUs too; expert parallelism does not, but its degree may be that of a part.
+_OTHERS = ("sp", "ring", "usp", "fsdp", "hsdp", "shard", "replicate", "dp replicate", "dp shard", "ep", "zero")
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A formula worked out: the figure in the target's own unit, and the arithmetic that gave it.
+
+    `said`: which inputs are from no cell of the row, and where they are from.
+    """
+
+    figure: Fraction
+    arithmetic: str
+    equation: Equation
+    said: str = ""
+
+
+def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
+    """The formulas of a column, nearest first. A column headed Throughput has those of that word."""
+    assert column.quantity is not None
+    groups = statements.formulas(column.quantity, ledger.table)
+    if "throughput" in column.heading.lower():
+        groups = groups + statements.formulas("throughput", ledger.table)
+    return groups
+
+
+def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[int]:
+    """Checks a column against the nearest formula that each row can be put into; the lines of rows that were.
+
+    If one section states several formulas, a cell breaks only if it agrees with none of them.
+    """
+    quantity = column.quantity
+    assert quantity is not None
+    groups = stated_for(column, ledger, statements)
+    units = {id(each): choose_units(each, column, ledger) for group in groups for each in group}
+    checked = set()
+    for line in ledger.lines:
+        cell = line.cell(quantity)
+        if cell is None:
+            continue
+        lack = ""
+        for group in groups:
+            worked = []
+            for equation in group:
+                chosen = units[id(equation)]
+                found = chosen if isinstance(chosen, str) else work_out(equation, line, chosen)
+                if isinstance(found, str):
+                    lack = lack or f"the formula of line {equation.line}: {found}"
+                else:
+                    worked.append(found)
+            if worked:
+                checked.add(line.row.line)
+                _conclude(line, cell, worked)
+                break
+        else:
+            if lack:
+                line.leave(quantity, lack)
+    return checked
+
+
+def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
+    quantity = cell.quantity
+    in_its_unit = [found.figure / (cell.worth or 1) for found in worked]
+    # A share may be printed in percent with no sign of it.
+    scales = (1, 100, Fraction(1, 100)) if quantity in ("mfu", "hfu") else (1,)
+    if any(cell.printed.says(figure * scale) for figure in in_its_unit for scale in scales):
+        line.holds(quantity)
+        return
+    # The formula that takes least from the words around the table shows it best.
+    found, figure = min(zip(worked, in_its_unit, strict=True), key=lambda pair: len(pair[0].said))
+    shown = cell.printed.show(figure) if quantity != "global_batch" else exact(figure)
+    arithmetic = f"{found.arithmetic} = {shown}{cell.unit_words}, the table says {cell.printed.text}"
+    kind: Kind = "global_batch" if quantity == "global_batch" else "formula"
+    source = f"line {found.equation.line}: {found.equation.formula.text}" + (f"; {found.said}" if found.said else "")
+    line.breaks(kind, quantity, shown, arithmetic, source)
+
+
+def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
+    """The formula on a row's inputs as printed, or in words why it has no value."""
+    taken: dict[str, Fraction] = {}
+    said = []
+    for text, name in equation.formula.names.items():
+        known = line.known.get(name.quantity)
+        if known is None:
+            return line.lack(name.quantity)
+        said += [f"{text} {exact(known.value)}: {known.where}"] if known.where else []
+        # A number without a unit is taken as it stands, in whatever the formula counts.
+        per = Fraction(UNITS[name.quantity][name.unit]) if name.unit else units.get(name.quantity, Fraction(1))
+        plain = known.unit is None and name.quantity in _UNSAID and known.worth != 1
+        taken[text] = known.value if plain else known.value * (known.worth or 1) / per
+    try:
+        figure = equation.formula.value(taken)
+    except FormulaError as fault:
+        return str(fault)
+    arithmetic = equation.formula.filled({text: exact(value) for text, value in taken.items()})
+    return Worked(figure, arithmetic, equation, "; ".join(said))
+
+
+def choose_units(equation: Equation, column: Column, ledger: Ledger) -> Units | str:
+    """The units of names that have none: those that bring the figures nearest to the column's, or why none does."""
+    unsaid = [name.quantity for name in equation.formula.names.values() if not name.unit and name.quantity in _UNSAID]
+    choices = [
+        dict(zip(unsaid, choice, strict=True)) for choice in itertools.product(*(_UNSAID[each] for each in unsaid))
+    ]
+    best, nearest = choices[0], inf
+    for choice in choices:
+        away = _away(equation, column, ledger, choice)
+        if away < nearest - 0.01:
+            best, nearest = choice, away
+    if nearest is not inf and nearest > _NEAREST_UNIT:
+        return "its figures are thousands of times off the column's, and its units are not all said"
+    return best
+
+
+def _away(equation: Equation, column: Column, ledger: Ledger, units: Units) -> float:
+    """How far the figures are from the column's: the median logarithm of their ratios, inf if there is none."""
+    assert column.quantity is not None
+    ratios = []
+    for line in ledger.lines[:_ENOUGH]:
+        cell = line.known.get(column.quantity)
+        found = work_out(equation, line, units)
+        if cell is None or isinstance(found, str):
+            continue
+        figure = found.figure / (cell.worth or 1)
+        if figure > 0 and cell.value > 0:
+            ratios.append(abs(_log(figure) - _log(cell.value)))
+    return median(ratios) if ratios else inf
+
+
+def exact(value: Fraction) -> str:
+    """A number as short as possible, exact if it has at most ten decimals."""
+    if abs(value) >= 10**15:
+        return show(value, 0)
+    text = show(value, 10)
+    return text.rstrip("0").rstrip(".") if Fraction(text) == value else f"{float(value):.6g}"
+
+
+def _log(value: Fraction) -> float:
+    """The logarithm of a number above 0 of any size."""
+    return log(value.numerator) - log(value.denominator)
+
+
+def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
+    """Checks the row's TFLOPs against `tflops_<formula>` of its inputs exactly as printed."""
+    cell = line.cell("tflops")
+    if cell is None:
+        return
+    function, names = NAMED[formula]
+    inputs: dict[str, Fraction] = {}
+    for name in names:
+        known = line.known.get(name)
+        if known is None or known.worth is None:
+            why = line.lack(name) if known is None else f"the unit of {name} is not said"
+            line.leave("tflops", f"tflops_{formula}: {why}")
+            return
+        inputs["params" if name == "size" else name] = known.value * known.worth
+    more = {"recompute": recompute} if formula != "model" else {}
+    try:
+        floats = {name: float(value) for name, value in inputs.items()}
+        counts = {name: int(value) for name, value in floats.items() if name not in ("params", "step_s")}
+        # Cut to twelve digits: those after them come from the machine's arithmetic, not from the document.
+        figure = Fraction(f"{function(**(floats | counts), **more):.12g}")
+    except (ValueError, OverflowError, ZeroDivisionError):
+        line.leave("tflops", f"tflops_{formula}: its inputs are beyond any run's")
+        return
+    if cell.printed.says(figure):
+        line.holds("tflops")
+        return
+    given = ", ".join(f"{name}={value}" for name, value in ({n: exact(v) for n, v in inputs.items()} | more).items())
+    found = cell.printed.show(figure)
+    arithmetic = f"tflops_{formula}({given}) = {found}, the table says {cell.printed.text}"
+    line.breaks("formula", "tflops", found, arithmetic, f"asked for: tflops_{formula}")
+
+
+def check_rates(line: Line, done: Sequence[str] = ()) -> None:
+    """Checks tokens/s and samples/s against batch, length, time and each other, by what they mean.
+
+    The inputs count as rounded or cut off: a cell breaks only if no inputs that print as the row's give it. `done`:
+    quantities that are checked already.
+    """
+    lacks: dict[str, str] = {}
+    tried = set()
+    for quantity, over, under in _RATES:
+        cell = line.cell(quantity)
+        if cell is None or quantity in done:
+            continue
+        missing = next((name for name in (*over, *under) if name not in line.known), None)
+        if missing is not None:
+            lacks.setdefault(quantity, line.lack(missing))
+        elif quantity not in tried or line.agrees(quantity):
+            tried.add(quantity)
+            _check_rate(line, cell, over, under)
+    for quantity, why in lacks.items():
+        if quantity not in tried:
+            line.leave(quantity, why)
+
+
+def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str, ...]) -> None:
+    inputs, count = [line.known[name] for name in (*over, *under)], len(over)
+    worths = [known.worth for known in (cell, *inputs)]
+    if None in worths:
+        line.leave(cell.quantity, "a unit of the row is not said")
+        return
+    worth, *each = [share or Fraction(1) for share in worths]
+    ranges = [_range(known, own) for known, own in zip(inputs, each, strict=True)]
+    figures = [_rate(ends, count) for ends in itertools.product(*ranges) if all(end > 0 for end in ends[count:])]
+    low, high = (end * worth for end in cell.printed.range)
+    if not figures or (min(figures) <= high * (1 + _NEAR_RATE) and max(figures) * (1 + _NEAR_RATE) >= low):
+        line.holds(cell.quantity)
+        return
+    gpus = line.whole("gpus") or 1
+    share = Fraction(gpus) if cell.quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
+    if gpus > 1 and min(figures) * share <= high and max(figures) * share >= low:
+        line.leave(cell.quantity, "it is each GPU's or all GPUs', not what its heading says")
+        return
+    plain = [known.value * own for known, own in zip(inputs, each, strict=True)]
+    shown = [exact(value) for value in plain]
+    below = " * ".join(shown[count:])
+    arithmetic = " * ".join(shown[:count]) + (f" / {below if len(under) == 1 else f'({below})'}" if under else "")
+    found = cell.printed.show(_rate(plain, count) / worth)
+    arithmetic += f" = {found}{cell.unit_words}, the table says {cell.printed.text}, and no rounding explains it"
+    names = " / ".join([" x ".join(SAID[name] for name in over), *(SAID[name] for name in under)])
+    line.breaks("definition", cell.quantity, found, arithmetic, f"by definition: {names}")
+
+
+def _range(known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:
+    """What a number that prints as this may have been; a count is what it is."""
+    low, high = (known.value, known.value) if known.quantity in WHOLE else known.printed.range
+    return max(low, Fraction(0)) * worth, high * worth
+
+
+def _rate(inputs: Sequence[Fraction], over: int) -> Fraction:
+    return prod(inputs[:over], start=Fraction(1)) / prod(inputs[over:], start=Fraction(1))
+
+
+def check_layout(line: Line) -> None:
+    """Refuses tp x pp x dp that is not the row's GPUs; with an axis unknown, one that does not divide them."""
+    gpus, ledger = line.whole("gpus"), line.ledger
+    axes = {axis: size for axis in AXES if (size := line.whole(axis)) is not None}
+    printed = [axis for axis in axes if ledger.column(axis) is not None]
+    of_row = "gpus" if ledger.column("gpus") is not None else "nodes"
+    if gpus is None or not printed or ledger.column(of_row) is None:
+        return
+    product = prod(axes.values())
+    if product == gpus:
+        line.holds(of_row, *printed)
+        return
+    missing = [axis for axis in ("tp", "pp", "dp") if axis not in axes]
+    # Headings of other splits over GPUs, unless the row says 1.
+    others = [
+        column.heading.strip()
+        for column in ledger.columns
+        if column.quantity is None
+        and plain_name(column.heading) in _OTHERS
+        and line.row.cells[column.at].strip() != "1"
+    ]
+    if (missing or others) and gpus % product == 0:
+        why = line.lack(missing[0]) if missing else f"{', '.join(others)} may be an axis of its own"
+        for quantity in (of_row, *printed):
+            line.leave(quantity, f"the layout: {why}")
+        return
+    words = " x ".join(f"{SAID[axis]} {size}" for axis, size in axes.items())
+    needs = f"{words} needs {product} GPUs, the row has {gpus}"
+    if missing and product < gpus:
+        needs = f"{words} = {product} does not divide the row's {gpus} GPUs"
+    said = [f"{SAID[axis]} {axes[axis]}: {line.known[axis].where}" for axis in axes if axis not in printed]
+    said += [line.known["gpus"].where] if of_row == "nodes" else []
+    line.breaks("layout", of_row, str(product), f"impossible layout: {needs}", "; ".join(said), str(gpus))
+
+
+def check_batch(line: Line) -> None:
+    """Refuses a global batch that is not micro-batch x micro-batches x dp, for a document without a formula of it."""
+    whole, micro, dp = line.whole("global_batch"), line.whole("micro_batch"), line.whole("dp")
+    chunks = line.whole("micro_batches")
+    if whole is None or line.ledger.column("global_batch") is None:
+        return
+    if micro is None or dp is None:
+        line.leave("global_batch", line.lack("micro_batch" if micro is None else "dp"))
+        return
+    found = ""
+    if chunks is not None and micro * chunks * dp != whole:
+        found = str(micro * chunks * dp)
+        arithmetic = f"micro-batch x micro-batches x DP = {micro} * {chunks} * {dp} = {found}"
+    elif chunks is None and whole % (micro * dp):
+        found = f"a multiple of {micro * dp}"
+        arithmetic = f"{whole} is no multiple of micro-batch x DP = {micro} * {dp} = {micro * dp}"
+    if found:
+        words = f"{arithmetic}, the table says {whole}"
+        line.breaks("global_batch", "global_batch", found, words, "by definition", str(whole))
+    elif chunks is not None:
+        line.holds("global_batch")
+    else:
+        line.leave("global_batch", line.lack("micro_batches"))

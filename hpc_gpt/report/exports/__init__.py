@@ -1,1 +1,0 @@
-"""Runs for the tools that draw curves."""

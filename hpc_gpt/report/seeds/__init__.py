@@ -1,1 +1,0 @@
-"""The tables of the seeds in their own columns, their figures beside ours."""

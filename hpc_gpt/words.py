@@ -1,0 +1,170 @@
+"""Figures, lines and tables as text: the one place that decides how a number reads and how cells are aligned.
+
+`-` is a figure that nobody measured. A cell may hold words from anyone's log: characters that a terminal would obey,
+and line ends, become `?`. Nothing is cut to a width.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NOTHING = "-"
+# Characters that begin a tag, a link or code, end a cell, or take the meaning from what follows.
+_MARKUP = re.compile(r"[\\|<\[`]")
+
+
+def show_digits(figure: float | None, digits: int = 3) -> str:
+    """At least `digits` significant digits, never an exponent, whole numbers whole.
+
+    >>> show_digits(146.2), show_digits(2.744), show_digits(0.04131), show_digits(None)
+    ('146', '2.74', '0.0413', '-')
+    """
+    if figure is None:
+        return NOTHING
+    if figure == 0 or not math.isfinite(figure):
+        return f"{abs(figure):.0f}" if figure == 0 else str(figure)
+    before = len(str(int(abs(figure)))) if abs(figure) >= 1 else 0
+    if before:
+        return f"{figure:.{max(0, digits - before)}f}"
+    after, small = digits, abs(figure)
+    while small < 0.1 and after < 12:
+        small *= 10
+        after += 1
+    return f"{figure:.{after}f}"
+
+
+def show_params(params: int | None) -> str:
+    """Parameters as the seed prints a size: 52.0B, 124M, 845K."""
+    if params is None:
+        return NOTHING
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if params >= size:
+            figure = params / size
+            return f"{figure:.1f}{letter}" if figure < 100 else f"{figure:.0f}{letter}"
+    return str(params)
+
+
+def show_whole(figure: float | None) -> str:
+    """A whole number with a comma between thousands."""
+    return NOTHING if figure is None else f"{figure:,.0f}"
+
+
+def show_share(share: float | None, sign: str = "") -> str:
+    """A share in percent; `sign` is "+" if a plus is printed."""
+    return NOTHING if share is None else f"{share:{sign}.1%}"
+
+
+def show_value(value: Any) -> str:
+    """Any value of a record: figures to three digits and more, a list's one after another, `-` for none."""
+    if value is None or value == [] or value == {}:
+        return NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return show_digits(value)
+    if isinstance(value, list) and all(isinstance(each, int | float | str) for each in value):
+        return ", ".join(show_value(each) for each in value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, sort_keys=True)
+    return str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "table"), counted(12, "step")
+    ('1 table', '12 steps')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def plain(text: str) -> str:
+    """The text on one line, without a character that a terminal would obey.
+
+    >>> plain("\\x1b[2Jloss\\n3")
+    '?[2Jloss?3'
+    """
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its first characters and an ellipsis if it has more than `most`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A line of headings and lines of cells, each as long as `right`: which columns are flush right."""
+
+    headings: Sequence[str]
+    right: Sequence[bool]
+    lines: Sequence[Sequence[str]]
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that `aligned` needs."""
+        widths = self._widths()
+        return sum(widths) + 2 * (len(widths) - 1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", [[plain(cell) for cell in cells] for cells in self.lines])
+
+    def aligned(self) -> str:
+        """Every line with its cells under one another."""
+        widths = self._widths()
+        return "".join(self._line(cells, widths, "  ").rstrip() + "\n" for cells in (self.headings, *self.lines))
+
+    def markdown(self) -> str:
+        """A Markdown table in the seed's style: figures flush right. A cell can be neither markup nor a column more."""
+        headings, *lines = ([_MARKUP.sub(r"\\\g<0>", cell) for cell in cells] for cells in (self.headings, *self.lines))
+        grid = Grid(headings, self.right, lines)
+        widths = [max(3, width) for width in grid._widths()]
+        rule = [
+            "-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, self.right, strict=True)
+        ]
+        return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (headings, rule, *lines))
+
+    def block(self, cells: Sequence[str]) -> str:
+        """One line from top to bottom under its first cell, without what nobody measured."""
+        named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != NOTHING]
+        margin = max((len(heading) for heading, _ in named), default=0)
+        return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
+
+    def _widths(self) -> list[int]:
+        return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]
+
+    def _line(self, cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
+        return gap.join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(cells, widths, self.right, strict=True)
+        )
+
+
+def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Comma-separated lines of any values, figures in full; an empty cell for None."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([_csv_cell(value) for value in line] for line in lines)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Empty for None and NaN, JSON for a list or an object.
+
+    A text that a spreadsheet would take for a formula gets a quote before it: it may come from anyone's log.
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
