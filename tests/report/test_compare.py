@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
 from hpc_gpt.report.compare_text import as_tables, as_text, percent_words, title, verdict_words
 from hpc_gpt.report.difference import Interval
 from hpc_gpt.runs.record import Record
 from tests.report.any_run import any_run
+from tests.report.step_tables import step_table
 
 RECORD = Record(
     run="r1",
@@ -45,7 +45,7 @@ def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady
     generator = np.random.default_rng(seed)
     seconds = np.round(step_s * (1 + 0.02 * generator.standard_normal(count)), 3)
     step = np.arange(1.0, count + 1)
-    curve = StepTable(
+    curve = step_table(
         step=step,
         step_s=seconds,
         loss=2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses,
@@ -210,7 +210,12 @@ def test_whatever_a_log_says_it_can_be_compared(a, b):
 
 def test_the_digits_of_a_log_bound_what_can_be_claimed():
     coarse = [made(seed, step_s=step_s) for seed, step_s in ((1, 1.2), (2, 1.3))]
-    coarse = [RunRead(run.record, replace(run.steps, step_s=np.round(run.steps["step_s"], 1))) for run in coarse]
+    coarse = [
+        RunRead(
+            run.record, replace(run.steps, columns={**run.steps.columns, "step_s": np.round(run.steps["step_s"], 1)})
+        )
+        for run in coarse
+    ]
     interval = compare_runs(*coarse).speeds[0].interval
     assert interval.change < -7
     assert interval.high - interval.low > 7
@@ -236,13 +241,12 @@ def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_
     losses = np.full(60, 3.0)
     losses[10] = np.nan
     a = made(1, losses=losses, count=60)
-    again = replace(
-        a.steps,
-        step=np.concatenate([np.arange(1.0, 41), np.arange(31.0, 51)]),
-        loss=np.concatenate([np.full(40, 9.0), np.full(20, 3.5)]),
-        counts=np.arange(60) % 60 >= 0,
-    )
-    again.counts[30:40] = False
+    twice = {
+        "step": np.concatenate([np.arange(1.0, 41), np.arange(31.0, 51)]),
+        "loss": np.concatenate([np.full(40, 9.0), np.full(20, 3.5)]),
+    }
+    counts = ~((np.arange(60) >= 30) & (np.arange(60) < 40))
+    again = replace(a.steps, columns={**a.steps.columns, **twice}, counts=counts)
     compared = compare_runs(a, RunRead(a.record, again, files=[Path("b")])).losses
     assert compared.common == 49
     assert (compared.step, compared.a, compared.b) == (50, 3.0, 3.5)

@@ -14,6 +14,7 @@ from hpc_gpt.report.page.anomalies import trained_again
 from hpc_gpt.report.page.details import overlaid, run_figures, samples
 from hpc_gpt.runs.record import Record
 from tests.report.page.page_runs import HOSTILE, curve, megatron
+from tests.report.step_tables import step_table
 
 
 def drawn(figure):
@@ -116,16 +117,16 @@ def test_ten_steps_of_the_curve_stand_in_for_it():
 
 
 def test_a_curve_of_steps_alone_or_of_nothing_draws_nothing():
-    assert run_figures(RunRead(Record(), StepTable()), "demo", "run-1") == []
-    assert run_figures(RunRead(Record(), StepTable(step=np.arange(5.0))), "demo", "run-1") == []
+    assert run_figures(RunRead(Record(), step_table()), "demo", "run-1") == []
+    assert run_figures(RunRead(Record(), step_table(step=np.arange(5.0))), "demo", "run-1") == []
 
 
 def test_a_curve_of_loss_alone_draws_it_whatever_else_is_missing():
-    line = StepTable(step=np.arange(1.0, 4), loss=np.array([3.0, np.inf, 1.0]))
+    line = step_table(step=np.arange(1.0, 4), loss=np.array([3.0, np.inf, 1.0]))
     (loss,) = run_figures(RunRead(Record(nan_steps=1), line), "demo", "run-1")
     assert "steps with no finite loss (1)" in legend(loss)
     assert len(found(loss, "dot")) == 1
-    absurd = replace(line, step=np.array([1.0, 1e300, np.nan]), loss=np.array([1e300, -1e300, 1.0]))
+    absurd = step_table(step=np.array([1.0, 1e300, np.nan]), loss=np.array([1e300, -1e300, 1.0]))
     assert run_figures(RunRead(Record(), absurd), "demo", "run-1")
 
 
@@ -141,7 +142,7 @@ def test_steps_are_counted_in_whole_numbers():
 
 def test_a_log_of_very_many_attempts_stays_a_small_drawing():
     line = curve(100_000)
-    mixed = replace(line, attempt=np.arange(len(line.step)) % 7 + 1)
+    mixed = replace(line, attempt=np.arange(len(line)) % 7 + 1)
     loss, seconds = run_figures(RunRead(megatron(), mixed), "demo", "run-1")
     assert len(loss.chart.markup) + len(seconds.chart.markup) < 60_000
     several = curve(100_000, attempts=90)
