@@ -16,7 +16,6 @@ from hpc_gpt.tokens.shards import ShardSet
 from hpc_gpt.train.agreement import Agreement, Word
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
-from hpc_gpt.train.device_probe import DeviceProbe
 from hpc_gpt.train.ending import (
     CANCELLED,
     INTERRUPTED,
@@ -32,7 +31,7 @@ from hpc_gpt.train.ending import (
 from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, Heartbeat
 from hpc_gpt.train.inbox import Inbox
-from hpc_gpt.train.measurements import GpuWatch
+from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Ranks
 from hpc_gpt.train.saver import Saver

@@ -42,8 +42,7 @@ from hpc_gpt.train.ending import (
     minutes_over,
     write_end,
 )
-from hpc_gpt.train.foreign_log import ForeignLog
-from hpc_gpt.train.foreign_watch import ForeignWatch
+from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
 from hpc_gpt.train.inbox import Inbox
 from hpc_gpt.train.run_completion import complete_run
 from hpc_gpt.train.signals import Signals
