@@ -13,7 +13,7 @@ from hpc_gpt.plan.activations import LayerBytes
 from hpc_gpt.plan.parameters import layer_params, outer_params
 from hpc_gpt.plan.states import rule_of
 from hpc_gpt.plan.training import Training
-from hpc_gpt.plan.zero_buffers import PREFETCH, is_alone, zero_buffers
+from hpc_gpt.plan.zero_buffers import PREFETCH, zero_buffers
 
 BUCKET = 5e8
 LIVE = 1e9
@@ -77,8 +77,7 @@ def gathered(training: Training) -> Gathered:
 
 def _is_whole(training: Training) -> bool:
     """Whether a ZeRO-3 of ours has all weights on the GPU anyway."""
-    one_rank = training.dp * training.cp == 1 and training.bytes_rule is None
-    return is_alone(training) or (one_rank and training.offload != "full")
+    return training.dp * training.cp == 1 and training.bytes_rule is None and training.offload != "full"
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

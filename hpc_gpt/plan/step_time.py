@@ -14,7 +14,6 @@ from hpc_gpt.plan.parameters import layer_params
 from hpc_gpt.plan.prediction import StepTime
 from hpc_gpt.plan.training import Training
 from hpc_gpt.plan.update import moved_bytes
-from hpc_gpt.plan.zero_buffers import is_alone
 
 __all__ = ["DEFAULT", "Constants", "StepModel", "predict_step"]
 
@@ -136,7 +135,7 @@ class StepModel:
         """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
         micro-batch's time that its compute does not hide."""
         one_by_one = training.engine in _PER_PARAMETER
-        if training.sharding < 3 or (training.dp == 1 and not one_by_one) or is_alone(training):
+        if training.sharding < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp * training.cp, training.tp, self.links.reduction_b_s)

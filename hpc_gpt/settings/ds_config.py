@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.settings.resolve import Resolved
 
 ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
-# What a bucket holds at the most; where nothing is sent, gradients only wait in it until it is full.
+# What a bucket holds at the most. With one data-parallel rank nothing is sent, and a bucket only takes memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
 # ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
@@ -33,7 +33,7 @@ def zero_stage(resolved: Resolved) -> int:
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether norm and clipping are ours (`train.engines.gradient_norm`), not DeepSpeed's.
+    """Whether norm and clipping are ours (`train.engines.optimizer.GradientNorm`), not DeepSpeed's.
 
     Without ZeRO DeepSpeed 0.19.8 takes the norm over stage 0 alone (and, unclipped, takes none).
     """
@@ -45,22 +45,9 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
     return resolved.train.dtype == "bf16" and zero_stage(resolved) == 1 and resolved.engine.offload == "none"
 
 
-def is_alone(resolved: Resolved) -> bool:
-    """Whether one data-parallel rank has all weights, and on its own device: `train.engines.zero_alone`.
-
-    Of ZeRO-3 the optimizer's states may be on the host. fp16 goes DeepSpeed's own way, which its loss scale is bound up
-    with, and so do transformers' model and NVMe, untried.
-    """
-    engine = resolved.engine
-    if engine.name == "hf-deepspeed" or resolved.train.dtype == "fp16" or resolved.layout.dp > 1:
-        return False
-    states_on_host = engine.offload == "optimizer" and engine.offload_path is None
-    return engine.offload == "none" or (states_on_host and zero_stage(resolved) == 3)
-
-
 def bucket_elements(resolved: Resolved) -> int:
     """Elements of a bucket, which DeepSpeed allocates whole: no more than the model has."""
-    return min(BUCKET_ELEMENTS_ALONE if is_alone(resolved) else BUCKET_ELEMENTS, resolved.model.params)
+    return min(BUCKET_ELEMENTS_ALONE if resolved.layout.dp == 1 else BUCKET_ELEMENTS, resolved.model.params)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
@@ -138,8 +125,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_scatter": True,
-        # Buckets are for what is sent.
-        "contiguous_gradients": not is_alone(resolved),
+        "contiguous_gradients": True,
         "overlap_comm": overlaps,
         "reduce_bucket_size": bucket_elements(resolved),
         "use_multi_rank_bucket_allreduce": True,
@@ -159,7 +145,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": 50_000_000,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
             # another rank for a part of it.
-            "stage3_param_persistence_threshold": 2**63 - 1 if is_alone(resolved) else 4 * resolved.model.hidden,
+            "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
             "stage3_model_persistence_threshold": 2**63 - 1,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,

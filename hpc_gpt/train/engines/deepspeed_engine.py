@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.errors import CheckpointError
-from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, is_alone, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.identity import put_identity
 from hpc_gpt.train.checkpoints.load_universal import find_differences, load_universal
@@ -22,7 +22,6 @@ from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, plug_in
 from hpc_gpt.train.engines.kernels import attention_kernels
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
 from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.engines.zero_alone import keep_to_itself
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, sum_where_read
 
 
@@ -59,8 +58,6 @@ class DeepspeedEngine:
         plug_in(self._engine)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)
-        if is_alone(resolved):
-            keep_to_itself(self._engine.optimizer)
         if self._norm is None and can_step_unseen(resolved, self._engine.optimizer, optimizer):
             self._norm = UnseenStep(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):

@@ -18,7 +18,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.ds_config import deepspeed_config, is_alone, zero_stage
+from hpc_gpt.settings.ds_config import deepspeed_config, zero_stage
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.requirements import check_offload_path
 from hpc_gpt.settings.resolve import Resolved
@@ -98,7 +98,7 @@ class DeepspeedZero(DeepspeedEngine):
             if partitioned:
                 with private_parts.split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
                     self.module = self._build_model(tp)
-                if engine.compile != "none" or is_alone(resolved):
+                if engine.compile != "none":
                     _gather_by_block(self._deepspeed, self.module, engine.tiles)
             else:
                 self.module = self._build_model(tp).to(device)
