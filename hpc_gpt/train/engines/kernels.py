@@ -141,6 +141,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     if engine.compile == "none":
         return
     _check_sequences(engine)
+    private_parts.can_use(private_parts.COMPILE_TIME)  # which says so now if it cannot be measured at the end
     device = next(module.parameters()).device
     check_backend(
         engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
