@@ -13,20 +13,105 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hpc_gpt.model.activation_offload import ActivationOffload
-from hpc_gpt.model.chunked_loss import ChunkedLoss
 from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, Techniques
 from hpc_gpt.model.tensor_parallel import (
+    Split,
     TensorParallel,
+    Tile,
     VocabParallelEmbedding,
     VocabParallelHead,
     VocabParallelLoss,
     name_parameter,
 )
 from hpc_gpt.settings.model_shape import ModelShape
+
+
+class TileLinear(nn.Module):
+    """One tile of a linear layer's weight: [..., inputs] -> [..., rows of the tile]."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight)
+
+
+class SplitLinear(nn.Module):
+    """This rank's share of a weight [outputs, inputs], whole as `weight`, or in `tiles` along the outputs.
+
+    Tiles are parameters of their own, each in a module of its own. ZeRO-3 gathers what a module holds when the module
+    is called, so that only one tile at a time is whole (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
+    """
+
+    tiles: nn.ModuleList | None
+
+    def __init__(self, name: str, drawn: Tensor, split: Split, tp: TensorParallel, tiles: int) -> None:
+        super().__init__()
+        self.tp = tp
+        if tiles == 1:
+            self.tiles = None
+            self.weight = tp.parameter(name, drawn, split)
+            return
+        pieces = tp.share(drawn, split).tensor_split(tiles)
+        self.tiles = nn.ModuleList(
+            TileLinear(name_parameter(nn.Parameter(piece.clone()), name, split, Tile(number, tiles)))
+            for number, piece in enumerate(pieces)
+        )
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """[..., inputs of this rank] -> [..., outputs of this rank], without bias."""
+        if self.tiles is None:
+            return F.linear(hidden, self.weight)
+        return torch.cat([tile(hidden) for tile in self.tiles], -1)
+
+
+class ColumnParallelLinear(SplitLinear):
+    """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
+
+    `parts` splits each of that many equal blocks of the outputs by itself (3 for fused QKV).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        tp: TensorParallel,
+        initial: InitialWeights,
+        parts: int = 1,
+        tiles: int = 1,
+    ) -> None:
+        split = Split(0, parts)
+        drawn = initial.normal(f"{name}.weight", (outputs, inputs))
+        super().__init__(f"{name}.weight", drawn, split, tp, tiles)
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs), split)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.tiles is None:
+            return self.tp.column_linear(hidden, self.weight, self.bias)
+        return self.product(self.tp.enter(hidden)) + self.bias
+
+
+class RowParallelLinear(SplitLinear):
+    """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], summed over the ranks.
+
+    The bias is whole on every rank and added once, after the sum. Its output goes to the residual stream, and its
+    initial weights are as narrow as GPT-2 has them there.
+    """
+
+    def __init__(
+        self, name: str, inputs: int, outputs: int, tp: TensorParallel, initial: InitialWeights, tiles: int = 1
+    ) -> None:
+        drawn = initial.residual(f"{name}.weight", (outputs, inputs))
+        super().__init__(f"{name}.weight", drawn, Split(1), tp, tiles)
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs))
+
+    def forward(self, split_hidden: Tensor) -> Tensor:
+        (bias,) = self.tp.shared(self.bias)
+        return self.tp.leave(self.product(split_hidden)) + bias
 
 
 class PositionEmbedding(nn.Module):
@@ -90,7 +175,7 @@ class Attention(nn.Module):
     def _mix(self, qkv: Tensor) -> Tensor:
         """[batch, seq, 3 x heads x head_dim] -> [batch, seq, heads x head_dim]: the core of attention."""
         batch, seq, _ = qkv.shape
-        # In chunks: their gradients are put together by one copy. Those of a stack of three take two, and compiled
+        # In chunks: one copy concatenates their gradients. Those of a stack of three take two copies, and compiled
         # each number of it reads all three.
         parts = qkv.chunk(3, -1)
         query, key, value = (part.view(batch, seq, self.heads, self.head_dim).transpose(1, 2) for part in parts)
@@ -113,7 +198,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer. Under full recomputation its activations are made anew in the backward pass.
+    """One transformer layer. Under full recomputation its activations are computed again in the backward pass.
 
     `compute` is the layer itself; recomputation and offload wrap it, and compilation replaces it.
     """
@@ -196,7 +281,7 @@ class Gpt(nn.Module):
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:
-    """The loss of logits, or with `loss_chunks` that of hidden states; the latter is to be told its head."""
+    """The loss of logits, or with `loss_chunks` that of hidden states, which must be told its head."""
     if techniques.loss_chunks > 1:
         return ChunkedLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
     return VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)

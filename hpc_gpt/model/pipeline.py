@@ -1,4 +1,4 @@
-"""The GPT as a list of layers, dealt out to pipeline stages by DeepSpeed's PipelineModule."""
+"""The GPT as a list of layers, which DeepSpeed's PipelineModule splits into stages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
-from hpc_gpt.model.chunked_loss import ChunkedLoss
 from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding, loss_of
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.techniques import ChunkedLoss, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
 from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers
@@ -75,7 +74,7 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         return stage_input
 
     def _partition_layers(self, method: str = "ours") -> None:
-        """Deals blocks out by `partition_layers`; embedding and positions go first, norm and head last.
+        """Splits the blocks by `partition_layers`; embedding and positions go first, norm and head last.
 
         DeepSpeed's own methods build every layer on every rank to count parameters, 48B of them.
         """
@@ -88,5 +87,5 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:
-        """DeepSpeed's, out of autograd's sight: torch warns of a broadcast that it cannot differentiate."""
+        """DeepSpeed's, without autograd: torch warns of a broadcast that it cannot differentiate."""
         super()._synchronize_tied_weights()

@@ -28,7 +28,7 @@ from hpc_gpt.plan.layers import (
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.states import held, rule_of, update_bytes
 from hpc_gpt.plan.training import Training
-from hpc_gpt.settings.ds_config import ENGINES, LIVE_ELEMENTS, PREFETCH_ELEMENTS, has_all_weights, longest_bucket
+from hpc_gpt.settings.ds_config import LIVE_ELEMENTS, PREFETCH_ELEMENTS, longest_bucket
 
 GIB = 2.0**30
 # Of the bytes renewed in a step, the share for which PyTorch's allocator finds no hole: large blocks are segments of
@@ -44,6 +44,8 @@ CONTEXT_GIB = 0.75
 COMMUNICATOR_GIB = 0.4
 # reduce_bucket_size and allgather_bucket_size of DeepSpeed's defaults, which others run with.
 OTHERS_BUCKET = 5e8
+# Elements of a gradient whose norm DeepSpeed takes at once.
+NORM_ELEMENTS = 2.5e8
 
 
 @dataclass(frozen=True)
@@ -262,8 +264,7 @@ def gathered(training: Training) -> Gathered:
 
 def _is_whole(training: Training) -> bool:
     """Whether a ZeRO-3 of ours has all weights on the GPU anyway."""
-    one_rank = training.dp == 1 and training.bytes_rule is None
-    return is_alone(training) or (one_rank and training.offload != "full")
+    return training.dp == 1 and training.bytes_rule is None and training.offload != "full"
 
 
 def buckets(training: Training, params: float) -> float:
@@ -287,33 +288,14 @@ def buckets(training: Training, params: float) -> float:
     return width * min(OTHERS_BUCKET, params) * (2 if training.zero_stage == 2 else 1)
 
 
-def is_alone(training: Training) -> bool:
-    """Whether one rank has all weights and nothing is exchanged (`has_all_weights`); never of somebody else's run."""
-    if training.bytes_rule is not None or training.engine not in ENGINES:
-        return False
-    return has_all_weights(training.engine, training.dtype, training.dp, training.zero_stage, training.offload)
-
-
 def bucket_elements(training: Training) -> int:
     """Elements of a bucket under our configuration."""
-    return longest_bucket(is_alone(training), training.shape.params)
-
-
-def buffers_alone(training: Training, params: float) -> float:
-    """Bytes of ZeRO's buffers if `is_alone`, which has no bucket (train/engines/zero_alone.py): gradients of ZeRO-2
-    and -3, which wait in a list until they would fill one."""
-    stage = training.zero_stage
-    # In fp32 those of ZeRO-2 are the sums themselves in a step's first micro-batch, and beside them afterwards.
-    sums_wait = stage == 2 and training.dtype == "fp32" and training.micro_batches == 1
-    # A gradient that is longer than a bucket comes all the same.
-    longest = training.shape.padded_vocab / training.tp * training.shape.hidden
-    waiting = max(min(bucket_elements(training), params), longest)
-    return (4 if training.dtype == "fp32" else 2) * waiting if stage > 1 and not sums_wait else 0.0
+    return longest_bucket(training.dp, training.shape.params)
 
 
 def zero_buffers(training: Training, params: float) -> float:
-    """Bytes of buckets, of their copies on the way, and of gradients that wait, under our configuration
-    (settings/ds_config.py); `params` of one GPU of the stage.
+    """Bytes of buckets, of their copies on the way, and of what else a reduction needs, under our configuration
+    (settings/ds_config.py); `params` of one GPU of the stage. A gradient longer than a bucket is reduced by itself.
 
     By reading DeepSpeed 0.19.8, which allocates a bucket whole, as long as the configuration says. Measured with
     torch's profiler on a CPU, all allocations of a step, 19M parameters, at one and two ranks, in bf16 and fp32
@@ -323,14 +305,17 @@ def zero_buffers(training: Training, params: float) -> float:
     width = 4 if training.dtype == "fp32" else 2
     sent = 2 if training.dtype == "fp16" else 4  # data_types.grad_accum_dtype, communication_data_type
     bucket = bucket_elements(training)
-    filled = min(bucket, params)
+    filled, norm = min(bucket, params), 0.0
+    if ranks == 1:
+        # The embedding's gradient is longer than these smaller buckets, and offloading takes its norm in fp64.
+        table = training.shape.padded_vocab / training.tp * training.shape.hidden
+        filled = min(max(bucket, table), params)
+        norm = 8 * min(table, NORM_ELEMENTS) if training.offload != "none" else 0.0
     if rule_of(training) == "bf16-optimizer-immediate":
         # runtime/engine.py, allreduce_no_retain: the fp32 gradients are one tensor and are flattened in one piece.
         return 4 * params if ranks > 1 else 0.0
     if stage == 0:
         return width * filled if ranks > 1 else 0.0
-    if is_alone(training):
-        return buffers_alone(training, params)
     if stage == 1:
         # A pipeline's engine allocates one for its reduction beside the optimizer's own (reduce_gradients).
         return sent * bucket * (2 if training.engine == "deepspeed-3d" else 1)
@@ -339,14 +324,16 @@ def zero_buffers(training: Training, params: float) -> float:
         count = 2 if ranks > 1 and training.offload == "none" else 1
         # Flattened, and turned into fp32 to be sent and back.
         copies = width + sent if width != sent else width if ranks > 1 else 0
-        return width * bucket * count + copies * filled
+        # Without a wider type to be summed in, a further micro-batch's gradients are beside the sums until its end.
+        further = ranks == 1 and width == sent and training.micro_batches > 1 and training.offload == "none"
+        return width * bucket * count + copies * filled + (width * params if further else 0.0) + norm
     # reduce_scatter_coalesced: the bucket's gradients end to end, and this rank's share of them.
     prefetched = width * min(PREFETCH_ELEMENTS, params) if ranks > 1 else 0.0
-    return sent * bucket + sent * filled * (1 + 1 / ranks) + prefetched
+    return sent * bucket + sent * filled * (1 + 1 / ranks) + prefetched + norm
 
 
 def standing_bucket(training: Training) -> float:
     """Bytes of the bucket that ZeRO-3 keeps from one step to the next; 0 if it has none, or gives it back."""
-    if training.bytes_rule is not None or training.zero_stage != 3 or is_alone(training):
+    if training.bytes_rule is not None or training.zero_stage != 3:
         return 0.0
     return bucket_elements(training) * (2 if training.dtype == "fp16" else 4)

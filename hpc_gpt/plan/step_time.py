@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from hpc_gpt.plan.layers import layer_params, layers_of_stages
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import is_alone
 from hpc_gpt.plan.rates import DEFAULT, Constants, Links, Rates
 from hpc_gpt.plan.states import moved_bytes
 from hpc_gpt.plan.training import Training
@@ -144,7 +143,7 @@ class _StepModel:
         """ZeRO-3 and FSDP: what gathering a layer's parameters twice and scattering its gradients takes of a
         micro-batch's time that its compute does not hide."""
         one_by_one = training.engine in _PER_PARAMETER
-        if training.sharding < 3 or (training.dp == 1 and not one_by_one) or is_alone(training):
+        if training.sharding < 3 or (training.dp == 1 and not one_by_one):
             return 0.0
         size = 2.0 * layer_params(training.shape, training.tp)
         takes = 3 * self.links.ring_s(size, training.dp, training.tp, self.links.reduction_b_s)

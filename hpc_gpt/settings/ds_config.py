@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.settings.resolve import Resolved
 
 ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
-# The most that a bucket holds; if nothing is sent, gradients only wait in it until it is full.
+# What a bucket holds at the most. With one data-parallel rank nothing is sent, and a bucket only takes memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
 # ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
@@ -39,7 +39,7 @@ def zero_stage(resolved: Resolved) -> int:
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether norm and clipping are ours (`train.engines.gradient_norm`), not DeepSpeed's.
+    """Whether norm and clipping are ours (`train.engines.optimizer.GradientNorm`), not DeepSpeed's.
 
     Without ZeRO DeepSpeed 0.19.8 takes the norm over stage 0 alone (and, unclipped, takes none).
     """
@@ -56,36 +56,14 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
     return takes_bf16_optimizer(resolved.train.dtype, zero_stage(resolved), resolved.engine.offload)
 
 
-def has_all_weights(
-    engine: str, dtype: str, dp: int, stage: int, offload: str, offload_path: str | None = None
-) -> bool:
-    """Whether one data-parallel rank has all weights, and on its own device: `train.engines.zero_alone`.
-
-    Of ZeRO-3 the optimizer's states may be on the host. fp16 goes DeepSpeed's own way, which its loss scale is bound up
-    with, and so do transformers' model and NVMe, untried.
-    """
-    if engine == "hf-deepspeed" or dtype == "fp16" or dp > 1:
-        return False
-    return offload == "none" or (offload == "optimizer" and offload_path is None and stage == 3)
-
-
-def is_alone(resolved: Resolved) -> bool:
-    """`has_all_weights` of a run."""
-    engine, dp = resolved.engine, resolved.layout.dp
-    return has_all_weights(
-        engine.name, resolved.train.dtype, dp, zero_stage(resolved), engine.offload, engine.offload_path
-    )
-
-
-def longest_bucket(alone: bool, params: int) -> int:
-    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model's `params`. `alone`: see
-    `has_all_weights`."""
-    return min(BUCKET_ELEMENTS_ALONE if alone else BUCKET_ELEMENTS, params)
+def longest_bucket(dp: int, params: int) -> int:
+    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model's `params`."""
+    return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params)
 
 
 def bucket_elements(resolved: Resolved) -> int:
     """`longest_bucket` of a run."""
-    return longest_bucket(is_alone(resolved), resolved.model.params)
+    return longest_bucket(resolved.layout.dp, resolved.model.params)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
@@ -163,8 +141,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_scatter": True,
-        # Buckets are for what is sent.
-        "contiguous_gradients": not is_alone(resolved),
+        "contiguous_gradients": True,
         "overlap_comm": overlaps,
         "reduce_bucket_size": bucket_elements(resolved),
         "use_multi_rank_bucket_allreduce": True,
@@ -184,7 +161,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
             # another rank for a part of it.
-            "stage3_param_persistence_threshold": 2**63 - 1 if is_alone(resolved) else 4 * resolved.model.hidden,
+            "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
             "stage3_model_persistence_threshold": 2**63 - 1,
             "stage3_max_live_parameters": LIVE_ELEMENTS,
             "stage3_max_reuse_distance": LIVE_ELEMENTS,

@@ -15,7 +15,6 @@ from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.data import open_stream
-from hpc_gpt.train.device_probe import DeviceProbe
 from hpc_gpt.train.ending import (
     CANCELLED,
     INTERRUPTED,
@@ -30,7 +29,7 @@ from hpc_gpt.train.ending import (
 )
 from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
-from hpc_gpt.train.measurements import GpuWatch
+from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
 from hpc_gpt.train.ranks import Agreement, Ranks, Word
 from hpc_gpt.train.saver import Saver

@@ -1,14 +1,18 @@
-"""What an attempt measures beside its steps: the GPUs at work, the compiler's time, the allocator's retries.
+"""What an attempt measures beside its steps: GPUs at work, its device's own rate, compile time, allocator retries.
 
 Each rank looks at its own GPU, and rank 0 writes what all saw into `measured.json` at the attempt's end. Nothing here
-waits for the device. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they are null.
+waits for the device while it trains. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they are null.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
+import os
 import statistics
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +20,24 @@ from typing import Any
 
 import torch
 
+from hpc_gpt.preflight_lines import COMMAND
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import write_once
-from hpc_gpt.train.engines.compilation import compile_seconds
+from hpc_gpt.train.engines.kernels import compile_seconds
 from hpc_gpt.train.full_disk import when_there_is_room
-from hpc_gpt.train.matmul_rate import MatmulRate
+from hpc_gpt.train.preflight_probes import ProbeFailed, figures_of_command, matmul_tflops
 from hpc_gpt.train.ranks import Ranks
 
+# Seconds between two readings of a GPU, and between two probes.
 _EVERY_S = 1.0
+_PROBE_EVERY_S = 30.0
+# A probe is so many products of square matrices of this size.
+_PROBE_SIZE, _PROBE_TIMES = 2048, 8
+# Fewer figures say nothing: other streams may be at work. More are forgotten.
+_PROBES_LEAST, _PROBES_KEPT = 3, 20
+# A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
+_GPU_SIZE, _CPU_SIZE = 8192, 256
 
 
 @dataclass
@@ -94,6 +108,114 @@ def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
     }
 
 
+class DeviceProbe:
+    """How fast this rank's device computes while it trains: a product of fixed size, now and then, timed by the device.
+
+    All ranks of a run take the same step time, whoever is slow. This tells them apart. It takes a third of a
+    millisecond each time, and nobody waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a
+    JSON object with `probe_s`. On a CPU nothing is measured without that command: its speed depends on the load of the
+    machine.
+
+    `probe_s` is the median of the last figures, in seconds; None while there are too few.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.probe_s: float | None = None
+        self._device = device
+        self._command = os.environ.get(COMMAND)
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_PROBES_KEPT)
+        self._began: float | None = None
+        self._pending: tuple[Any, Any] | None = None
+        self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._over = False
+
+    def measure(self) -> None:
+        """Takes the last probe's figure and begins the next one; at most twice a minute."""
+        now = time.monotonic()
+        if self._over or (self._began is not None and now < self._began + _PROBE_EVERY_S):
+            return
+        self._began = now
+        if self._command:
+            threading.Thread(target=self._ask, name="probe", daemon=True).start()
+        elif self._device.type == "cuda":
+            try:
+                self._time_product()
+            except RuntimeError:  # no room for it, or a kernel that is not there
+                self._over, self._factors = True, None
+
+    def _ask(self) -> None:
+        try:
+            self.probe_s = float(figures_of_command(self._command)["probe_s"])
+        except (ProbeFailed, OSError, KeyError, TypeError, ValueError):
+            self._over = True
+
+    def _time_product(self) -> None:
+        if self._pending is not None:
+            began, ended = self._pending
+            if not ended.query():
+                return
+            self._seconds.append(began.elapsed_time(ended) / 1000 / _PROBE_TIMES)
+            if len(self._seconds) >= _PROBES_LEAST:
+                self.probe_s = statistics.median(self._seconds)
+        if self._factors is None:
+            dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+            factor = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=self._device, dtype=dtype)
+            self._factors = factor, torch.empty_like(factor)
+            torch.mm(factor, factor, out=self._factors[1])
+        factor, product = self._factors
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        events[0].record()
+        for _ in range(_PROBE_TIMES):
+            torch.mm(factor, factor, out=product)
+        events[1].record()
+        self._pending = events[0], events[1]
+
+
+class MatmulRate:
+    """The device's own rate, measured in the process that trains, so that its figures can be compared with it.
+
+    With `train.matmul_rate` every rank multiplies before its first step and after its last. That tells a card that has
+    become slower meanwhile, by heat or by its power limit, from a slow program.
+
+    `before` and `after` are TFLOP/s of this rank's device; None if it was not asked for, or had no memory left.
+    `product` says what was multiplied; None if nothing is. `before_s`: seconds that measuring before has taken.
+    """
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        self._wanted = resolved.train.matmul_rate
+        cuda = device.type == "cuda"
+        # A CPU's product in fp16 is that of a loop, and takes a minute.
+        self._device, self._dtype = device, resolved.train.dtype if cuda or resolved.train.dtype != "fp16" else "fp32"
+        self._size = _GPU_SIZE if cuda else _CPU_SIZE
+        self.product = f"{self._size}^3 in {self._dtype}" if self._wanted else None
+        self.before: float | None = None
+        self.after: float | None = None
+        self.before_s = 0.0
+
+    def measure_before(self) -> None:
+        """Before the first step. The peaks of memory stay as they are, or are reset if this raised them."""
+        cuda = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
+        began = time.perf_counter()
+        self.before = self._measure()
+        if cuda and self._wanted:
+            torch.cuda.empty_cache()
+            if torch.cuda.max_memory_allocated(self._device) > peak:
+                torch.cuda.reset_peak_memory_stats(self._device)
+        self.before_s = time.perf_counter() - began
+
+    def measure_after(self) -> None:
+        """After the last step, whose peaks are written by then."""
+        self.after = self._measure()
+
+    def _measure(self) -> float | None:
+        if not self._wanted:
+            return None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return matmul_tflops(self._device, self._dtype, self._size)
+        return None
+
+
 def write_measured(
     attempt: Attempt,
     ranks: Ranks,
@@ -106,8 +228,8 @@ def write_measured(
     """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank.
 
     Of the devices' own rates the slowest rank's is written: the others wait for it in every step. `tenth_step`: when
-    it ended, in epoch seconds; without what measuring the rate took it is told from the attempt's start, which the
-    script knows to a second.
+    it ended, in epoch seconds. It is written as seconds since the attempt's start, which the script knows to a second,
+    less what measuring the rate took.
     """
     retries: int | None = None
     if device.type == "cuda":

@@ -42,8 +42,7 @@ from hpc_gpt.train.ending import (
     minutes_over,
     write_end,
 )
-from hpc_gpt.train.foreign_log import ForeignLog
-from hpc_gpt.train.foreign_watch import ForeignWatch
+from hpc_gpt.train.foreign_program import ForeignLog, ForeignWatch
 from hpc_gpt.train.signals import Inbox, Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.

@@ -20,13 +20,12 @@ from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.ending import is_preemption, write_end
-from hpc_gpt.train.engines.attention import attention_used
+from hpc_gpt.train.engines.kernels import attention_used
 from hpc_gpt.train.engines.protocol import Engine, build_engine
 from hpc_gpt.train.full_disk import reserve, when_there_is_room
 from hpc_gpt.train.heartbeat import STARTING, Heartbeat
 from hpc_gpt.train.loop import Loop
-from hpc_gpt.train.matmul_rate import MatmulRate
-from hpc_gpt.train.measurements import GpuWatch, write_measured
+from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
 from hpc_gpt.train.signals import Inbox, Signals
 from hpc_gpt.train.watchdog import Watchdog

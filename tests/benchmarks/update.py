@@ -22,12 +22,9 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.train.engines.flat_masters import FlatMasters
-from hpc_gpt.train.engines.loss_scaler import LossScaler
 from hpc_gpt.train.engines.master_weights import MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import OnePassAdamW
-from hpc_gpt.train.engines.optimizer import build_optimizer
-from hpc_gpt.train.engines.update import Update
+from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 ROUNDS = 10
 BYTES = {"fused": 48, "compiled": 34}  # a parameter, read and written

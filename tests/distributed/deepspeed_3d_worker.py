@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.activation_offload import ActivationOffload
 from hpc_gpt.model.gpt import Block
+from hpc_gpt.model.techniques import ActivationOffload
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D

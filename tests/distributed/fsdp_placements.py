@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
-from hpc_gpt.train.engines import fsdp_model
+from hpc_gpt.train.engines import fsdp
 from tests.distributed.equality_cases import micro_batches
 
 
@@ -64,7 +64,7 @@ def up_mixed_up(rows: int) -> Iterator[None]:
 
     Shapes are the same, and each rank computes with what it computed with.
     """
-    place = fsdp_model.place
+    place = fsdp.place
 
     def mixed(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
         placed = place(shard, split, mesh)
@@ -74,8 +74,8 @@ def up_mixed_up(rows: int) -> Iterator[None]:
         local = shard.to_local().detach()
         return nn.Parameter(DTensor.from_local(local, other, (Shard(0), Shard(0)), run_check=False))
 
-    fsdp_model.place = mixed
+    fsdp.place = mixed
     try:
         yield
     finally:
-        fsdp_model.place = place
+        fsdp.place = place

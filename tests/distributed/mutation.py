@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hpc_gpt.model.gpt import Block, Norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelLoss
-from hpc_gpt.train.engines.fsdp_model import sharded_modules
+from hpc_gpt.train.engines.fsdp import sharded_modules
 
 
 class Deaf(TensorParallel):

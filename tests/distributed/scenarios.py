@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.gpt import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.tensor_parallel import (
     Split,
     TensorParallel,

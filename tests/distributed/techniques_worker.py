@@ -13,14 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Gpt, Norm, PositionEmbedding
-from hpc_gpt.model.linear import RowParallelLinear
+from hpc_gpt.model.gpt import Gpt, Norm, PositionEmbedding, RowParallelLinear
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.compilation import compile_model
+from hpc_gpt.train.engines.kernels import compile_model
 from tests import without
 from tests.model.whole_parameters import Piece, merge_pieces, piece_of
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hpc_gpt.megatron_line import read_iteration
-from hpc_gpt.train.foreign_log import ForeignLog
+from hpc_gpt.train.foreign_program import ForeignLog
 from tests.made_runs import unsubmitted_run
 
 # As printed by Megatron-LM of 2021, v1.1.5, DeepSpeed's fork, BLOOM's, Megatron-LM of 2024, and GPT-NeoX; and srun -l.

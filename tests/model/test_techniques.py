@@ -14,10 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.activation_offload import ActivationOffload
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.linear import TileLinear
-from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.gpt import Gpt, TileLinear
+from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of

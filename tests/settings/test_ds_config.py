@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.memory import bucket_elements as planned_bucket
-from hpc_gpt.plan.memory import is_alone as planned_alone
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
@@ -164,25 +163,14 @@ def test_only_matrices_are_split_by_zero_3() -> None:
     assert longest_bias <= threshold < smallest_matrix // 2
 
 
-@pytest.mark.parametrize(
-    ("dtype", "stage", "dp", "offload", "alone"),
-    [
-        ("bf16", 3, 1, "none", True),
-        ("bf16", 3, 2, "none", False),
-        ("fp16", 3, 1, "none", False),
-        ("bf16", 3, 1, "optimizer", True),
-        ("bf16", 2, 1, "optimizer", False),
-        ("bf16", 3, 1, "full", False),
-    ],
-)
-def test_one_data_parallel_rank_has_no_buckets_and_splits_nothing_and_plan_knows(
-    dtype: str, stage: int, dp: int, offload: str, alone: bool
-) -> None:
-    resolved = settings(dtype, stage, dp, **ZERO, offload=offload)
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("engine", ["deepspeed-zero", "hf-deepspeed"])
+def test_one_data_parallel_rank_goes_deepspeeds_own_way(engine: str, dp: int) -> None:
+    resolved = settings("bf16", 3, dp, **ZERO)
+    resolved = replace(resolved, engine=replace(resolved.engine, name=engine))  # type: ignore[arg-type]
     zero = deepspeed_config(resolved)["zero_optimization"]
-    assert zero["contiguous_gradients"] is not alone
-    assert (zero.get("stage3_param_persistence_threshold", 0) > 10**12) is alone
-    assert planned_alone(training_of(resolved)) is alone
+    assert zero["contiguous_gradients"]
+    assert zero["stage3_param_persistence_threshold"] == 4 * 32
 
 
 @pytest.mark.parametrize("dp", [1, 2])

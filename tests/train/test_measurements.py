@@ -1,8 +1,9 @@
-"""What is measured beside the steps: pooled over GPUs, and null where nothing was read."""
+"""What is measured beside the steps: pooled over GPUs, null where nothing was read; and the probe of the device."""
 
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +11,7 @@ import pytest
 import torch
 
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.matmul_rate import MatmulRate
-from hpc_gpt.train.measurements import GpuSamples, GpuWatch, summarise, write_measured
+from hpc_gpt.train.measurements import DeviceProbe, GpuSamples, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.train.ranks import Ranks
 from tests.train.launch import settings
 
@@ -101,3 +101,29 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
 def test_a_cpu_is_rated_in_fp32_where_it_has_but_a_loop_for_fp16(tmp_path, dtype, product) -> None:
     rated = settings(tmp_path / "none.tokens", {"tp": 1, "pp": 1, "dp": 1}, matmul_rate=True, dtype=dtype)
     assert MatmulRate(rated, torch.device("cpu")).product == product
+
+
+def probed(monkeypatch: pytest.MonkeyPatch, command: str | None) -> DeviceProbe:
+    if command is not None:
+        monkeypatch.setenv("HPC_GPT_PROBE_COMMAND", command)
+    probe = DeviceProbe(torch.device("cpu"))
+    probe.measure()
+    until = time.monotonic() + 240
+    while command is not None and probe.probe_s is None and not probe._over:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return probe
+
+
+def test_the_command_of_the_preflight_gives_the_figure_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probed(monkeypatch, """echo '{"matmul_tflops": 3, "probe_s": 0.25}'""").probe_s == 0.25
+
+
+@pytest.mark.parametrize("command", ["exit 3", "echo no", "echo '{}'", """echo '{"error": "no device"}'"""])
+def test_a_command_that_gives_none_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    probe = probed(monkeypatch, command)
+    assert (probe.probe_s, probe._over) == (None, True)
+
+
+def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probed(monkeypatch, None).probe_s is None

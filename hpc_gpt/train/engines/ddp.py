@@ -1,7 +1,7 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 keep fp32 masters (`master_weights`), with `train.optimizer_mode` compiled flat ones that one pass updates
-(`one_pass_adamw`). With `engine.sharded_optimizer` the moments are dealt out over the ranks by ZeroRedundancyOptimizer,
+bf16 and fp16 keep fp32 master weights (`master_weights`), with `train.optimizer_mode` compiled flat ones that one pass
+updates (`one_pass_adamw`). With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks,
 whole parameters at a time.
 """
 
@@ -26,19 +26,21 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
-from hpc_gpt.train.engines.attention import attention_kernels
-from hpc_gpt.train.engines.compilation import compile_model
-from hpc_gpt.train.engines.flat_masters import FlatMasters
-from hpc_gpt.train.engines.gradient_buckets import average_in_place, average_into_masters
-from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of
-from hpc_gpt.train.engines.loss_scaler import LossScaler
+from hpc_gpt.train.engines.kernels import attention_kernels, compile_model
 from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import OnePassAdamW
-from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.optimizer import (
+    LossScaler,
+    Update,
+    build_optimizer,
+    gradients_of,
+    learning_rate,
+    norms_of,
+)
+from hpc_gpt.train.engines.private_parts import for_each
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.engines.update import Update
 
-# Keys of a checkpoint's identity in which it may differ from the run that loads it.
+# Keys of a checkpoint's identity that may differ from those of the run that loads it.
 CONVERTIBLE = lineage.CONVERTIBLE["ddp"]
 
 
@@ -79,13 +81,12 @@ class Ddp:
         self._checkpoint = ReplicatedCheckpoint(parameters, self._optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
-        """The ranks begin with the same weights, drawn by the same seed, so none are sent. Every parameter is used in
-        every step and none is looked for, so that `static_graph` would save nothing."""
+        """The model under DDP. The ranks draw the same weights by the same seed, so none are sent. Every parameter is
+        used in every step and none is looked for, so that `static_graph` would save nothing."""
         wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True, init_sync=False)
-        if isinstance(self._masters, FlatMasters):
-            wrapped.register_comm_hook(self._masters, average_in_place)
-        elif self._masters is not None:
-            wrapped.register_comm_hook(self._masters, average_into_masters)
+        if self._masters is not None:
+            # DDP compares a hook's annotations, which are strings in this module, with types: a lambda has none.
+            wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
         return wrapped
 
     @property
@@ -94,7 +95,7 @@ class Ddp:
         return self._step
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step; see `Engine`. The ranks meet in the last micro-batch's backward pass alone."""
+        """One optimizer step; see `Engine`. The ranks meet only in the last micro-batch's backward pass."""
         count = self._resolved.batch.micro_batches
         total = torch.zeros((), device=self.device)
         model = self._replicas or self.module
@@ -126,7 +127,7 @@ class Ddp:
     def _forget_gradients(self) -> None:
         if self._replicas is not None and self._masters is None:
             # They are the buckets, a gradient's only memory, and have to stay in place.
-            torch._foreach_zero_(gradients_of(self._parameters))
+            for_each("zero_", gradients_of(self._parameters))
             return
         for parameter in self.module.parameters():
             parameter.grad = None
@@ -171,7 +172,7 @@ class Ddp:
 
 
 def _masters_of(resolved: Resolved, weights: list[nn.Parameter]) -> MasterWeights | None:
-    """Of half `weights`, which they become; None in fp32."""
+    """The masters of `weights`, which become half; None in fp32."""
     train = resolved.train
     if train.dtype not in HALF:
         return None

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.errors import CheckpointError, ConfigError
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, is_alone, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.settings.ds_config import deepspeed_config, zero_stage
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.requirements import check_offload_path
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
-from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces, read_weights
-from hpc_gpt.train.engines.attention import attention_kernels
-from hpc_gpt.train.engines.compilation import compile_model
-from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, quiet
-from hpc_gpt.train.engines.gradient_norm import GradientNorm, owned
-from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
-from hpc_gpt.train.engines.pinned_memory import pin_what_is_asked_for
+from hpc_gpt.train.checkpoints.universal import read_weights
+from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
+from hpc_gpt.train.engines.deepspeed_setup import own_group, quiet
+from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.train.engines.optimizer import build_optimizer
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.engines.zero_alone import keep_to_itself
-from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen
-from hpc_gpt.train.engines.zero_sums import sum_where_read
 
 __all__ = ["build", "read_weights"]
 
@@ -49,10 +43,12 @@ class Groups:
 
     def __init__(self, layout: Layout, rank: int) -> None:
         at = layout.coordinate(rank)
-        self._tp = _group(layout, "tp", rank), at.tp, layout.tp
-        self._dp = _group(layout, "dp", rank), at.dp, layout.dp
+        # A rank that is alone in a group has one all the same: DeepSpeed takes None for all ranks.
+        self._tp = own_group(layout, "tp", rank, alone=True), at.tp, layout.tp
+        self._dp = own_group(layout, "dp", rank, alone=True), at.dp, layout.dp
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
+        assert self._tp[0] is not None
         return self._tp[0]
 
     def get_model_parallel_rank(self) -> int:
@@ -62,6 +58,7 @@ class Groups:
         return self._tp[2]
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
+        assert self._dp[0] is not None
         return self._dp[0]
 
     def get_data_parallel_rank(self) -> int:
@@ -76,72 +73,38 @@ class Groups:
     get_tensor_model_parallel_world_size = get_model_parallel_world_size
 
 
-def _group(layout: Layout, axis: str, rank: int) -> dist.ProcessGroup:
-    """This rank's group along `axis`, also where it is alone in it: DeepSpeed takes None for all ranks."""
-    groups = [(ranks, dist.new_group(ranks)) for ranks in layout.groups(axis)]
-    own: dist.ProcessGroup = next(group for ranks, group in groups if rank in ranks)
-    return own
+# Host memory above this size is pinned exactly as asked for: smaller than the states of a layer that is worth
+# offloading, larger than a micro-batch of tokens.
+EXACT_FROM_MIB = 64
+# The variable that torch reads first, first.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-class DeepspeedZero:
+class DeepspeedZero(DeepspeedEngine):
     """See `hpc_gpt.train.engines.protocol.Engine`."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine = resolved.layout, resolved.engine
-        rank = dist.get_rank()
         assert layout.pp == 1, "settle_engine refuses stages"
-        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
-        self.device = device
-        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(rank)
-        self._resolved = resolved
-        self._attention = attention_kernels(resolved, device)
-        config = deepspeed_config(resolved)
         if engine.offload_path is not None:
             check_offload_path(engine.offload_path)
-        deepspeed = import_deepspeed(device)
-        from hpc_gpt.train.engines.deepspeed_files import plug_in
-
+        super().__init__(resolved, device)
         partitioned = zero_stage(resolved) == 3
         if partitioned and engine.offload != "none" and not engine.activation_offload:
             pin_what_is_asked_for(device)
         with quiet():
-            deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-            self._groups = Groups(layout, rank)
+            self._groups = Groups(layout, dist.get_rank())
             tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
-            context = (
-                _partitioned_as_built(deepspeed, config, self._groups) if partitioned else contextlib.nullcontext()
-            )
-            with context:
-                self.module = self._build_model(tp)
-            if not partitioned:
-                self.module.to(device)
-            if partitioned and (engine.compile != "none" or is_alone(resolved)):
-                _gather_by_block(deepspeed, self.module, engine.tiles)
-            compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
-            parameters = list(self.module.parameters())
-            self._optimizer = _build_optimizer(resolved, parameters)
-            self._norm: GradientNorm | UnseenStep | None = None
-            if clips_itself(resolved):
-                self._norm = GradientNorm(
-                    self._optimizer,
-                    parameters,
-                    self.tp_rank,
-                    self._groups.get_model_parallel_group(),
-                    resolved.train.clip,
-                )
-            self._engine, *_ = deepspeed.initialize(
-                model=self.module, optimizer=self._optimizer, config=config, mpu=self._groups
-            )
-            plug_in(self._engine)
             if partitioned:
-                sum_where_read(self._engine.optimizer)
-            if is_alone(resolved):
-                keep_to_itself(self._engine.optimizer)
-            if self._norm is None and can_step_unseen(resolved, self._optimizer):
-                self._norm = UnseenStep(self._engine.optimizer, self._optimizer, resolved.train.clip, self.tp_rank)
-        if layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
-            # Averaging over one rank copies every gradient twice for nothing. (ZeRO's own optimizers need the call.)
-            self._engine.enable_backward_allreduce = False
+                with private_parts.split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
+                    self.module = self._build_model(tp)
+                if engine.compile != "none":
+                    _gather_by_block(self._deepspeed, self.module, engine.tiles)
+            else:
+                self.module = self._build_model(tp).to(device)
+            compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
+            optimizer = _build_optimizer(resolved, list(self.module.parameters()))
+            self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
 
     def _build_model(self, tp: TensorParallel) -> Any:
         """The model: (tokens, targets) -> loss, parameters named (`name_parameter`).
@@ -150,17 +113,10 @@ class DeepspeedZero:
         """
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps done, skipped ones included."""
-        return int(self._engine.global_steps)
-
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """One optimizer step; see `Engine`."""
         engine, count = self._engine, self._resolved.batch.micro_batches
-        lr = learning_rate(self._resolved.train, self.step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        lr = self._set_rate()
         total = torch.zeros((), device=self.device)
         with self._attention():
             for tokens, targets in islice(micro_batches, count):
@@ -168,16 +124,7 @@ class DeepspeedZero:
                 total += loss.detach()
                 engine.backward(loss)
                 engine.step()  # counts; the last one of the step does it
-        loss = self._mean(total / count)
-        if self._norm is not None:
-            assert self._norm.norm is not None
-            assert self._norm.skipped is not None
-            return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
-        optimizer = engine.optimizer
-        if optimizer.overflow and zero_stage(self._resolved) < 3:
-            # Offloaded, DeepSpeed 0.19.8 keeps a gradient that is not finite, and all steps after it overflow.
-            optimizer.averaged_gradients = {}
-        return StepResult(loss, optimizer._global_grad_norm, lr, bool(optimizer.overflow))
+        return self._result(self._mean(total / count), lr)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
@@ -195,79 +142,11 @@ class DeepspeedZero:
             own /= self._resolved.layout.dp
         return own
 
-    def save(self, files: RankFiles) -> None:
-        """DeepSpeed's own checkpoint, whose model it is, and every rank's generator state."""
-        from hpc_gpt.train.engines.deepspeed_files import save_deepspeed
-
-        save_deepspeed(self._engine, files)
-        at = self.tp_rank, self.pp_rank, self.dp_rank
-        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
-        put_random_state(files, dist.get_rank(), self.device)
-        if dist.get_rank() == 0:
-            put_identity(files, self._resolved, self.step)
-
-    def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
-        model or arithmetic."""
-        others = find_differences(folder, self._resolved)
-        if self._resolved.engine.offload_path is not None:
-            # Measured: a resumed run's loss was off by 1.2, and nothing was said.
-            raise CheckpointError(
-                f"{folder} cannot be resumed with engine.offload_path: DeepSpeed 0.19.8 does not restore on NVMe what "
-                "it keeps there",
-                "train it in one go, or offload to the host's memory from the start",
-            )
-        if not (folder / TAG).is_dir():
-            raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
-        if others:
-            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
-        else:
-            with quiet():
-                self._engine.load_checkpoint(str(folder), tag=TAG)
-            load_random_state(folder, dist.get_rank(), self.device)
-        dist.barrier()
-
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, a tied embedding once."""
-        own = owned(self.module.parameters(), self.tp_rank)
-        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
-        total = torch.tensor(count, dtype=torch.int64, device=self.device)
-        dist.all_reduce(total, group=self._groups.get_model_parallel_group())
-        return int(total)
-
-
-@contextlib.contextmanager
-def _partitioned_as_built(deepspeed: Any, config: dict[str, Any], groups: Groups) -> Iterator[None]:
-    """Modules built inside give each rank its share of their parameters as soon as they are part of a larger module.
-
-    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
-    constructors for that, and with them the generator that our initial weights are drawn by.
-    """
-    from torch.nn.modules.module import register_module_module_registration_hook
-
-    init = deepspeed.zero.Init(
-        config_dict_or_path=config, data_parallel_group=groups.get_data_parallel_group(), mpu=groups
-    )
-
-    def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        for parameter in module.parameters() if module is not None else ():
-            if not hasattr(parameter, "ds_id") and not parameter.is_meta:
-                parameter.data = parameter.data.to(init.dtype)
-                init._convert_to_zero_parameters([parameter])
-
-    hook = register_module_module_registration_hook(convert)
-    try:
-        yield
-    finally:
-        hook.remove()
-
 
 def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
     """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
 
-    Its gradients are taken at once, too. Where nothing is to be gathered that is worth it by itself.
-
-    The head's weight is used by no layer's call of its own, which DeepSpeed finds out for itself in eager mode alone.
+    The head's weight is used by no layer's call of its own. DeepSpeed finds that out for itself only in eager mode.
     """
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     if tiles == 1:
@@ -277,7 +156,7 @@ def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
 
 
 def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own; DeepSpeed's where part of the states is offloaded, as it insists."""
+    """torch's own; DeepSpeed's if a part of the states is offloaded, as DeepSpeed insists."""
     train = resolved.train
     if resolved.engine.offload_ratio < 1:
         check_compiler()
@@ -293,7 +172,7 @@ def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torc
 
 
 def check_compiler() -> None:
-    """ConfigError where DeepSpeed cannot build its CPU Adam."""
+    """ConfigError if DeepSpeed cannot build its CPU Adam."""
     missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
     if missing:
         raise ConfigError(
@@ -301,3 +180,25 @@ def check_compiler() -> None:
             f"{' and '.join(missing)} cannot be found",
             "use engine.offload_ratio = 1.0, or install them (pip install ninja)",
         )
+
+
+def pin_what_is_asked_for(device: torch.device) -> None:
+    """Has torch pin as much host memory for large buffers as they have, from now on.
+
+    torch takes pinned memory by powers of two and keeps what is freed for the next request. That suits buffers that
+    come and go, as activations do. ZeRO-3's states stay, and fill most of a host: 1.2 GiB would take 2 (pytorch/pytorch
+    issue 95823), and what DeepSpeed frees while it builds would be lost. torch 2.13 can be told to do neither above a
+    size.
+    """
+    settings = allocator_settings(os.environ)
+    if device.type == "cuda" and settings is not None and private_parts.can_use(private_parts.ALLOCATOR):
+        with contextlib.suppress(RuntimeError):  # an older torch does not know the word
+            private_parts.set_allocator(settings)
+
+
+def allocator_settings(environment: Mapping[str, str]) -> str | None:
+    """The user's own settings, which would be reset otherwise, with ours; None if theirs have that key already."""
+    own = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
+    if "pinned_max" in own:
+        return None
+    return ",".join(filter(None, [own, f"pinned_max_cached_size_mb:{EXACT_FROM_MIB}"]))

@@ -1,6 +1,6 @@
 """Engine fsdp: torch's FSDP2, a block at a time, over dp; our tensor parallelism over tp.
 
-Weights, gradients and moments are dealt out over the data-parallel ranks. `engine.reshard` frees a block's weights
+Weights, gradients and moments are split over the data-parallel ranks. `engine.reshard` frees a block's weights
 after its forward pass and gathers them again for the backward pass; every micro-batch's gradient is reduced at once,
 so that a rank never keeps more than its shard of it. Without it the weights are gathered once a step and stay, as does
 the whole gradient, which is reduced once, in the last micro-batch: less to send, more to hold.
@@ -13,30 +13,47 @@ DTensors on the mesh of tp x dp, whose placements say which part of the model a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
+from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.initial_weights import InitialWeights
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.runs import lineage
+from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_sharded
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
-from hpc_gpt.train.engines.attention import attention_kernels
-from hpc_gpt.train.engines.fsdp_model import build_mesh, build_sharded_gpt, sharded_modules
-from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of, owned
-from hpc_gpt.train.engines.loss_scaler import LossScaler
-from hpc_gpt.train.engines.optimizer import build_optimizer, learning_rate
+from hpc_gpt.train.engines.kernels import attention_kernels, compile_model
+from hpc_gpt.train.engines.master_weights import HALF
+from hpc_gpt.train.engines.optimizer import (
+    LossScaler,
+    Update,
+    build_optimizer,
+    gradients_of,
+    learning_rate,
+    norms_of,
+    owned,
+)
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.engines.update import Update
 
-# Keys of a checkpoint's identity in which it may differ from the run that loads it.
+# Keys of a checkpoint's identity that may differ from those of the run that loads it.
 CONVERTIBLE = lineage.CONVERTIBLE["fsdp"]
 
 
@@ -53,8 +70,8 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 class Fsdp:
     """See `hpc_gpt.train.engines.protocol.Engine`.
 
-    The optimizer works on the shards as plain tensors, which share their memory with FSDP's: its kernels need not
-    know that they are parts of something.
+    The optimizer works on the shards as plain tensors, which share their memory with FSDP's. Its kernels need not
+    know that they are parts of a whole.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -159,3 +176,91 @@ class Fsdp:
 def _shard_of(parameter: DTensor) -> nn.Parameter:
     """What of a parameter this rank holds, as a plain one in the same memory."""
     return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(parameter), split_of(parameter))  # type: ignore[arg-type]
+
+
+def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """The ranks of tp x dp. tp comes first: a parameter is split over tp, and then its share over dp.
+
+    DTensor splits from left to right, so that plain placements say so on this mesh.
+    """
+    ranks = torch.arange(layout.gpus).view(layout.dp, layout.tp).T.contiguous()
+    return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
+
+
+def on_host(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks as a mesh of their hosts, for offloaded shards: a DTensor is made on its mesh's device."""
+    groups = [mesh.get_group("tp"), mesh.get_group("dp")]
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
+
+
+def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
+    """FSDP2's shard of a tp rank's share, as what it is of the whole parameter on `mesh`, in the same memory.
+
+    Of a fused QKV (`Split.parts`), of which a rank holds its heads of each part, the whole is that of the ranks' shares
+    one after the other.
+    """
+    shape = list(shard.shape)
+    if split is not None:
+        shape[split.dim] *= mesh["tp"].size()
+    whole = torch.empty(shape, device="meta")
+    over_tp: Placement = Replicate() if split is None else Shard(split.dim)
+    local = shard.to_local().detach()
+    return nn.Parameter(
+        DTensor.from_local(local, mesh, (over_tp, Shard(0)), run_check=False, shape=whole.shape, stride=whole.stride())
+    )
+
+
+def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh) -> Gpt:
+    """This rank's shards of the model, in fp32, under FSDP2's hooks.
+
+    It is made a block at a time: one is drawn, whole, and split before the next, so that a rank never holds more
+    than one block, and embedding and head, beside its shards. In bf16 and fp16 the shards are the master weights, what
+    is gathered is half, and gradients are reduced in fp32.
+
+    FSDP2 is given the tp ranks' shares as plain tensors, and gives them, gathered, to the layers so. Given DTensors on
+    tp it would gather DTensors, and each use of one as a plain tensor costs host time, forward and backward (on a small
+    model a quarter of the step). Before its first step FSDP2 takes the parameters that it finds in the modules. Its
+    shards are put there as shards of the whole model, and so are their gradients.
+
+    The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
+    block is told to gather itself ahead, which it has done by then, so that the next one waits for its turn.
+    """
+    shape, engine = resolved.model, resolved.engine
+    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"))
+    techniques, initial = Techniques.of(engine), InitialWeights(resolved.train.seed, shape.layers)
+    half = HALF.get(resolved.train.dtype)
+    precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    offload = OffloadPolicy()
+    if engine.offload == "full":
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+    def shard(module: nn.Module, reshard: bool | None) -> None:
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+
+    model = Gpt(replace(shape, layers=0), resolved.train.seed, tp, techniques)
+    model.shape = shape
+    splits = {}
+    for number in range(shape.layers):
+        block = Block(f"blocks.{number}", shape, tp, initial, techniques)
+        splits.update({full_name(one): split_of(one) for one in block.parameters()})
+        shard(block, engine.reshard)
+        model.blocks.append(block)
+    splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
+    # What the root holds is needed at once when the backward pass begins: torch's own choice keeps it.
+    shard(model, None if engine.reshard else False)
+    where = on_host(mesh) if engine.offload == "full" else mesh
+    for name, own in list(model.named_parameters()):
+        assert isinstance(own, DTensor)
+        owner, _, key = name.rpartition(".")
+        parameter = name_parameter(place(own, splits[name], where), name, splits[name])
+        model.get_submodule(owner).register_parameter(key, parameter)
+    compile_model(model, engine)
+    if not engine.prefetch:
+        for module in sharded_modules(model):
+            module.set_modules_to_backward_prefetch([module])
+    return model
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The model and its blocks: what FSDP2 gathers together."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

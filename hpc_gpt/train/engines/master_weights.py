@@ -1,12 +1,12 @@
-"""A model in bf16 or fp16 whose weights are copies of fp32 masters: the optimizer works on the masters alone.
+"""A model in bf16 or fp16 whose weights are copies of fp32 master weights: the optimizer works on the masters only.
 
 Bytes a parameter, for AdamW: weight 2, master 4, gradient 4, moments 8. A half gradient lives from the end of its
 own layer's backward pass to its addition to the master's, which happens at once. Passes over memory in a step, beside
 the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
 
 Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
-16 + 12 and 4 more, as the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. A micro-batch
-more adds 2 + 4 + 4. `one_pass_adamw` takes 34 and 40 for it.
+16 + 12 and 4 more, as the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each further
+micro-batch adds 2 + 4 + 4. `one_pass_adamw` takes 34 and 40 for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
-from hpc_gpt.train.engines.gradient_norm import gradients_of, norms_of
+from hpc_gpt.train.engines.optimizer import gradients_of, norms_of
+from hpc_gpt.train.engines.private_parts import for_each
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,8 +61,30 @@ class MasterWeights:
         else:
             master.grad += gradient
 
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """What DistributedDataParallel does with a bucket of half gradients that is full.
+
+        Adds to it, in fp32, what the micro-batches before left in the masters' gradients, begins the average of that
+        over the ranks, while the backward pass goes on, and makes it the masters' gradients.
+        """
+        half = bucket.buffer()
+        whole = half.float()
+        owners = [self.master_of(weight) for weight in bucket.parameters()]
+        pieces = whole.split([owner.numel() for owner in owners])
+        views = [piece.view_as(owner) for piece, owner in zip(pieces, owners, strict=True)]
+        # All masters have a gradient from the micro-batches before, or none has.
+        if earlier := gradients_of(owners):
+            for_each("add_", views, earlier)
+        for owner, view in zip(owners, views, strict=True):
+            owner.grad = view
+        whole /= dist.get_world_size()
+        averaged = dist.all_reduce(whole, async_op=True).get_future()
+        # DDP waits for it, and copies what it holds back to the half gradients, which are not needed any more.
+        done: torch.futures.Future[Tensor] = averaged.then(lambda _: half)
+        return done
+
     def norms(self) -> Tensor:
-        """Of what has been added up in this step, by pieces."""
+        """The norms of the pieces of what has been added up in this step."""
         return norms_of(gradients_of(self.masters))
 
     def finish_step(self) -> None:
@@ -72,4 +96,4 @@ class MasterWeights:
     @torch.no_grad()
     def copy_back(self) -> None:
         """The weights follow their masters."""
-        torch._foreach_copy_([*self.weights], [*self.masters])
+        for_each("copy_", [*self.weights], [*self.masters])

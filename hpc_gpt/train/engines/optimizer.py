@@ -1,14 +1,18 @@
-"""The optimizer and its learning rate."""
+"""What ends a step: the learning rate, the gradient's norm and clipping by it, the optimizer, fp16's loss scale."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from hpc_gpt.model.tensor_parallel import split_of
 from hpc_gpt.settings.experiment import Train
+from hpc_gpt.train.engines import private_parts
 
 
 def learning_rate(train: Train, step: int) -> float:
@@ -29,10 +33,10 @@ def learning_rate(train: Train, step: int) -> float:
 def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
 
-    Fused, as torch's own kernels: no compiler, one pass, no host sync; on the host, where offloaded states are, the
-    same. Foreach is one launch for all parameters and operation, for-loop one for each; both make the host wait for
+    Fused is torch's own kernels: no compiler, one pass, no wait of the host; on the host, for offloaded states, the
+    same. Foreach is one launch for all parameters and operation, for-loop one for each. Both make the host wait for
     the gradient's norm, as they cannot be told on the device to leave a step out. Results differ by rounding alone.
-    Mode compiled is `one_pass_adamw`, which is built over flat masters.
+    Mode compiled is `one_pass_adamw`, which is built over flat master weights.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
@@ -46,11 +50,207 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
 
 
 def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Those whose weights decay, matrices and embeddings, and the others: biases and norms (one-dimensional)."""
+    """(matrices and embeddings, whose weights decay; biases and norms, which have one dimension and do not)."""
     parameters = list(parameters)
     return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
 
 
 def _dimensions(parameter: nn.Parameter) -> int:
-    """Of the whole parameter: under ZeRO-3 a rank holds but a flat piece of it."""
+    """Of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
+    """Whether this rank counts it, so that the ranks of one model replica count each number of it once.
+
+    A split parameter counts on every tensor-parallel rank, a whole one on the first. The later stage's copy of a tied
+    parameter (DeepSpeed marks it) does not count.
+    """
+    return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
+
+
+def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
+    """The parameters that this rank counts."""
+    return [parameter for parameter in parameters if counts(parameter, tp_rank)]
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients of the parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norms_of(gradients: list[Tensor]) -> Tensor:
+    """The norm of each gradient, in one tensor."""
+    return torch.stack(private_parts.for_each("norm", gradients)) if gradients else torch.zeros(0)
+
+
+def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """The norm of what all ranks of `group` count (None: this rank alone), on `device`.
+
+    `norms` are the norms of this rank's pieces.
+    """
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    if norms.numel():
+        square += norms.double().square().sum().to(device)
+    if group is not None:
+        dist.all_reduce(square, group=group)
+    return square.sqrt().float()
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it can be told on the device what `instruct` says: torch's fused kernels, and our own optimizer."""
+    if not optimizer.defaults.get("fused"):
+        return False
+    return getattr(optimizer, "obeys", False) or private_parts.can_use(private_parts.FUSED)
+
+
+def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:
+    """Before a step of a fused `optimizer`, whose parameters are on `device`: what it does on the way.
+
+    If `skipped`, a bool tensor, is true, weights and moments stay as they are; else every gradient counts divided by
+    `divisor`. Nothing waits.
+    """
+    optimizer.found_inf = skipped.float().to(device)  # type: ignore[attr-defined]
+    optimizer.grad_scale = None if divisor is None else divisor.to(device)  # type: ignore[attr-defined]
+
+
+def clip_divisor(norm: Tensor, clip: float) -> Tensor | None:
+    """What a gradient of this norm is divided by so that it is no longer than `clip`; None if `clip` is 0."""
+    return ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else None
+
+
+class GradientNorm:
+    """Before each step of `optimizer`: measures the norm, clips, and lets a step that is not finite do nothing.
+
+    For an optimizer that DeepSpeed does not wrap. DeepSpeed 0.19.8 takes the norm over the first pipeline stage only
+    when it runs without ZeRO. `clip` 0 does not clip. `group` holds the ranks of one model replica (all stages, all
+    tensor-parallel ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits
+    for the device. With another one the host must know whether to leave the gradients in place.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        tp_rank: int,
+        group: dist.ProcessGroup | None,
+        clip: float,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.owned = owned(self.parameters, tp_rank)
+        self.group = group
+        self.clip = clip
+        self.norm: Tensor | None = None
+        self.skipped: Tensor | None = None
+        optimizer.register_step_pre_hook(self._before_step)
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        counted = gradients_of(self.owned)
+        device = self.parameters[0].device
+        self.norm = whole_norm(norms_of(counted), self.group, device)
+        self.skipped = ~self.norm.isfinite()
+        divisor = clip_divisor(self.norm, self.clip)
+        if is_fused(optimizer):
+            instruct(optimizer, self.skipped, divisor, device)
+        elif self.skipped:
+            for parameter in self.parameters:
+                parameter.grad = None  # an optimizer passes over it
+        elif divisor is not None:
+            private_parts.for_each("div_", gradients_of(self.parameters), divisor)
+
+
+class LossScaler:
+    """fp16's loss scale: torch.amp.GradScaler with its defaults. For fp32 and bf16 it does nothing.
+
+    The scale is 65536 at first, halved after a step that was skipped, doubled after 2000 in a row that were not.
+    torch's scaler looks at the gradients that one rank holds, so that with sharded ones each rank would come to a scale
+    of its own. Here it looks at one number in their place, made from the norm of the whole model's gradient. Only
+    `read` waits for the device.
+    """
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
+        self._one = torch.ones((), device=device)
+        self._verdict = torch.zeros((), device=device)
+        self._stand_in = torch.optim.SGD([self._verdict])
+        self._scaler.scale(self._one)  # the scale itself is made when it is first used
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """What the backward pass begins with."""
+        return self._scaler.scale(loss)
+
+    @property
+    def factor(self) -> Tensor | None:
+        """The scale as a tensor on the device; None if nothing is scaled."""
+        return self._scaler.scale(self._one) if self._scaler.is_enabled() else None
+
+    def follow(self, skipped: Tensor) -> None:
+        """Moves the scale after a step."""
+        if self._scaler.is_enabled():
+            self._verdict.grad = torch.where(skipped, math.inf, 0.0)
+            self._scaler.unscale_(self._stand_in)
+            self._scaler.update()
+
+    def read(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain numbers, none if nothing is scaled. Waits for the device."""
+        return self._scaler.state_dict()
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Takes up what `read` gave."""
+        self._scaler.load_state_dict(kept)
+
+
+class Update:
+    """One optimizer's steps over gradients that are ready. A gradient that is not finite is left out.
+
+    `norms` gives those of the pieces of gradient that this rank counts, each number of the model on one rank of `group`
+    (None: this rank alone). `clip` 0 does not clip. The loss scale and the clipping are one division, which
+    torch's fused kernels do while they read the gradient anyway. They also leave weights and moments alone if they
+    are told to. So nothing waits for the device, unless the optimizer is not fused: then, as in torch's own
+    GradScaler, the host must know whether to call it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        norms: Callable[[], Tensor],
+        group: dist.ProcessGroup | None,
+        clip: float,
+        scaler: LossScaler,
+        device: torch.device,
+    ) -> None:
+        self.optimizer = optimizer
+        # ZeroRedundancyOptimizer keeps the one that works on this rank's share inside.
+        self._kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+        self._norms = norms
+        self._group = group
+        self._clip = clip
+        self._scaler = scaler
+        self._device = device
+
+    @torch.no_grad()
+    def apply(self, lr: float) -> tuple[Tensor, Tensor]:
+        """(norm before clipping, whether the step was skipped), both on the device. The gradients are used up."""
+        factor = self._scaler.factor
+        norm = self._norm() if factor is None else self._norm() / factor
+        skipped = ~norm.isfinite()
+        divisor = clip_divisor(norm, self._clip)
+        if factor is not None:
+            divisor = factor if divisor is None else divisor * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if is_fused(self._kernel):
+            where = next((one.device for group in self._kernel.param_groups for one in group["params"]), self._device)
+            instruct(self._kernel, skipped, divisor, where)
+            self.optimizer.step()
+        elif not skipped:
+            if divisor is not None:
+                owners = [one for group in self._kernel.param_groups for one in group["params"]]
+                private_parts.for_each("div_", gradients_of(owners), divisor)
+            self.optimizer.step()
+        self._scaler.follow(skipped)
+        return norm, skipped
+
+    def _norm(self) -> Tensor:
+        return whole_norm(self._norms(), self._group, self._device)

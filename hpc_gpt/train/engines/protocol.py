@@ -14,15 +14,16 @@ from torch import Tensor
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.engines import private_parts
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]
 
 
 class StepResult(NamedTuple):
-    """One optimizer step's figures. Tensors stay on the device; reading them is the caller's moment to wait.
+    """One optimizer step's figures. Tensors stay on the device; a caller that reads them waits for it.
 
     `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is that of the whole
-    model's gradient before clipping, inf or not a number where the gradient is not finite. `skipped`: the gradient
+    model's gradient before clipping, inf or not a number if the gradient is not finite. `skipped`: the gradient
     was not finite, and the weights were left as they were.
     """
 
@@ -82,10 +83,11 @@ MODULES = {
 def build_engine(resolved: Resolved, device: torch.device) -> Engine:
     """The engine the experiment names, ready to train on this rank.
 
-    torch.distributed must be initialised with one rank to each GPU of the layout. ConfigError where the device cannot
-    do the arithmetic.
+    torch.distributed must be initialised with one rank to each GPU of the layout. ConfigError if the device cannot do
+    the arithmetic.
     """
     check_dtype(resolved.train.dtype, device, resolved.engine.name)
+    private_parts.check_torch()
     if resolved.train.deterministic:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
@@ -95,7 +97,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
 
 
 def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
-    """Refuses arithmetic that is not there: fp16 under DeepSpeed on a CPU, bf16 on a GPU older than Ampere."""
+    """Refuses arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 on a GPU older than Ampere."""
     if dtype == "fp16" and device.type == "cpu" and "deepspeed" in engine:
         raise ConfigError(
             "train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU",
@@ -115,7 +117,7 @@ def make_deterministic() -> None:
     """Same layout, same bits: deterministic kernels only, at some cost in speed. Call before the first kernel runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Else every empty buffer is filled first, DeepSpeed's 2 GB bucket at every step: 2 s on a CPU, and for nothing.
+    # Else every empty buffer is filled first, DeepSpeed's 2 GB bucket at every step: 2 s on a CPU, for nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
 
@@ -123,8 +125,8 @@ def make_deterministic() -> None:
 def allow_tf32(allowed: bool) -> None:
     """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa for 23, or not.
 
-    Set by the calls that keep torch's older and newer switches in step: Inductor reads the ones, kernels the others,
-    and torch refuses to answer where they disagree.
+    Set by the calls that keep torch's older and newer switches equal: Inductor reads the older ones, kernels the newer
+    ones, and torch refuses to answer if they disagree.
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed

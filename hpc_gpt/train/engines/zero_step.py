@@ -1,13 +1,7 @@
-"""A step of DeepSpeed's ZeRO optimizers for which the host need not see the gradient's norm.
+"""What of DeepSpeed's ZeRO optimizers is replaced: steps for which the host waits, and ZeRO-3's second gradient buffer.
 
-DeepSpeed 0.19.8 brings the norm to the host in every step, up to five times: to see whether it is finite, to mark it
-where it is not, and again to clip. No key of its configuration prevents that and leaves the norm in place, so two of
-its functions are exchanged while a step lasts. The norm stays on the device: the fused optimizer inside divides by it
-while it reads the gradient, and leaves a step out where it is not finite. So the host runs ahead of the device from one
-logging step to the next.
-
-Bytes read and written for a gradient's number, beside the optimizer's own: 4, for the norm. DeepSpeed's way takes 28:
-the norm is taken of copies in fp64 (4 + 8 + 8), and clipping is a pass of its own (4 + 4).
+Every name that is touched here is listed in `private_parts`. Without it, or with a newer DeepSpeed, the optimizers stay
+as they are.
 """
 
 from __future__ import annotations
@@ -24,28 +18,47 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.engines.fused_step import clip_divisor, instruct, is_fused
-from hpc_gpt.train.engines.gradient_norm import counts, norms_of, whole_norm
+from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines.optimizer import clip_divisor, counts, instruct, is_fused, norms_of, whole_norm
 
 # What looks at a norm, and what writes a number over one that is not finite, reading that number from the device.
 _UNSEEN: dict[str, Callable[..., Any]] = {
     "is_invalid_grad_norm": lambda norm: False,
     "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
 }
+_USES = {
+    "BF16_Optimizer": private_parts.UNSEEN_STEP_BF16,
+    "DeepSpeedZeroOptimizer": private_parts.UNSEEN_STEP_12,
+    "DeepSpeedZeroOptimizer_Stage3": private_parts.UNSEEN_STEP_3,
+}
 
 
-def can_step_unseen(resolved: Resolved, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `UnseenStep` works where DeepSpeed steps `optimizer`.
+def can_step_unseen(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `UnseenStep` works if DeepSpeed's optimizer `wrapped` steps `optimizer`.
 
-    The host must know of each step where it holds the gradients (offloading), where it moves the loss scale (fp16), and
-    where the optimizer cannot be told on the device (not fused). DeepSpeed does it its own way then.
+    The host must know of each step if it holds the gradients (offloading), if it moves the loss scale (fp16), and if
+    the optimizer cannot be told on the device (not fused). DeepSpeed does it its own way then.
     """
-    return resolved.train.dtype != "fp16" and resolved.engine.offload == "none" and is_fused(optimizer)
+    if resolved.train.dtype == "fp16" or resolved.engine.offload != "none" or not is_fused(optimizer):
+        return False
+    use = _USES.get(type(wrapped).__name__)
+    return use is not None and private_parts.can_use(use)
 
 
 class UnseenStep:
-    """Takes the steps of `wrapped`, DeepSpeed's optimizer around `optimizer`, over. `norm`, before clipping, and
-    `skipped` are on the device."""
+    """Takes over the steps of `wrapped`, DeepSpeed's ZeRO optimizer, so that the host need not see the norm.
+
+    DeepSpeed 0.19.8 brings the norm to the host in every step, up to five times: to see whether it is finite, to mark
+    it if it is not, and again to clip. No key of its configuration prevents that and keeps the norm, so two of its
+    functions are exchanged while a step lasts. The norm stays on the device. The fused optimizer inside divides by it
+    while it reads the gradient, and leaves a step out if it is not finite. So the host runs ahead of the
+    device from one logging step to the next.
+
+    Bytes read and written for a gradient's number, beside the optimizer's own: 4, for the norm. DeepSpeed's way takes
+    28: the norm is taken of copies in fp64 (4 + 8 + 8), and clipping is a pass of its own (4 + 4).
+
+    `norm`, before clipping, and `skipped` are on the device.
+    """
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer, clip: float, tp_rank: int) -> None:
         self.norm: Tensor | None = None
@@ -57,22 +70,25 @@ class UnseenStep:
         self._step = wrapped.step
         self._modules = [sys.modules[type(wrapped).__module__], sys.modules["deepspeed.runtime.utils"]]
         wrapped.step = self._step_unseen
-        wrapped.check_grad_overflow = False
-        # The rest is BF16_Optimizer's, of ZeRO-1 and ZeRO-2, and of ZeRO-3, each under its own name.
-        self._gradients = getattr(wrapped, "get_grads_for_norm", None)
-        wrapped.get_grads_for_norm = self._norms_of_gradients
-        wrapped.scaled_global_norm = self._norm_of_partitions
-        wrapped._get_norm_groups = lambda: [self._norm_of_partitions()]
-        # Of ZeRO-3 a pass over the gradients even where there is nothing to do.
-        wrapped.unscale_and_clip_grads = lambda *_: None
+        use = _USES[type(wrapped).__name__]
+        if use is private_parts.UNSEEN_STEP_BF16:
+            self._gradients = wrapped.get_grads_for_norm
+            wrapped.get_grads_for_norm = self._norms_of_gradients
+        else:
+            # Of ZeRO-3 this is a pass over the gradients even if there is nothing to do.
+            wrapped.unscale_and_clip_grads = lambda *_: None
+            if use is private_parts.UNSEEN_STEP_12:
+                wrapped.check_grad_overflow = False
+                wrapped.scaled_global_norm = self._norm_of_partitions
+            else:
+                wrapped._get_norm_groups = lambda: [self._norm_of_partitions()]
         optimizer.register_step_pre_hook(self._before_step)
 
     def _norms_of_gradients(self, for_clipping: bool = False) -> Any:
         """A tensor whose norm is that of all gradients that this rank counts: of their norms, taken together."""
-        assert self._gradients is not None
         assert not for_clipping
         dense, of_experts = self._gradients()
-        return [torch.stack(torch._foreach_norm(dense))], of_experts
+        return [norms_of(dense)], of_experts
 
     def _norm_of_partitions(self, norm_type: int = 2) -> Tensor:
         """The norm of the whole model's gradient, of which each rank has its partition."""
@@ -85,7 +101,7 @@ class UnseenStep:
         return whole_norm(norms_of(counted), group, wrapped.device)
 
     def _step_unseen(self, closure: Any = None) -> None:
-        # As it was behind the step: a checkpoint holds it.
+        # A checkpoint holds `clip_grad`, so it is put back after the step.
         clip, self._wrapped.clip_grad = self._wrapped.clip_grad, 0.0
         self._instructed = False
         try:
@@ -102,7 +118,7 @@ class UnseenStep:
         self._instructed = True
         norm = self._wrapped._global_grad_norm.float()
         self.skipped = ~norm.isfinite()
-        # ZeRO's infinity stands for NaN, too.
+        # Infinity stands for NaN as well, as in ZeRO.
         self.norm = torch.where(self.skipped, math.inf, norm)
         instruct(optimizer, self.skipped, clip_divisor(self.norm, self._clip), norm.device)
 
@@ -118,3 +134,73 @@ def _exchanged(modules: list[ModuleType]) -> Iterator[None]:
     finally:
         for module, name, own in kept:
             setattr(module, name, own)
+
+
+def sum_where_read(wrapped: Any) -> None:
+    """Has ZeRO-3's optimizer `wrapped` keep one fp32 buffer for gradients.
+
+    DeepSpeed 0.19.8 sums a rank's share of the gradients in one fp32 buffer. After the last micro-batch it makes
+    another one of the same size for the update: for every step anew, or, when it offloads, one that stays beside the
+    first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters and the pass that fills
+    them. When offloading, a sum is where its group of parameters is updated, and the first gradient of a step is sent
+    there once and is not fetched again. DeepSpeed sends it, fetches it for the norm and sends it a second time.
+
+    NVMe, and fp16, whose gradients are summed in fp16, go DeepSpeed's own way.
+    """
+    if not private_parts.can_use(private_parts.ZERO_3_SUMS):
+        return
+    if wrapped.swap_optimizer or wrapped.gradient_accumulation_dtype != wrapped.master_weights_and_grads_dtype:
+        return
+    if wrapped.offload_optimizer:
+        _sum_beside_states(wrapped)
+    else:
+        _read_sums(wrapped)
+
+
+def _read_sums(wrapped: Any) -> None:
+    """The update of a group reads its part of the buffer."""
+    lengths = [flat.numel() for flat in wrapped.fp32_partitioned_groups_flat]
+    sums = wrapped.grad_partitions_flat_buffer.split(lengths)
+
+    def hand_over(group: int) -> None:
+        wrapped.fp32_partitioned_groups_flat[group].grad = sums[group]
+        wrapped.averaged_gradients[group] = None
+
+    wrapped._prepare_fp32_grad_for_sub_group = hand_over
+
+
+def _sum_beside_states(wrapped: Any) -> None:
+    """A sum is a piece of what the update of its group reads, on the host or the device."""
+    sums: dict[int, Tensor] = {}
+    for parameters, flat in zip(wrapped.fp16_groups, wrapped.fp32_partitioned_groups_flat, strict=True):
+        lengths = [parameter.partition_numel() for parameter in parameters]
+        sums |= {one.ds_id: piece for one, piece in zip(parameters, flat.grad.split(lengths), strict=True)}
+    # The name that Python gives a private attribute.
+    wrapped._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = sums
+    wrapped.grad_partitions_flat_buffer = None
+
+    def add(parameters: list[Any], gradients: list[Tensor]) -> None:
+        """Adds this rank's share of each gradient, on the device, to its sum. After the last one notes its norm."""
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            # A parameter may end before this rank's share of it would begin.
+            if parameter.partition_numel() * wrapped._get_param_partition_rank(parameter) < parameter.ds_numel:
+                add_one(parameter, gradient)
+            if parameter.grad is not None and parameter.grad.is_cuda:
+                # It was made on another stream than the one that has read it.
+                parameter.grad.record_stream(torch.cuda.current_stream())
+            parameter.grad = None
+
+    def add_one(parameter: Any, gradient: Tensor) -> None:
+        sum_ = sums[parameter.ds_id].narrow(0, 0, gradient.numel())
+        if wrapped.micro_step_id == 0:
+            sum_.copy_(gradient, non_blocking=True)
+        elif sum_.device == gradient.device:
+            gradient = sum_.add_(gradient)
+        else:
+            gradient = sum_.to(gradient.device, non_blocking=True).add_(gradient)
+            sum_.copy_(gradient, non_blocking=True)
+        if wrapped.is_gradient_accumulation_boundary():
+            norm = wrapped._constant_buffered_norm2(gradient)
+            wrapped.norm_for_param_grads[wrapped.get_param_id(parameter)] = norm
+
+    wrapped.partition_grads = add

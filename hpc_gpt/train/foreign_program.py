@@ -1,21 +1,31 @@
-"""What a foreign program prints: passed on to the attempt's log, its iteration lines turned into metrics.jsonl, its
-last words kept for the case that it fails."""
+"""A foreign program of one rank: what it prints, and whether it hangs. Needs no torch.
+
+Its output goes on to the attempt's log, its iteration lines become metrics.jsonl, and its last lines are kept in case
+it fails. Its steps, by which the watchdog knows a hang, are those that the log tells of.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+from hpc_gpt.errors import RunFolderError
 from hpc_gpt.megatron_line import IterationLine, read_iteration
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import append_line
+from hpc_gpt.small_files import append_line, write_once
 from hpc_gpt.train.failure import classify, is_lost_peer
+from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
+from hpc_gpt.train.watchdog import Watchdog
 
 _KEPT_LINES = 200
 _BEGINS = "before the start of training step"
@@ -23,11 +33,16 @@ _ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Excepti
 _USAGE = re.compile(r"^\S+\.py: error: (.*)")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NAN = re.compile(r"found nan|Unexpected result (nan|inf)", re.IGNORECASE)
+_LOOK_S = 1.0
+_ABORT_S = 3.0
 
 
 class ForeignLog:
-    """The output of one rank's program. The rank whose program prints the iterations, the last in Megatron-LM, writes
-    the metrics; a line of them stands for all iterations since the one before, with their mean time and loss."""
+    """The output of one rank's program.
+
+    The rank whose program prints the iterations, the last in Megatron-LM, writes the metrics. A line of them is of all
+    iterations since the line before, with their mean time and loss.
+    """
 
     TRAINS = "trains"  # a mark in the attempt's folder: the program has begun to train
 
@@ -106,7 +121,72 @@ class ForeignLog:
                     return "disk_full", cause, False
                 if _NAN.search(line):
                     return "nan", cause, False
-                # What the words mean is settled for exceptions; of a foreign program there is the name alone.
+                # Failures are classified by exceptions; of a foreign program only the exception's name is known.
                 fault = type(name, (RuntimeError,), {})(words)
                 return classify(fault)[0], cause, is_lost_peer(fault)
         return "error", f"pretrain_gpt.py ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", True
+
+
+class ForeignWatch:
+    """The watchdog of one rank whose steps are another process's, which writes its stacks when it is aborted."""
+
+    def __init__(self, attempt: Attempt, resolved: Resolved, process: subprocess.Popen[bytes], log: ForeignLog) -> None:
+        self._attempt = attempt
+        self._train = resolved.train
+        self._process = process
+        self._log = log
+        self._heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
+        self._looked = 0.0
+        self._rank = 0
+        self._hangs = False
+
+    def start(self, rank: int, size: int, resumed: int) -> None:
+        self._rank, self._heart.step = rank, resumed
+        Watchdog(self._attempt, rank, size, self._heart, self._leave, stands=self._stands).start()
+
+    def look(self) -> None:
+        """Reads, at most once a second, how far the program is by the log of the rank that prints the iterations."""
+        now = time.monotonic()
+        if self._heart.phase == LEAVING or now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        step, before = int(self._attempt.last_metrics().get("step") or 0), self._heart.step
+        if step <= before:
+            return
+        self._heart.stepped(step, step - before)
+        # Evaluations and saves are in no line, and come before the next one.
+        until = step + self._train.log_every
+        if any(every and until // every * every >= step for every in (self._train.eval_every, self._train.save_every)):
+            self._heart.enter(SAVING)
+
+    def leaving(self) -> None:
+        """The program is asked to end, or has ended."""
+        if self._heart.phase != LEAVING:
+            self._heart.enter(LEAVING)
+        if self._hangs:  # the watchdog's thread ends this process
+            threading.Event().wait()
+
+    def _stands(self) -> tuple[str, str]:
+        """What the program is in, as far as that can be seen from outside."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = "?"
+        if state in "tT":
+            return "", "a process that is stopped"
+        return "its program", f"process {self._process.pid}"
+
+    def _leave(self, words: str) -> None:
+        """From the watchdog's thread: the program writes its stacks, and both end."""
+        self._hangs = True
+        print(words, flush=True)
+        self._process.send_signal(signal.SIGABRT)
+        until = time.monotonic() + _ABORT_S
+        while self._process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        self._process.kill()
+        self._log.finish()
+        if stacks := self._log.stacks():
+            with contextlib.suppress(RunFolderError):
+                write_once(self._attempt.stacks / f"{self._rank}.txt", stacks)
+        os._exit(1)

@@ -1,4 +1,4 @@
-"""Compiled, the model computes what it computes; what cannot be compiled here is said in one line."""
+"""Which attention kernel is taken; compiled, the model computes the same; what cannot run here is one line."""
 
 from __future__ import annotations
 
@@ -7,20 +7,63 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.activation_offload import ActivationOffload
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.engines.compilation import compile_model, compile_seconds
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.engines.kernels import attention_kernels, attention_used, compile_model, compile_seconds
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train
+from tests.train.launch import settings
+
+CPU = torch.device("cpu")
+
+
+def asking(attention: str) -> Resolved:
+    resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
+    return replace(resolved, engine=replace(resolved.engine, attention=attention))
+
+
+def kernel_that_ran(context: Any) -> str:
+    """The kernel of a call's autograd node."""
+    query, key, value = torch.randn(2, 32, 3, 4, 8, requires_grad=True).permute(2, 0, 3, 1, 4)
+    with context():
+        node = F.scaled_dot_product_attention(query, key, value, is_causal=True).grad_fn
+    names = []
+    while node is not None:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return "flash" if any("FlashAttention" in name for name in names) else "math"
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "flash"), ("flash", "flash"), ("math", "math")])
+def test_the_kernel_asked_for_runs_and_is_the_one_named(asked: str, used: str) -> None:
+    resolved = asking(asked)
+    assert attention_used(resolved, CPU) == used
+    assert kernel_that_ran(attention_kernels(resolved, CPU)) == used
+
+
+@pytest.mark.parametrize("asked", ["cudnn", "efficient"])
+def test_a_kernel_that_a_cpu_lacks_is_refused_with_those_it_has(asked: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.attention is {asked}, but that kernel cannot run here") as refused:
+        attention_kernels(asking(asked), CPU)
+    assert refused.value.hint == 'use engine.attention = "auto", or flash or math'
+    assert "\n" not in str(refused.value)
+
+
+def test_the_choice_ends_with_the_context() -> None:
+    with attention_kernels(asking("math"), CPU)():
+        pass
+    assert attention_used(asking("auto"), CPU) == "flash"
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +182,7 @@ def test_nothing_is_compiled_unless_asked() -> None:
 
 
 def test_no_time_where_nothing_was_compiled() -> None:
-    program = "from hpc_gpt.train.engines.compilation import compile_seconds; print(compile_seconds())"
+    program = "from hpc_gpt.train.engines.kernels import compile_seconds; print(compile_seconds())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "None\n"
 

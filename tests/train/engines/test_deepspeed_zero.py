@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_gpt.train.engines.pinned_memory import allocator_settings, pin_what_is_asked_for
+from hpc_gpt.train.engines.deepspeed_zero import allocator_settings, pin_what_is_asked_for
 
 OURS = "pinned_max_cached_size_mb:64"
 

@@ -1,0 +1,125 @@
+"""What the engines on DeepSpeed share: how they are initialised, what a step gives, how they save and load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.errors import CheckpointError
+from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
+from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces
+from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, plug_in, quiet, save_deepspeed
+from hpc_gpt.train.engines.kernels import attention_kernels
+from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
+from hpc_gpt.train.engines.protocol import StepResult
+from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, sum_where_read
+
+
+class DeepspeedEngine:
+    """See `hpc_gpt.train.engines.protocol.Engine`. A subclass makes `module` and calls `_initialize`."""
+
+    module: Any
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout = resolved.layout
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
+        self._resolved = resolved
+        self._attention = attention_kernels(resolved, device)
+        self._deepspeed = import_deepspeed(device)
+        private_parts.require(private_parts.CHECKPOINTS)
+        with quiet():
+            self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+
+    def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
+        """Gives model and optimizer to DeepSpeed. `replica` has the ranks of one model replica; `mpu` is DeepSpeed's
+        word for the groups of a model that is no PipelineModule."""
+        resolved = self._resolved
+        parameters: list[nn.Parameter] = list(self.module.parameters())
+        self._optimizer, self._replica = optimizer, replica
+        self._norm: GradientNorm | UnseenStep | None = None
+        if clips_itself(resolved):
+            self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
+        self._engine, *_ = self._deepspeed.initialize(
+            model=self.module, optimizer=optimizer, config=deepspeed_config(resolved), mpu=mpu
+        )
+        private_parts.check_optimizer(self._engine.optimizer)
+        plug_in(self._engine)
+        if zero_stage(resolved) == 3:
+            sum_where_read(self._engine.optimizer)
+        if self._norm is None and can_step_unseen(resolved, self._engine.optimizer, optimizer):
+            self._norm = UnseenStep(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
+        if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
+            private_parts.average_nothing(self._engine)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included."""
+        return int(self._engine.global_steps)
+
+    def _set_rate(self) -> float:
+        """Sets the learning rate of the next step, and returns it."""
+        lr = learning_rate(self._resolved.train, self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _result(self, loss: Tensor, lr: float) -> StepResult:
+        """What the step that has just been done gave."""
+        if self._norm is not None:
+            assert self._norm.norm is not None
+            assert self._norm.skipped is not None
+            return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
+        skipped = not self._engine.was_step_applied()
+        if skipped and zero_stage(self._resolved) < 3:
+            # Offloaded, DeepSpeed 0.19.8 keeps a gradient that is not finite, and all steps after it overflow.
+            self._engine.optimizer.averaged_gradients = {}
+        return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped)
+
+    def save(self, files: RankFiles) -> None:
+        """DeepSpeed's own checkpoint, whose model it is, and every rank's generator state."""
+        save_deepspeed(self._engine, files)
+        at = self.tp_rank, self.pp_rank, self.dp_rank
+        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
+        put_random_state(files, dist.get_rank(), self.device)
+        if dist.get_rank() == 0:
+            put_identity(files, self._resolved, self.step)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
+        model or arithmetic."""
+        others = find_differences(folder, self._resolved)
+        if self._resolved.engine.offload_path is not None:
+            # Measured: a resumed run's loss was off by 1.2, and nothing was said.
+            raise CheckpointError(
+                f"{folder} cannot be resumed with engine.offload_path: DeepSpeed 0.19.8 does not restore on NVMe what "
+                "it keeps there",
+                "train it in one go, or offload to the host's memory from the start",
+            )
+        if not (folder / TAG).is_dir():
+            raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
+        if others:
+            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
+        else:
+            with quiet():
+                self._engine.load_checkpoint(str(folder), tag=TAG)
+            load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+        own = owned(self.module.parameters(), self.tp_rank)
+        # Under ZeRO-3 a rank holds only a piece of each.
+        count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
+        total = torch.tensor(count, dtype=torch.int64, device=self.device)
+        dist.all_reduce(total, group=self._replica)
+        return int(total)

@@ -1,0 +1,206 @@
+"""How the model's forward pass is computed: which attention kernel torch takes, and what torch.compile compiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.tensor_parallel import VocabParallelLoss
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.engines import private_parts
+
+_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_NAMES = {kernel.value: name for name, kernel in _KERNELS.items()}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def attention_kernels(resolved: Resolved, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """A function that makes the context in which SDPA takes the kernel that `engine.attention` names.
+
+    `auto` is the fastest kernel that this device has. cuDNN's comes first, which torch must be told to. Any other name
+    is that kernel alone: ConfigError if it cannot compute this model's attention here.
+    """
+    kernels = _allowed(resolved, device)
+    try:
+        _choose(resolved, device, kernels)
+    except _NoKernelError as failure:
+        name = resolved.engine.attention
+        usable = [other for other, kernel in _KERNELS.items() if _runs(resolved, device, kernel)]
+        raise ConfigError(
+            f"engine.attention is {name}, but that kernel cannot run here: {failure}",
+            f'use engine.attention = "auto", or {" or ".join(usable)}',
+        ) from None
+    return lambda: sdpa_kernel(kernels, set_priority=True)
+
+
+def attention_used(resolved: Resolved, device: torch.device) -> str:
+    """The kernel SDPA takes under `attention_kernels`: flash, cudnn, efficient or math.
+
+    torch's own answer for tensors of the model's shape, layout and dtype on this device.
+    """
+    return _NAMES[_choose(resolved, device, _allowed(resolved, device))]
+
+
+def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
+    """The kernels in the order they are tried."""
+    name = resolved.engine.attention
+    if name != "auto":
+        return [_KERNELS[name]]
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if device.type == "cuda" and not resolved.train.deterministic:
+        order.insert(0, SDPBackend.CUDNN_ATTENTION)
+    return order
+
+
+class _NoKernelError(Exception):
+    """None of the allowed kernels can run. The text is torch's reason."""
+
+
+def _runs(resolved: Resolved, device: torch.device, kernel: SDPBackend) -> bool:
+    try:
+        _choose(resolved, device, [kernel])
+    except _NoKernelError:
+        return False
+    return True
+
+
+def _choose(resolved: Resolved, device: torch.device, kernels: list[SDPBackend]) -> int:
+    """torch's choice among the kernels, for a training forward pass as `Attention` makes it."""
+    shape, tp = resolved.model, resolved.layout.tp
+    # Two rows at most: the choice depends on shape, strides and dtype, and a batch of one has other strides.
+    batch = min(2, resolved.batch.micro_batch)
+    qkv = torch.empty(
+        (batch, shape.seq, 3, shape.heads // tp, shape.head_dim),
+        dtype=_DTYPES[resolved.train.dtype],
+        device=device,
+        requires_grad=True,
+    )
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    reason = "no viable backend"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            if private_parts.can_use(private_parts.ATTENTION):
+                with sdpa_kernel(kernels, set_priority=True):
+                    choice = private_parts.chosen_attention(query, key, value)
+            else:
+                choice = _first_that_runs(kernels, query, key, value)
+        except RuntimeError as failure:
+            choice, reason = SDPBackend.ERROR.value, str(failure)
+    if choice not in _NAMES:
+        # On a GPU torch warns of each condition that a kernel does not meet.
+        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
+        raise _NoKernelError(" ".join(reasons) or reason.splitlines()[0])
+    return choice
+
+
+def _first_that_runs(kernels: list[SDPBackend], query: Tensor, key: Tensor, value: Tensor) -> int:
+    """The first kernel that computes this attention; RuntimeError, of the last kernel, if none does."""
+    for kernel in kernels:
+        try:
+            with sdpa_kernel([kernel]):
+                F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        except RuntimeError:
+            if kernel is kernels[-1]:
+                raise
+        else:
+            return int(kernel.value)
+    return int(SDPBackend.ERROR.value)
+
+
+def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
+    """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
+
+    By block: each layer's own computation and the loss. Recomputation and activation offload stay outside. Blocks are
+    alike, so the first one's code serves all of them. `blocks` names those of a model that is not ours. Whole: the
+    module's forward, and a pipeline stage's loss. Hooks on what is compiled run before and after it, uncompiled: those
+    of an engine cannot be traced.
+
+    Call it before an engine wraps the model, on the device it will run on. ConfigError if the backend lacks a
+    compiler, or torch is too old for sequence parallelism.
+    """
+    if engine.compile == "none":
+        return
+    _check_sequences(engine)
+    private_parts.can_use(private_parts.COMPILE_TIME)  # which says so now if it cannot be measured at the end
+    device = next(module.parameters()).device
+    check_backend(
+        engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
+    )
+    how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
+    losses = [part for part in module.modules() if isinstance(part, VocabParallelLoss)]
+    if engine.compile == "whole":
+        # A model of ours calls its loss itself; the loss of a stage is called by DeepSpeed.
+        forwards = [module] if isinstance(module, Gpt) else [module, *losses]
+    else:
+        forwards = [*losses, *blocks]
+        for block in module.modules():
+            if isinstance(block, Block):
+                block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]
+    for one in forwards:
+        one.forward = torch.compile(one.forward, **how)
+
+
+def _check_sequences(engine: Engine) -> None:
+    """Refuses what torch before 2.13 compiles to wrong gradients.
+
+    Measured on 2.11.0, with aot_eager as well: up to 0.08 off in every layer before the last all-gather, while the loss
+    is right. 2.13 agrees to 1e-6. The reason is not known.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if engine.sequence_parallel and version < (2, 13):
+        raise ConfigError(
+            f"engine.sequence_parallel with engine.compile = {engine.compile} gives wrong gradients on torch "
+            f"{torch.__version__}",
+            'use torch 2.13 or newer, engine.compile = "none", or engine.sequence_parallel = false',
+        )
+
+
+def compile_seconds() -> float | None:
+    """Wall time torch.compile has taken in this process so far; None if nothing was compiled."""
+    if "torch._dynamo.utils" not in sys.modules or not private_parts.can_use(private_parts.COMPILE_TIME):
+        return None
+    return private_parts.compile_seconds() or None
+
+
+def check_backend(backend: str, device: torch.device, instead: str) -> None:
+    """Refuses Inductor if what it calls is missing: a C++ compiler on a CPU, Triton and a C compiler on a GPU.
+
+    `instead` is what the user may do without one, the end of the ConfigError's hint.
+    """
+    if backend != "inductor":
+        return
+    if device.type == "cpu":
+        wanted, names = "a C++ compiler", [os.environ.get("CXX", "g++")]
+    else:
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                'engine.compile_backend is "inductor", which needs Triton for a GPU, but it is not installed',
+                f"install torch's CUDA wheel, which brings it, {instead}",
+            )
+        wanted, names = "a C compiler", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(shutil.which(name) for name in names):
+        raise ConfigError(
+            f'engine.compile_backend is "inductor", which needs {wanted} for a {device.type.upper()}, but there '
+            f"is no {' or '.join(names)} on PATH",
+            f"put one on PATH or load its module, {instead}",
+        )

@@ -1,0 +1,437 @@
+"""The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
+
+Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
+a name is missing, or the package is newer than the tested version, the trainer takes the plain path: the same numbers
+by public means, for more time or memory. One line on stderr says which names and why. A use that has no plain path is
+refused with a ConfigError if a name is missing.
+
+What replaces parts of DeepSpeed's ZeRO optimizers is in `zero_step`, and what reads their states in `checkpoints`; the
+names they use are listed and checked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.errors import ConfigError
+
+# The versions of constraints.txt. The names below are those of these versions.
+TESTED = {"torch": "2.13.0", "deepspeed": "0.19.8"}
+
+_ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
+_PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
+_PIPELINE_MODULE = "deepspeed.pipe.PipelineModule"
+_BF16 = "deepspeed.runtime.bf16_optimizer"
+_ZERO_12 = "deepspeed.runtime.zero.stage_1_and_2"
+_ZERO_3 = "deepspeed.runtime.zero.stage3"
+_INIT = "deepspeed.runtime.zero.partition_parameters.Init"
+_UTILS = "deepspeed.runtime.utils"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What some names of one package are used for.
+
+    A name is a dotted path from a module. One that goes on after a class is a method of it, or an attribute that its
+    functions set. `plain` is what happens without the names; empty if there is no other way.
+    """
+
+    package: Literal["torch", "deepspeed"]
+    purpose: str
+    names: tuple[str, ...]
+    plain: str = ""
+
+
+def _of(owner: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{owner}.{name}" for name in names)
+
+
+ATTENTION = Use(
+    "torch", "asking which attention kernel it takes", ("torch._fused_sdp_choice",), "the kernels are tried in turn"
+)
+FOREACH = Use(
+    "torch",
+    "one kernel for many tensors",
+    _of("torch", "_foreach_norm", "_foreach_div_", "_foreach_add_", "_foreach_copy_", "_foreach_zero_"),
+    "one tensor is computed after the other",
+)
+FUSED = Use(
+    "torch",
+    "telling fused optimizers on the device to clip or to leave a step out",
+    _of("torch.optim.Optimizer", "found_inf", "grad_scale"),
+    "the host waits for the norm of every step",
+)
+COALESCED = Use(
+    "torch",
+    "one all-reduce for the gradients of a bucket",
+    ("torch.distributed.ProcessGroup.allreduce_coalesced",),
+    "each gradient has an all-reduce of its own",
+)
+ALLOCATOR = Use(
+    "torch",
+    "pinned memory of just the size that is asked for",
+    ("torch._C._accelerator_setAllocatorSettings",),
+    "large pinned buffers are rounded up to a power of two",
+)
+COMPILE_TIME = Use(
+    "torch",
+    "the time that compiling took",
+    ("torch._dynamo.utils.calculate_time_spent",),
+    "compile_s is not measured",
+)
+
+# Functions that zero_step exchanges while a step lasts.
+_EXCHANGED = ("is_invalid_grad_norm", "mask_nan_or_inf_with_val_inplace")
+_WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
+UNSEEN_STEP_BF16 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-1 in bf16)",
+    (
+        *_of(f"{_BF16}.BF16_Optimizer", "step", "get_grads_for_norm", "clip_grad", "_global_grad_norm"),
+        f"{_BF16}.is_invalid_grad_norm",
+        *_of(_UTILS, *_EXCHANGED),
+    ),
+    _WAITS,
+)
+UNSEEN_STEP_12 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-1 and ZeRO-2)",
+    (
+        *_of(
+            f"{_ZERO_12}.DeepSpeedZeroOptimizer",
+            *("step", "scaled_global_norm", "unscale_and_clip_grads", "check_grad_overflow", "clip_grad"),
+            *("_global_grad_norm", "averaged_gradients", "params_in_partition", "_zero_padding"),
+        ),
+        f"{_ZERO_12}.is_invalid_grad_norm",
+        *_of(_UTILS, *_EXCHANGED),
+    ),
+    _WAITS,
+)
+UNSEEN_STEP_3 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-3)",
+    (
+        *_of(
+            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
+            *("step", "_get_norm_groups", "unscale_and_clip_grads", "clip_grad"),
+            *("_global_grad_norm", "averaged_gradients", "fp16_groups"),
+        ),
+        f"{_ZERO_3}.is_invalid_grad_norm",
+        *_of(_UTILS, *_EXCHANGED),
+    ),
+    _WAITS,
+)
+ZERO_3_SUMS = Use(
+    "deepspeed",
+    "one buffer for ZeRO-3's gradients",
+    (
+        *_of(
+            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
+            *("swap_optimizer", "offload_optimizer", "gradient_accumulation_dtype", "master_weights_and_grads_dtype"),
+            *("fp16_groups", "fp32_partitioned_groups_flat", "grad_partitions_flat_buffer", "averaged_gradients"),
+            *("_prepare_fp32_grad_for_sub_group", "__param_id_to_grad_partition", "partition_grads", "micro_step_id"),
+            *("is_gradient_accumulation_boundary", "_constant_buffered_norm2", "norm_for_param_grads"),
+            *("get_param_id", "_get_param_partition_rank"),
+        ),
+        *_of(_INIT, "partition_numel", "ds_id", "ds_numel"),
+    ),
+    "gradients are kept a second time, 4 bytes a parameter",
+)
+BUILT_IN_PARTS = Use(
+    "deepspeed",
+    "splitting a model over the ranks while it is built",
+    _of(_INIT, "_convert_to_zero_parameters"),
+    "every rank builds the whole model first",
+)
+LOGITS = Use(
+    "deepspeed",
+    "freeing a micro-batch's logits",
+    (*_of(_PIPELINE_ENGINE, "_INSTRUCTION_MAP", "pipe_buffers"), "deepspeed.runtime.pipe.schedule.BackwardPass"),
+    "the last stage keeps them until the next ones are there",
+)
+NO_REDUCTION = Use(
+    "deepspeed",
+    "no averaging over a single rank",
+    (f"{_ENGINE}.enable_backward_allreduce", f"{_PIPELINE_ENGINE}.pipeline_enable_backward_allreduce"),
+    "gradients are copied for it, 4 bytes a parameter",
+)
+CPU_SETUP = Use("deepspeed", "a CPU", ("deepspeed.ops.__compatible_ops__",))
+PIPELINE = Use(
+    "deepspeed",
+    "engine deepspeed-3d",
+    _of(
+        _PIPELINE_MODULE,
+        *("_partition_layers", "_set_bounds", "_synchronize_tied_weights", "_topo", "forward_funcs", "tied_modules"),
+        *("parts", "num_stages", "stage_id", "global_rank"),
+    ),
+)
+CHECKPOINTS = Use(
+    "deepspeed",
+    "saving and loading checkpoints",
+    _of(
+        _ENGINE,
+        *("checkpoint_engine", "_copy_recovery_script", "_get_ckpt_name", "_get_zero_ckpt_name", "basic_optimizer"),
+        *("global_steps", "global_samples", "skipped_steps"),
+    ),
+)
+STATES_BF16 = Use(
+    "deepspeed",
+    "checkpoints of ZeRO-1 in bf16",
+    _of(f"{_BF16}.BF16_Optimizer", "bf16_groups", "fp32_groups_flat_partition", "_hp_mapping"),
+)
+STATES_12 = Use(
+    "deepspeed",
+    "checkpoints of ZeRO-1 and ZeRO-2, and steps that overflow while offloading",
+    _of(
+        f"{_ZERO_12}.DeepSpeedZeroOptimizer",
+        *("bit16_groups", "single_partition_of_fp32_groups", "_hp_mapping", "averaged_gradients"),
+    ),
+)
+STATES_3 = Use(
+    "deepspeed",
+    "checkpoints of ZeRO-3",
+    (
+        *_of(
+            f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
+            *("fp16_groups", "fp16_partitioned_groups_flat", "fp32_partitioned_groups_flat"),
+            *("_unflatten_partitioned_parameters", "persistent_parameters"),
+        ),
+        *_of(_INIT, "partition_numel", "ds_id", "ds_numel", "ds_shape", "ds_process_group"),
+    ),
+)
+OPTIONAL = (
+    *(ATTENTION, FOREACH, FUSED, COALESCED, ALLOCATOR, COMPILE_TIME),
+    *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
+)
+REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
+
+
+@cache
+def can_use(use: Use) -> bool:
+    """Whether all names of the use are there and the package is not newer than the tested version.
+
+    The first answer that is no is printed on stderr by rank 0, in one line.
+    """
+    version, tested = _version(use.package), TESTED[use.package]
+    if lacking := missing(use):
+        why = f"{use.package} {version} lacks {', '.join(lacking)}"
+    elif _numbers(version) > _numbers(tested):
+        why = f"{use.package} {version} is newer than {tested}, the tested version, so {_listed(use.names)} is not used"
+    else:
+        return True
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        # DeepSpeed's own words on stdout are swallowed while it sets up (deepspeed_setup.quiet).
+        print(f"note: {use.purpose}: {why}; plain path: {use.plain}", file=sys.stderr, flush=True)
+    return False
+
+
+def require(use: Use) -> None:
+    """ConfigError if a name of a use that has no plain path is missing."""
+    if lacking := missing(use):
+        raise ConfigError(
+            f"{use.package} {_version(use.package)} lacks {', '.join(lacking)}, which {use.purpose} needs",
+            f"install the tested version: pip install '{use.package}=={TESTED[use.package]}'",
+        )
+
+
+def check_torch() -> None:
+    """Looks at what is used of torch by every engine, so that the line on a plain path comes at the start."""
+    for use in (ATTENTION, FOREACH, FUSED):
+        can_use(use)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """ConfigError if DeepSpeed's optimizer lacks what checkpoints need. Without ZeRO it is torch's own."""
+    kinds = {
+        "BF16_Optimizer": STATES_BF16,
+        "DeepSpeedZeroOptimizer": STATES_12,
+        "DeepSpeedZeroOptimizer_Stage3": STATES_3,
+    }
+    if type(optimizer).__name__ in kinds:
+        require(kinds[type(optimizer).__name__])
+
+
+def missing(use: Use) -> list[str]:
+    """The names of the use that are not there."""
+    return [name for name in use.names if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    if name in FUSED.names:
+        return _fused_kernels_obey()
+    path, _, last = name.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    if isinstance(owner, type):
+        if last.startswith("__") and not last.endswith("__"):
+            last = f"_{owner.__name__}{last}"
+        return last in _names_in(owner)
+    return hasattr(owner, last)
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
+    """What a class and its bases define, and all names that their functions read or set."""
+    found: set[str] = set()
+    for each in kind.__mro__:
+        found |= vars(each).keys()
+        for value in vars(each).values():
+            # A decorated function is a variable of its wrapper.
+            within = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+            for function in (inspect.unwrap(value), *within):
+                if isinstance(function, FunctionType):
+                    found |= {*function.__code__.co_names}
+    return frozenset(found)
+
+
+def _fused_kernels_obey() -> bool:
+    """Whether torch's fused kernels do what `optimizer.instruct` says by attributes, tried on one number."""
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.full((1,), 8.0)
+        optimizer: Any = kind([weight], lr=0.5, weight_decay=0.0, fused=True)
+        optimizer.grad_scale, optimizer.found_inf = torch.full((), 8.0), torch.ones(())
+        optimizer.step()
+        if weight.item() != 1.0:
+            return False
+        optimizer.found_inf = torch.zeros(())
+        optimizer.step()
+        # A gradient of 8 divided by 8: SGD moves by lr, Adam's first moment is 1 - beta1.
+        moved = optimizer.state[weight]["exp_avg"] if kind is torch.optim.AdamW else weight.detach() / 5
+        if abs(moved.item() - 0.1) > 1e-6:
+            return False
+    return True
+
+
+def _version(package: str) -> str:
+    return str(getattr(sys.modules.get(package), "__version__", "?"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release's numbers, three of them, without what follows as in 2.14.0a0+git."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+
+
+# --- torch
+
+
+def chosen_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """The number of the kernel that SDPA takes for causal attention; nothing is computed."""
+    return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True))
+
+
+def compile_seconds() -> float:
+    """Wall time of torch.compile in this process."""
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
+
+
+def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
+    """A tensor's `operation` on each of the tensors, in one kernel. `other` is its operand: a list, or one for all."""
+    operands = () if other is None else (other,)
+    if can_use(FOREACH):
+        return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
+    others = other if isinstance(other, list) else [other] * len(tensors)
+    call = getattr(Tensor, operation)
+    return [call(one, *([] if other is None else [own])) for one, own in zip(tensors, others, strict=True)]
+
+
+def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
+    """Begins to sum every tensor over all ranks, in place; done when the result is."""
+    group = dist.group.WORLD
+    assert group is not None
+    if can_use(COALESCED):
+        together: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
+        return together
+    return torch.futures.collect_all([dist.all_reduce(one, async_op=True).get_future() for one in tensors])
+
+
+def set_allocator(settings: str) -> None:
+    """Sets what PYTORCH_ALLOC_CONF says from now on; RuntimeError if this torch does not know a word of it."""
+    torch._C._accelerator_setAllocatorSettings(settings)
+
+
+# --- DeepSpeed
+
+
+def forget_logits(engine: Any) -> None:
+    """Has DeepSpeed's pipeline `engine` free a micro-batch's logits after its backward pass.
+
+    Its last stage keeps them until the next ones are there: the largest activation of a small model, twice.
+    """
+    if not can_use(LOGITS):
+        return
+    from deepspeed.runtime.pipe.schedule import BackwardPass
+
+    backward = engine._INSTRUCTION_MAP[BackwardPass]
+
+    def backward_pass(self: Any, buffer_id: int) -> None:
+        backward(self, buffer_id)
+        self.pipe_buffers["outputs"][buffer_id] = None
+
+    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, BackwardPass: backward_pass}
+
+
+def forget_evaluation(engine: Any) -> None:
+    """Frees the logits that DeepSpeed's pipeline `engine` has left from an evaluation."""
+    if can_use(LOGITS):
+        outputs = engine.pipe_buffers["outputs"]
+        outputs[:] = [None] * len(outputs)
+
+
+def average_nothing(engine: Any) -> None:
+    """Keeps a data-parallel rank that is alone from averaging, which copies every gradient twice.
+
+    For engines without ZeRO and with BF16_Optimizer. ZeRO's other optimizers need the call.
+    """
+    if can_use(NO_REDUCTION):
+        name = "pipeline_enable_backward_allreduce"
+        setattr(engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)
+
+
+@contextlib.contextmanager
+def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Iterator[None]:
+    """Modules built inside give each rank its share of their parameters as soon as they are part of a larger module.
+
+    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
+    constructors for that, and with them the generator that draws our initial weights.
+    """
+    if not can_use(BUILT_IN_PARTS):
+        yield
+        return
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    init = deepspeed.zero.Init(
+        config_dict_or_path=config, data_parallel_group=groups.get_data_parallel_group(), mpu=groups
+    )
+
+    def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        for parameter in module.parameters() if module is not None else ():
+            if not hasattr(parameter, "ds_id") and not parameter.is_meta:
+                parameter.data = parameter.data.to(init.dtype)
+                init._convert_to_zero_parameters([parameter])
+
+    hook = register_module_module_registration_hook(convert)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,200 @@
+"""Each private name of torch and DeepSpeed, taken away in turn: one line says it, and the plain path gives the same."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hpc_gpt
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines.kernels import attention_used
+from hpc_gpt.train.engines.optimizer import is_fused
+from hpc_gpt.train.engines.private_parts import OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
+from tests.conftest import REPOSITORY
+from tests.distributed.ranks import launch_ranks
+from tests.train.engines import plain_path_runs
+from tests.train.launch import settings
+
+NAMES = [(use, name) for use in OPTIONAL for name in use.names]
+NEEDED = [(use, name) for use in REQUIRED for name in use.names]
+# Private names that are not torch's or DeepSpeed's: of our own classes, of the standard library, of transformers.
+OURS = {"_attn_implementation", "_current_frames", "_exit"}
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    can_use.cache_clear()
+    yield
+    can_use.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _deepspeed() -> None:
+    """DeepSpeed's version is that of the package if it is imported."""
+    from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
+
+    import_deepspeed(torch.device("cpu"))
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As if a newer or older package had another name for it."""
+    is_there = private_parts._is_there
+    monkeypatch.setattr(private_parts, "_is_there", lambda one: one != name and is_there(one))
+
+
+def test_everything_is_there_in_the_tested_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==") for line in lines if "==" in line)
+    assert {name: tested[name] for name in TESTED} == TESTED
+    assert all(can_use(use) for use in OPTIONAL)
+    for use in REQUIRED:
+        require(use)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("use", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Use, name: str
+) -> None:
+    hide(monkeypatch, name)
+    assert [can_use(use), can_use(use)] == [False, False]
+    [line] = capsys.readouterr().err.splitlines()
+    version = TESTED[use.package]
+    assert line.startswith(f"note: {use.purpose}: {use.package} {version}")
+    assert f"lacks {name}" in line or (use is private_parts.FUSED and name in line)
+    assert line.endswith(f"; plain path: {use.plain}")
+
+
+@pytest.mark.parametrize(("use", "name"), NEEDED, ids=[f"{use.purpose}: {name}" for use, name in NEEDED])
+def test_without_a_name_that_has_no_plain_path_the_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, use: Use, name: str
+) -> None:
+    hide(monkeypatch, name)
+    with pytest.raises(
+        ConfigError, match=rf"{use.package} {re.escape(TESTED[use.package])}\S* lacks {name}"
+    ) as refused:
+        require(use)
+    assert refused.value.hint == f"install the tested version: pip install '{use.package}=={TESTED[use.package]}'"
+
+
+@pytest.mark.parametrize("use", OPTIONAL, ids=lambda use: use.purpose)
+def test_a_newer_version_takes_the_plain_path_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: Use
+) -> None:
+    monkeypatch.setitem(TESTED, use.package, "0.1.9")
+    assert not can_use(use)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "is newer than 0.1.9, the tested version" in line
+    assert use.names[0] in line
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"),
+    [
+        ("2.13.0+cu130", False),
+        ("2.11.0", False),
+        ("2.13.1", True),
+        ("2.14.0a0+git1", True),
+        ("3.0", True),
+        ("2.9.1", False),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setitem(TESTED, "torch", "2.13.0")
+    assert can_use(private_parts.ATTENTION) is not newer
+
+
+def test_a_fused_kernel_that_no_longer_listens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes that are assigned under an old name are no error: it is tried what they do."""
+    step = torch.optim.AdamW([nn.Parameter(torch.ones(1))], fused=True).step
+    assert is_fused(step.__self__)  # type: ignore[attr-defined]
+    can_use.cache_clear()
+    import torch.optim.adam as module
+
+    adam = module.adam
+    monkeypatch.setattr(module, "adam", lambda *words, found_inf=None, **more: adam(*words, found_inf=None, **more))
+    assert not is_fused(step.__self__)  # type: ignore[attr-defined]
+
+
+def test_the_plain_operations_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tensors(seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(size, generator=generator) for size in ((3, 4), (7,))]
+
+    def all_of_them() -> list[Tensor]:
+        own = tensors(1)
+        norms = for_each("norm", own)
+        for_each("add_", own, tensors(2))
+        for_each("div_", own, torch.tensor(3.0))
+        copies = tensors(3)
+        for_each("copy_", copies, own)
+        for_each("zero_", own)
+        return [*norms, *copies, *own]
+
+    fast = all_of_them()
+    hide(monkeypatch, "torch._foreach_norm")
+    can_use.cache_clear()
+    for one, other in zip(fast, all_of_them(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("asked", ["auto", "flash", "math"])
+def test_the_attention_kernel_is_found_by_trying(monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    from dataclasses import replace
+
+    resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
+    resolved = replace(resolved, engine=replace(resolved.engine, attention=asked))
+    used = attention_used(resolved, torch.device("cpu"))
+    hide(monkeypatch, "torch._fused_sdp_choice")
+    can_use.cache_clear()
+    assert attention_used(resolved, torch.device("cpu")) == used
+
+
+def test_no_module_touches_a_private_name_that_is_not_listed() -> None:
+    """Of anything but `self`, and of nothing that our own classes define."""
+    listed = {part for use in (*OPTIONAL, *REQUIRED) for name in use.names for part in name.split(".")}
+    own, touched = set(OURS), {}
+    for path in [*PACKAGE.glob("train/**/*.py"), *PACKAGE.glob("model/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                    own.add(node.attr)
+                else:
+                    touched.setdefault(re.sub(r"^_DeepSpeed\w+?__", "__", node.attr), path.name)
+    assert {name: file for name, file in touched.items() if name not in own | listed} == {}
+
+
+PACKAGE = Path(hpc_gpt.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a training of each kind gives, as it is and with each use in turn that has no names."""
+    folder = tmp_path_factory.mktemp("plain-path")
+    launch_ranks("tests.train.engines.plain_path_runs", 1, folder)
+    read: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    return read
+
+
+@pytest.mark.xdist_group("private-parts")
+@pytest.mark.parametrize("case", plain_path_runs.CASES)
+def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, Any], case: str) -> None:
+    found = plain_runs[case]
+    assert found["usual"]["said"] == ""
+    assert set(found) == {"usual", *(use.purpose for use in plain_path_runs.CASES[case][2])}
+    for purpose, run in found.items():
+        assert run["losses"] == pytest.approx(found["usual"]["losses"], abs=2e-6), purpose
+        assert run["norms"] == pytest.approx(found["usual"]["norms"], rel=1e-5), purpose
+        assert (purpose == "usual") or purpose in run["said"]
