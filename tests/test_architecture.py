@@ -1,0 +1,38 @@
+"""The flows of docs/architecture.md are true: every module of a chain is there, and every arrow is an import."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.test_imports import MODULES, imports_of, own_module
+
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+CHAINS = [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and " -> " in line]
+ARROW = re.compile(r" (->|=[\w.]+=>) ")
+
+
+def imported_by(module: str) -> set[str]:
+    return {own_module(name) for name, _ in imports_of(MODULES[module]) if name.startswith("hpc_gpt.")}
+
+
+def test_the_page_is_short_and_has_five_flows():
+    assert len(PAGE.splitlines()) <= 150
+    assert len(CHAINS) == 5
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=[ARROW.split(chain)[0] for chain in CHAINS])
+def test_every_arrow_of_a_chain_is_an_import(chain):
+    modules, arrows = ARROW.split(chain)[::2], ARROW.split(chain)[1::2]
+    assert 5 <= len(modules) <= 8
+    assert [module for module in modules if module not in MODULES] == []
+    for before, arrow, after in zip(modules, arrows, modules[1:], strict=False):
+        if arrow == "->":
+            assert after in imported_by(before) or before in imported_by(after), f"{before} -> {after}"
+
+
+def test_the_page_names_every_package():
+    packages = {module.partition(".")[0] for module in MODULES if "." in module}
+    assert packages <= set(re.findall(r"`(\w+)`", PAGE))
