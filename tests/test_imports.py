@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import hpc_gpt
-from hpc_gpt.cli import VERBS
 
 PACKAGE = Path(hpc_gpt.__file__).parent
 # The folders of the package, and what each may import beside itself and the modules at the top, which all may. The
@@ -149,16 +148,6 @@ def test_imports_point_one_way(module):
     for name, _ in imports_of(MODULES[module]):
         if name.split(".")[0] == "hpc_gpt":
             assert part_of(own_module(name)) in allowed, f"{part} module {module} imports {name}"
-
-
-def verb_modules():
-    return sorted({verb.module for verb in VERBS.values()})
-
-
-def test_the_help_of_a_verb_loads_no_numpy():
-    # A verb's module loads for its help and for TAB; numpy takes longer than all the rest.
-    loaded = loaded_by(f"cli.{module}" for module in verb_modules())
-    assert not loaded & (NEVER_AT_IMPORT | {"numpy"})
 
 
 def test_listing_the_verbs_loads_none_of_them():
