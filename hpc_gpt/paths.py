@@ -60,3 +60,8 @@ def state_dir() -> Path:
 def logs_dir() -> Path:
     """Where runs land: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
     return Path(os.environ.get("HPC_GPT_LOGS") or "logs")
+
+
+def logs_folder() -> Path:
+    """`logs_dir`, absolute."""
+    return Path(os.path.abspath(logs_dir()))

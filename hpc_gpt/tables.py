@@ -244,6 +244,15 @@ def _field_names(table: Any) -> list[str]:
     return [entry.name for entry in fields(table)] if is_dataclass(table) else []
 
 
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
 def close_matches(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for the names nearest to `name`, or nothing."""
     known = list(known)

@@ -1,6 +1,7 @@
 """Imports point one way, and nothing heavy is loaded before it is needed."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def part_of(module):
     return top if top in MAY_IMPORT else "top"
 
 
+@functools.cache
 def imports_of(path):
     """(full name, whether it runs when the module is imported) of every import in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -92,6 +94,51 @@ def own_module(name):
     return inner if inner in MODULES else inner.rpartition(".")[0]
 
 
+def loaded_for(module, name):
+    """The modules of ours that an import of `name` in `module` loads: the one that has the name, and the packages that
+    this one is in. A package that `module` is in itself is loaded already; it counts if the import is from it."""
+    if name.split(".")[0] != "hpc_gpt":
+        return set()
+    parts = own_module(name).split(".")
+    loaded = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    of, imported_from = f"{module}.", name.removeprefix("hpc_gpt.").rpartition(".")[0]
+    return {each for each in loaded if each in (own_module(name), imported_from) or not of.startswith(f"{each}.")}
+
+
+def cycles(graph):
+    """The sets of more than one node in which each leads to every other."""
+
+    def reached(start):
+        found, left = set(), [start]
+        while left:
+            new = graph[left.pop()] - found
+            found |= new
+            left += new
+        return found
+
+    reach = {node: reached(node) for node in graph}
+    rings = {frozenset(other for other in reach[node] if node in reach[other]) for node in graph if node in reach[node]}
+    return [ring for ring in rings if len(ring) > 1]
+
+
+def test_no_modules_import_each_other():
+    # Those inside functions count, those for the type checker alone do not.
+    graph = {
+        module: {other for name, _ in imports_of(path) for other in loaded_for(module, name)} - {module}
+        for module, path in MODULES.items()
+    }
+    found = [sorted(ring) for ring in cycles(graph)]
+    assert found == []
+
+
+def test_a_cycle_is_found():
+    assert [sorted(ring) for ring in cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}})] == [["b", "c"]]
+    assert loaded_for("runs.find", "hpc_gpt.report.page.svg.Svg") == {"report.page.svg", "report.page", "report"}
+    assert loaded_for("report.why", "hpc_gpt.report.page.svg.Svg") == {"report.page.svg", "report.page"}
+    assert loaded_for("report.page.table", "hpc_gpt.report.page.svg.Svg") == {"report.page.svg"}
+    assert loaded_for("report.page.table", "hpc_gpt.report.page.svg") == {"report.page.svg", "report.page"}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_one_way(module):
     part = part_of(module)
@@ -99,6 +146,19 @@ def test_imports_point_one_way(module):
     for name, _ in imports_of(MODULES[module]):
         if name.split(".")[0] == "hpc_gpt":
             assert part_of(own_module(name)) in allowed, f"{part} module {module} imports {name}"
+
+
+def test_listing_the_verbs_loads_none_of_them():
+    program = (
+        "import sys\n"
+        "from hpc_gpt.cli import group\n"
+        "import click\n"
+        "ctx = click.Context(group)\n"
+        "group.get_help(ctx), group.shell_complete(ctx, '')\n"
+        "print(*(name.removeprefix('hpc_gpt.cli.') for name in sys.modules if name.startswith('hpc_gpt.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) not in TRAINER])

@@ -25,7 +25,7 @@ def modules_after(*arguments):
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"], ["submit", "--help"]])
 def test_help_loads_nothing_heavy(arguments):
     assert not modules_after(*arguments) & (HEAVY | {"pydantic", "numpy", "jinja2", "rich"})
 

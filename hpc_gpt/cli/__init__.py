@@ -1,43 +1,63 @@
-"""hpc-gpt, the command: verbs parse, call and print. A verb's module loads when the verb is used."""
+"""hpc-gpt, the command: verbs parse, call and print. A verb's module loads when the verb runs or explains itself."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
+from hpc_gpt import __version__
 from hpc_gpt.errors import UserError
 
-# verb -> module under hpc_gpt.cli; the command in it has the verb's name, `-` as `_`.
+
+class Verb(NamedTuple):
+    """Where a verb's command is, and the first sentence of its help, for what lists the verbs without loading them."""
+
+    module: str
+    short_help: str
+
+
+# In the order of a run's life. The command has the verb's name in its module, or the name with `_command`.
 VERBS = {
-    "plan": "plan",
-    "doctor": "doctor",
-    "render": "render",
-    "rehearse": "rehearse",
-    "submit": "submit",
-    "status": "status",
-    "logs": "logs",
-    "stop": "control",
-    "save": "control",
-    "requeue": "control",
-    "cancel": "cancel",
-    "report": "report",
-    "compare": "compare",
-    "bench": "bench",
-    "why": "why",
-    "verify": "verify",
-    "export": "export",
-    "data": "data",
-    "profile": "profile",
-    "completion": "completion",
-    "help": "topics",
+    "plan": Verb("plan", "Find the layouts that fit in memory, and how fast each is, before anyone queues."),
+    "doctor": Verb("doctor", "Look for what would go wrong before EXPERIMENT is submitted."),
+    "render": Verb("render", "Print the job script of EXPERIMENT."),
+    "rehearse": Verb("rehearse", "Run the whole life of EXPERIMENT's job on this machine, before a night of queue."),
+    "submit": Verb("submit", "Submit EXPERIMENT to Slurm, or start it here."),
+    "status": Verb("status", "Show how runs stand."),
+    "logs": Verb("logs", "Print RUN's log."),
+    "stop": Verb("control", "Ask runs to save and end."),
+    "save": Verb("control", "Ask runs to save now and go on."),
+    "requeue": Verb("control", "Ask runs to save and go back to the queue."),
+    "cancel": Verb("control", "Cancel runs, queued or running."),
+    "report": Verb(
+        "report",
+        "Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.",
+    ),
+    "compare": Verb("compare", "Say whether a run is faster than another, and what they do not share."),
+    "bench": Verb(
+        "bench", "Train EXPERIMENT on random tokens on this machine, and print how fast it is and what that takes."
+    ),
+    "why": Verb("why", "Say why RUN ended: the first cause of all ranks."),
+    "verify": Verb("verify", "Say what of RUN differs from now."),
+    "export": Verb("export", "Write the weights of RUN for transformers."),
+    "data": Verb("data", "Make a token file from SOURCE."),
+    "profile": Verb("profile", "List, show and detect cluster profiles."),
+    "completion": Verb("completion", "Print a shell's completion script."),
+    "help": Verb(
+        "topics",
+        "List an experiment's keys and a record's, the engines, a template's variables, how runs end; how a sweep and "
+        "published rows are written.",
+    ),
 }
 
 
 class VerbGroup(click.Group):
-    """Finds a verb by its module. Verbs are listed in the order of a run's life."""
+    """Loads a verb's module when the verb runs or its own help is asked for; lists the verbs without that."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -45,7 +65,7 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        module = importlib.import_module(f"hpc_gpt.cli.{VERBS[name]}")
+        module = importlib.import_module(f"hpc_gpt.cli.{VERBS[name].module}")
         command = getattr(module, f"{name}_command", None) or getattr(module, name)
         assert isinstance(command, click.Command)
         return command
@@ -60,11 +80,24 @@ class VerbGroup(click.Group):
             raise UserError(f"no verb {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        room = formatter.width - 6 - max(map(len, VERBS))  # as click's own
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _shortened(verb, room)) for name, verb in VERBS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        begun = [(name, verb) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=_shortened(verb)) for name, verb in begun]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _shortened(verb: Verb, room: int = 45) -> str:
+    """The short help in so many columns, as click shortens one; 45 are what it gives to a shell."""
+    return click.Command(None, help=verb.short_help).get_short_help_str(room)
+
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from hpc_gpt import __version__
-
         click.echo(f"hpc-gpt {__version__}")
         ctx.exit()
 
@@ -161,7 +194,7 @@ def _keys_meant(fault: click.NoSuchOption) -> list[str]:
     """The experiment's keys of the name of an option that there is not; none of a verb that sets no keys."""
     if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
         return []
-    from hpc_gpt.cli.topics import experiment_keys
+    from hpc_gpt.settings.experiment import experiment_keys
 
     name = fault.option_name.lstrip("-").replace("-", "_")
     return [key for key, _, _ in experiment_keys() if name in (key, key.rpartition(".")[2])]

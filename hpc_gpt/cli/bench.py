@@ -6,24 +6,57 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import bench_options, logs_folder
-from hpc_gpt.cli.variables import variables_of
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.peer import PATTERN_EXAMPLE, add_peers, read_peers
+from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, Cells, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.bench.this_machine import profile_here
+from hpc_gpt.cli.experiment_options import bench_options, variables_of
+from hpc_gpt.errors import ConfigError, JobFailed
+from hpc_gpt.launch.prepare import Request
+from hpc_gpt.launch.waiting import GOOD_ENDS
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.terminal import width
+from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.bench.cell import Cell
+    from hpc_gpt.bench.ladder import Ladder, Rung
     from hpc_gpt.bench.measurement import Row
-    from hpc_gpt.bench.preparation import Asked, Cells
-    from hpc_gpt.cli.bench_ladder import AskedLadder
-    from hpc_gpt.launch.prepare import Request
 
 _ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class _AskedLadder:
+    """A ladder with its rungs, and what it goes by."""
+
+    name: str
+    ladder: Ladder
+    rungs: Sequence[Rung]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [rung.cell for rung in self.rungs]
+
+    def text(self, rows: Sequence[Row]) -> str:
+        """What is printed of the rows there are."""
+        from hpc_gpt.bench.ladder import as_text as ladder_as_text
+
+        return ladder_as_text(self.ladder, self.rungs, rows, width())
+
+    def tables(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What `--json` has beside the records."""
+        from hpc_gpt.bench.ladder import as_json as ladder_as_json
+
+        return {"ladder": ladder_as_json(self.ladder, self.rungs, rows)}
 
 
 @click.command()
@@ -109,9 +142,6 @@ def bench(
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
     """
-    from hpc_gpt.bench.peer import add_peers, read_peers
-    from hpc_gpt.bench.preparation import prepare_cells
-
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
     programs = read_peers(peers, patterns)
@@ -127,11 +157,6 @@ def bench(
 
 
 def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> Asked:
-    from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, parse_engines, parse_micro_batches
-    from hpc_gpt.bench.this_machine import profile_here
-    from hpc_gpt.runs.provenance import list_gpus
-    from hpc_gpt.settings.cluster import load_profile
-
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
     gpus = list_gpus()
     return Asked(
@@ -149,14 +174,34 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_json: bool) -> None:
     """Runs a ladder rung by rung."""
-    from dataclasses import replace
-
-    from hpc_gpt.cli.bench_ladder import ask_ladder
-    from hpc_gpt.runs.provenance import list_gpus
-
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
-    found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
+    found = _ask_ladder(asked, ladder, request.row, len(list_gpus()))
     _run(asked, found.name, found.cells, rounds, as_json, found)
+
+
+def _ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> _AskedLadder:
+    """The ladder's rungs, or those that `rows` names, with what must be known of them said on stderr."""
+    from hpc_gpt.bench.ladder import LADDERS, prepare_ladder
+
+    ladder = LADDERS[name]
+    names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
+    rungs = prepare_ladder(asked, ladder, gpus, names)
+    prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
+    for note in dict.fromkeys(note for each in prepared for note in each.notes):
+        click.echo(note, err=True)
+    for rung in rungs:
+        if rung.cell.record is not None:
+            click.echo(f"not {rung.row.name}: {rung.cell.record.cause}", err=True)
+    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
+    if minutes:
+        click.echo(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less", err=True)
+    if not gpus:
+        click.echo(
+            "note: no GPU here, so no memory is measured: what a process takes of the host is another figure"
+            + ("" if asked.smoke else "; --smoke runs the same rungs small"),
+            err=True,
+        )
+    return _AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs)
 
 
 def _check_ladder() -> None:
@@ -189,7 +234,7 @@ def _tell(found: Cells) -> None:
 
 
 def _run(
-    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
+    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: _AskedLadder | None = None
 ) -> None:
     """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
@@ -213,11 +258,9 @@ def _run(
     _judge(bench_run, ladder is not None)
 
 
-def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
+def _print(bench_run: Bench, as_json: bool, ladder: _AskedLadder | None) -> None:
     from hpc_gpt.bench.bench_run import tables_of
     from hpc_gpt.bench.bench_table import as_text
-    from hpc_gpt.terminal import width
-    from hpc_gpt.words import plain
 
     rows = bench_run.rows
     if as_json:
@@ -237,8 +280,6 @@ def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
 def _judge(bench_run: Bench, is_ladder: bool) -> None:
     """JobFailed where the first row has no speed, of a ladder no row, or a row for any reason but memory and what the
     machine lacks."""
-    from hpc_gpt.errors import JobFailed
-
     rows = bench_run.rows
     failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
     climbs = is_ladder and any(row.is_measured for row in rows)
@@ -250,16 +291,11 @@ def _judge(bench_run: Bench, is_ladder: bool) -> None:
 
 
 def _failed_words(row: Row) -> str:
-    from hpc_gpt.launch.waiting import GOOD_ENDS
-
     well = row.record.ended in GOOD_ENDS
     return f"{row.cell}: no speed was found" if well else f"{row.cell} ended as {row.record.ended}"
 
 
 def _hint(row: Row) -> str:
-    from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-    from hpc_gpt.launch.waiting import GOOD_ENDS
-
     place = row.places[0]
     if not place.is_file():
         return f"hpc-gpt why {place}"

@@ -7,13 +7,13 @@ import string
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.paths import logs_folder
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=complete.runs_and_logs)
+@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=completion.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether a run is faster than another, and what they do not share.

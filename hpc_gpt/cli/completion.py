@@ -1,8 +1,16 @@
-"""hpc-gpt completion"""
+"""hpc-gpt completion, and what the shell offers after TAB: experiments, profiles, runs, keys.
+
+Every verb imports this module, and `--help` and TAB are to be fast: each function imports what it needs. None may fail.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
+from glob import escape, glob
+
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 
 @click.command()
@@ -17,10 +25,95 @@ def completion(shell: str) -> None:
     eval "$(hpc-gpt completion zsh)"              in ~/.zshrc
     hpc-gpt completion fish | source              in ~/.config/fish/config.fish
     """
-    from click.shell_completion import get_completion_class
-
-    from hpc_gpt.cli import group
-
     kind = get_completion_class(shell)
     assert kind is not None
+    group = click.get_current_context().find_root().command
     click.echo(kind(group, {}, "hpc-gpt", "_HPC_GPT_COMPLETE").source())
+
+
+def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Names under experiments/, and the TOML files and folders of the current folder."""
+    from hpc_gpt.settings.experiment_file import list_experiments
+
+    names = [name for name in list_experiments() if name.startswith(begun)]
+    # Names that a shell would have to quote are left to its own completion of files.
+    names += sorted(name for name in glob(f"{escape(begun)}*.toml") if re.fullmatch(r"[\w./+-]+", name))
+    return _or_files(begun, names)
+
+
+def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
+    """The names, or the paths that the shell finds if there is no name."""
+    # click takes a list for strings by its first item, so all are items. The file comes first: bash's script forgets
+    # what came before a file, and completes files if nothing follows.
+    return [CompletionItem(begun, type="file"), *map(CompletionItem, names)]
+
+
+def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Runs, the sweeps that ship, and files."""
+    from hpc_gpt.paths import experiments_dir
+    from hpc_gpt.settings.experiment_file import SWEEP_FILE, list_experiments
+
+    names = [name for name in list_experiments() if name.startswith(begun)]
+    sweeps = [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
+    return _or_files(begun, runs(ctx, parameter, begun) + sweeps)
+
+
+def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Runs, and files."""
+    return _or_files(begun, runs(ctx, parameter, begun))
+
+
+def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Sets of columns, then keys of a record."""
+    from hpc_gpt.report.seed_tables import SEED_TABLES
+
+    sets = [name for name in ("auto", "usual", "seed", *SEED_TABLES) if name.startswith(begun)]
+    return sets + record_keys(ctx, parameter, begun)
+
+
+def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Keys of a record, after the keys and commas that are typed already."""
+    from hpc_gpt.runs.record import RECORD_KEYS
+
+    done, comma, last = begun.rpartition(",")
+    minus = "-" if last.startswith("-") else ""
+    return [f"{done}{comma}{minus}{key}" for key in RECORD_KEYS if key.startswith(last.removeprefix("-"))]
+
+
+def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Rows that can run of the line's EXPERIMENT, of the default one if the line has none."""
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
+
+    with contextlib.suppress(OSError, ValueError):
+        # click reads no argument of a line whose option has no value yet: the argument stays in ctx.args.
+        experiment = ctx.params.get("experiment") or next(iter(ctx.args), DEFAULT_EXPERIMENT)
+        sweep = find_sweep(experiment)
+        return [row.name for row in sweep.possible if row.name.startswith(begun)] if sweep is not None else []
+    return []
+
+
+def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    from hpc_gpt.settings.cluster import list_profiles
+
+    return [name for name in list_profiles() if name.startswith(begun)]
+
+
+def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Run ids, newest first, then ids of sweeps. If `begun` begins none of them, the job ids that it begins."""
+    from hpc_gpt.paths import logs_dir
+    from hpc_gpt.runs.find import list_runs
+    from hpc_gpt.runs.run_folder import job_ids
+
+    with contextlib.suppress(OSError, ValueError):
+        found = list_runs(logs_dir())[::-1]
+        names = [run.run_id for run in found] + [run.sweep_id for run in found if run.sweep_id]
+        ids = [name for name in dict.fromkeys(names) if name.startswith(begun)]
+        return ids or [job_id for run in found for job_id in job_ids(run) if job_id.startswith(begun)]
+    return []
+
+
+def keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Keys of an experiment, each with `=` after it."""
+    from hpc_gpt.settings.experiment import experiment_keys
+
+    return [f"{key}=" for key, _, _ in experiment_keys() if key.startswith(begun)]

@@ -1,4 +1,4 @@
-"""hpc-gpt stop, save, requeue"""
+"""hpc-gpt stop, save, requeue, cancel: what a user asks of runs that are under way."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import sys
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
+from hpc_gpt.launch.control import ask_runs, await_answer, cancel_run
+from hpc_gpt.launch.status import read_status
+from hpc_gpt.launch.waiting import describe
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.find import named_runs
+from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 
-_names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete.runs)
+_names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completion.runs)
 _wait = click.option("--wait", is_flag=True, help="Follow until it has happened; Ctrl-C only ends the wait.")
 
 
@@ -51,13 +56,41 @@ def requeue(names: tuple[str, ...], wait: bool) -> None:
     _ask("requeue", names, wait)
 
 
+@click.command()
+@_names
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def cancel(names: tuple[str, ...], yes: bool) -> None:
+    """Cancel runs, queued or running.
+
+    Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
+    prefix, a job id or a folder; a sweep's id, folder or array means its runs.
+    """
+    runs = _runs(names)
+    rows = read_status(runs)
+    if sys.stdin.isatty() and not yes:
+        for row in rows:
+            click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
+        if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
+            click.echo("nothing was cancelled", err=True)
+            sys.exit(1)
+    for run, row in zip(runs, rows, strict=True):
+        job_id = cancel_run(run, row if row.scheduler == "slurm" else None)
+        if job_id is None:
+            click.echo(f"{run.run_id}: nothing to cancel, it is {read_status([run])[0].state}")
+        else:
+            click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
+            click.echo(f"next: hpc-gpt submit --resume {run.run_id} takes it up again", err=True)
+
+
+def _runs(names: tuple[str, ...]) -> list[RunFolder]:
+    """The runs of these names, each once."""
+    found = [run for name in names for run in named_runs(name, logs_folder())]
+    return list({run.path: run for run in found}.values())
+
+
 def _ask(verb: str, names: tuple[str, ...], wait: bool) -> None:
     """Exits with 1 where no run could be asked, or one that was waited for did something else."""
-    from hpc_gpt.launch.control import ask_runs, await_answer
-    from hpc_gpt.runs.find import named_runs
-
-    found = [run for name in names for run in named_runs(name, logs_folder())]
-    answers = ask_runs(list({run.path: run for run in found}.values()), verb)
+    answers = ask_runs(_runs(names), verb)
     for asked in answers:
         click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
     taken = [asked for asked in answers if not asked.refused]

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import click
 
+from hpc_gpt.cli.status import first_submit
+
+_DEMO_VOCAB = 256  # the demo reads bytes
+
 
 @click.command()
 @click.argument("source")
@@ -29,7 +33,6 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
     hpc-gpt data corpus.jsonl -o corpus.tokens
     hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
-    from hpc_gpt.cli.next_command import DEMO_VOCAB, first_submit
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
     from hpc_gpt.tokens.tokenizer import open_tokenizer
 
@@ -49,5 +52,5 @@ def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
     settings = [f"data.source={form}", f"data.path={path}"]
     settings += [f"data.tokenizer={tokenizer}"] if tokenizer != "byte" else []
-    settings += [f"model.vocab={vocab}"] if vocab > DEMO_VOCAB else []
+    settings += [f"model.vocab={vocab}"] if vocab > _DEMO_VOCAB else []
     click.echo(f"next: {first_submit(*settings)}", err=True)

@@ -6,18 +6,26 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import experiment_options, logs_folder
-
-if TYPE_CHECKING:
-    from hpc_gpt.doctor.checks import Check
-    from hpc_gpt.launch.prepare import Request
-    from hpc_gpt.runs.run_folder import RunFolder
-    from hpc_gpt.settings.cluster import ClusterProfile
-    from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.doctor import checks
+from hpc_gpt.doctor.checks import Check, check_profile, guarded, probe_here, slow_nodes_of_runs
+from hpc_gpt.doctor.site import read_site
+from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
+from hpc_gpt.launch.prepare import Request, choose_profile, prepare
+from hpc_gpt.launch.slurm.scheduler import ask, check_reachable
+from hpc_gpt.paths import data_dir, logs_folder, state_dir
+from hpc_gpt.runs.bad_nodes import forgive, listed
+from hpc_gpt.runs.find import find_run
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.experiment_file import find_experiment
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.words import plain
 
 
 @click.command()
@@ -40,11 +48,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
-    from hpc_gpt.doctor.checks import slow_nodes_of_runs
-    from hpc_gpt.runs.bad_nodes import listed
-
     run = _run_named(request)
-    profile = run.resolved().cluster if run is not None else _profile(request)
+    profile = run.resolved().cluster if run is not None else choose_profile(request, queueing=False)
     if forgive is not None:
         return _forgive(profile.name, forgive)
     checks = _checks(request, run, profile, probe)
@@ -68,10 +73,6 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
 
 def _run_named(request: Request) -> RunFolder | None:
     """The run that stands in EXPERIMENT's place; None for an experiment, which goes first."""
-    from hpc_gpt.errors import ConfigError, NoSuchRun
-    from hpc_gpt.runs.find import find_run
-    from hpc_gpt.settings.experiment_file import find_experiment
-
     if not request.names_experiment:
         return None
     if (Path(request.experiment) / "resolved.json").is_file():  # it holds an experiment.toml as well
@@ -86,17 +87,7 @@ def _run_named(request: Request) -> RunFolder | None:
     return None
 
 
-def _profile(request: Request) -> ClusterProfile:
-    from hpc_gpt.launch.prepare import choose_profile
-
-    profile: ClusterProfile = choose_profile(request, queueing=False)
-    return profile
-
-
 def _forgive(cluster: str, node: str) -> int:
-    from hpc_gpt.errors import ConfigError
-    from hpc_gpt.runs.bad_nodes import forgive, listed
-
     if not forgive(cluster, node):
         known = ", ".join(listed(cluster)) or "none"
         raise ConfigError(f"{node} is not on the list of bad nodes of {cluster}", f"on it: {known}")
@@ -105,18 +96,12 @@ def _forgive(cluster: str, node: str) -> int:
 
 
 def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
-    from hpc_gpt.doctor import checks
-    from hpc_gpt.paths import data_dir, state_dir
-    from hpc_gpt.runs.provenance import list_gpus
-
     logs = run.path if run is not None else logs_folder()
     found = []
     resolved, script, beside = None, "", None
     try:
         resolved, script, beside = _prepared(request, run)
     except Exception as fault:
-        from hpc_gpt.errors import UserError
-
         if not isinstance(fault, UserError):
             raise
         found.append(checks.Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
@@ -135,7 +120,7 @@ def _checks(request: Request, run: RunFolder | None, profile: ClusterProfile, pr
         found += checks.guarded("space", lambda: checks.check_space(resolved, logs, run))
     found += checks.guarded("clock", lambda: checks.check_clock(logs))
     if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
-        found += checks.guarded("probe", lambda: checks.probe_here(resolved, logs, sys.stderr))
+        found += checks.guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
     elif probe:
         words = (
             "the nodes of a cluster are probed in a job: --set job.preflight=true, or preflight = true in the profile"
@@ -148,7 +133,6 @@ def _prepared(request: Request, run: RunFolder | None) -> tuple[Resolved, str, P
     """(settings, script, the folder where a relative data.path is looked for first)."""
     if run is not None:
         return run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
-    from hpc_gpt.launch.prepare import prepare
 
     prepared = prepare(request)
     return prepared.resolved, prepared.script, prepared.data_beside
@@ -156,12 +140,8 @@ def _prepared(request: Request, run: RunFolder | None) -> tuple[Resolved, str, P
 
 def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:
     """Slurm: whether it answers, has what is asked for, and would take the script."""
-    from hpc_gpt.doctor.checks import Check, check_profile, guarded
-
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine, which needs none")]
-    from hpc_gpt.doctor.site import read_site
-    from hpc_gpt.launch.slurm.scheduler import ask, check_reachable
 
     def reach() -> list[Check]:
         check_reachable()
@@ -181,8 +161,6 @@ def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterPr
 
 
 def _show(cluster: str, checks: list[Check], bad: list[Any], slow: list[Any]) -> None:
-    from hpc_gpt.words import plain
-
     width = max(len(check.name) for check in checks)
     for check in checks:
         click.echo(f"{check.level.ljust(4)}  {check.name.ljust(width)}  {check.words}")

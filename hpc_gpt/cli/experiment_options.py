@@ -1,25 +1,30 @@
-"""The options that settle an experiment, shared by render and submit, and what follows from them.
+"""The options of an experiment, which several verbs share, their HPC_GPT_* variables, and the request they make.
 
 A flag wins over its HPC_GPT_* variable, that over the experiment, that over the cluster profile, that over a default.
+`submit --help` loads in 0.15 s, so what makes the request is imported there.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.variables import check_variables, variables_of
+from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.prepare import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
+PREFIX = "HPC_GPT_"
+# The verbs that read settings, and with them the variables of their options.
+_VERBS = ("plan", "render", "submit", "rehearse", "bench")
 
 # (names, key, type, help). Each long name has its variable, as `variables_of` makes it.
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
@@ -81,7 +86,7 @@ def experiment_options(function: F) -> F:
         _SET,
         click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
                      help="Your own child of base.sh.j2."),
-        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
+        click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
                      help="Cluster profile, by name or file."),
         click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
                      help="Shrink it to 5 steps of a tiny model on at most 8 ranks, here unless --cluster says where."),
@@ -89,21 +94,22 @@ def experiment_options(function: F) -> F:
                      help="Also what is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True, envvar="HPC_GPT_SWEEP",
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
-        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
+        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
                      help="A row of EXPERIMENT; without it and --sweep the first that can run."),
-        click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
+        _EXPERIMENT,
     )  # fmt: skip
     return _with_options(function, _OPTIONS, *more)
 
 
 def planning_options(function: F) -> F:
-    """As `experiment_options`, but of what a plan depends on alone."""
+    """As `experiment_options`, but only what a plan depends on."""
     shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
     return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, *_SHARED)
 
 
 def bench_options(function: F) -> F:
-    """As `experiment_options`, but of what runs on one machine; engines and micro-batches are the verb's own."""
+    """As `experiment_options`, but only what a run on one machine takes; the verb has its own engines and
+    micro-batches."""
     own = ("engine.name", "layout.micro_batch", "layout.nodes")
     shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
     smoke = click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
@@ -112,8 +118,6 @@ def bench_options(function: F) -> F:
 
 
 def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], Any]) -> F:
-    import functools
-
     @functools.wraps(function)
     def call(**values: Any) -> Any:
         return function(request=_request(values), **values)
@@ -132,15 +136,18 @@ _ACROSS_NODES = click.option(
     envvar="HPC_GPT_ALLOW_TP_ACROSS_NODES", help="Let tensor parallelism span nodes.",
 )  # fmt: skip
 _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", envvar="HPC_GPT_SET",
-                    shell_complete=complete.keys,
+                    shell_complete=completion.keys,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
+_EXPERIMENT = click.argument(
+    "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completion.experiments
+)
 _SHARED = (
     _SET,
-    click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=complete.profiles,
+    click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
                  help="Cluster profile, by name or file."),
-    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=complete.rows,
+    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
                  help="A row of EXPERIMENT; without it the first that can run."),
-    click.argument("experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=complete.experiments),
+    _EXPERIMENT,
 )  # fmt: skip
 
 
@@ -205,8 +212,73 @@ def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
     }
 
 
-def logs_folder() -> Path:
-    """Where runs land, absolute."""
-    from hpc_gpt.paths import logs_dir
+# --- HPC_GPT_*: the variables of an option, those that contradict each other, and those that nothing reads
 
-    return Path(os.path.abspath(logs_dir()))
+
+def variables_of(names: Iterable[str]) -> list[str]:
+    """The variables of an option with these names, one for each long name.
+
+    >>> variables_of(("--nodes", "-N")), variables_of(("--micro-batch-size", "--mbs"))
+    (['HPC_GPT_NODES'], ['HPC_GPT_MICRO_BATCH_SIZE', 'HPC_GPT_MBS'])
+    """
+    return [PREFIX + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
+
+
+def check_variables(ctx: click.Context) -> None:
+    """ConfigError for an option with two variables that differ; a line on stderr for each variable nothing reads."""
+    for parameter in ctx.command.params:
+        _check_one(parameter, ctx)
+    for line in _unread(ctx):
+        click.echo(line, err=True)
+
+
+def _check_one(parameter: click.Parameter, ctx: click.Context) -> None:
+    given = {name: _value(parameter, ctx, os.environ[name]) for name in _names(parameter) if os.environ.get(name)}
+    first, *others = given or [""]
+    differ = [name for name in others if given[name] != given[first]]
+    if differ:
+        pair = (first, differ[0])
+        raise ConfigError(
+            f"{pair[0]}={os.environ[pair[0]]} and {pair[1]}={os.environ[pair[1]]} both set {parameter.opts[-1]}, and "
+            "differ",
+            f"unset {pair[0]}, or {pair[1]}",
+        )
+
+
+def _names(parameter: click.Parameter) -> Sequence[str]:
+    return [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+
+
+def _value(parameter: click.Parameter, ctx: click.Context, text: str) -> Any:
+    """The value that a variable's text means; the text where it means none."""
+    try:
+        return parameter.type.convert(text, parameter, ctx)
+    except click.BadParameter:
+        return text
+
+
+def _unread(ctx: click.Context) -> list[str]:
+    from hpc_gpt.launch.slurm.scheduler import OWN_VARIABLES
+
+    known = OWN_VARIABLES | _of_options(ctx.command)
+    unread = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    if not unread:
+        return []
+    group = ctx.find_root().command
+    assert isinstance(group, click.Group)
+    for verb in _VERBS:
+        other = group.get_command(ctx, verb)
+        assert other is not None
+        known |= _of_options(other)
+    ends = sorted(name.removeprefix(PREFIX) for name in known)  # what all of them begin with makes nothing alike
+    lines = []
+    for name in unread:
+        if name not in known:
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1)
+            hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
+            lines.append(f"nothing reads the variable {ascii(name)[1:-1]}; {hint}")
+    return lines
+
+
+def _of_options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in _names(parameter)}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import click
 
-from hpc_gpt.cli import complete
+from hpc_gpt.cli import completion
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.find import find_run
 
 
 @click.command()
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion.runs)
 @click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="The new folder; by default RUN-hf, in this one.")
 @click.option("--step", type=int, help="The checkpoint of this step, not the newest.")
@@ -21,12 +25,6 @@ def export(run: str, form: str, out: Path | None, step: int | None) -> None:
     The newest sound checkpoint becomes a folder with safetensors and config.json, which
     transformers.AutoModelForCausalLM.from_pretrained loads as GPT-2. Needs pip install 'hpc-gpt[hf]'.
     """
-    import os
-    import subprocess
-
-    from hpc_gpt.cli.experiment_options import logs_folder
-    from hpc_gpt.runs.find import find_run
-
     found = find_run(run, logs_folder())
     folder = out or Path(f"{found.run_id}-{form}")
     # A process of its own: this one never loads torch.

@@ -6,12 +6,14 @@ import sys
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
+from hpc_gpt.launch.follow import follow_logs, log_path, read_tail
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.find import find_run
 
 
 @click.command()
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion.runs)
 @click.option("--follow", "-f", is_flag=True, help="Go on as the run writes, over its attempts, until it has ended.")
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt; by default the last.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
@@ -21,9 +23,6 @@ def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bo
 
     All output of all ranks of its last attempt. RUN is a run id, an unambiguous prefix, a job id or a folder.
     """
-    from hpc_gpt.launch.follow import follow_logs, log_path, read_tail
-    from hpc_gpt.runs.find import find_run
-
     found = find_run(run, logs_folder())
     if path:
         click.echo(str(log_path(found, attempt)))

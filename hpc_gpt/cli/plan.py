@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shlex
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpc_gpt.cli.experiment_options import planning_options
-from hpc_gpt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_gpt.launch.prepare import Request
-    from hpc_gpt.plan.machine import Machine
-    from hpc_gpt.plan.question import Question
-    from hpc_gpt.plan.rates import Constants
-    from hpc_gpt.plan.search import Candidate, Figures, Searched
-    from hpc_gpt.settings.cluster import ClusterProfile
-    from hpc_gpt.settings.experiment import Experiment
-    from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.launch.plan_question import PlanAsked, ask_plan
+from hpc_gpt.launch.prepare import Request
+from hpc_gpt.plan.search import FAMILY, Candidate, Figures, Searched, fewest_gpus, figures_of, largest, search
+from hpc_gpt.plan.training import Training, engine_for
+from hpc_gpt.report.plan_explanation import explain
+from hpc_gpt.report.plan_table import (
+    can_draw_blocks,
+    count_words,
+    figures_words,
+    heading,
+    left_out_words,
+    legend,
+    search_table,
+    search_tables,
+    settings_words,
+    unchecked,
+    wrapped,
+)
+from hpc_gpt.settings.cluster import user_default
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.tables import toml_value
+from hpc_gpt.terminal import width, write_heading
 
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _FILE = click.Path(path_type=Path)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be planned, settled as far as it can be before a search."""
-
-    request: Request
-    name: str
-    base: Experiment
-    experiment: Experiment
-    profile: ClusterProfile
-    model: ModelShape
-    machine: Machine
-    constants: Constants
-    source: str
-    question: Question
-    tokens: float
+_FLAGS = {"model.preset": "--model", "model.seq": "--seq"}
+# Said by flags of the candidate's own.
+_SETTLED = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",
+            "layout.global_batch")  # fmt: skip
+# What the planner may choose beside the engine itself, where no EXPERIMENT names it.
+_CHOSEN = ("name", "zero_stage", "recompute")
 
 
 @click.command()
@@ -94,7 +96,6 @@ def plan(
         return
     if calibrate:
         from hpc_gpt.cli.plan_rows import run_calibrate
-        from hpc_gpt.settings.cluster import user_default
 
         cluster = request.cluster or user_default()
         if cluster is None:
@@ -110,106 +111,17 @@ def plan(
     if max_model:
         if why is not None:
             raise ConfigError("--why and --max-model do not go together", "two commands: one without --why")
-        _largest(_ask(request, tokens, calibration, largest=True), as_json, html)
+        _largest(ask_plan(request, tokens, calibration, largest=True), as_json, html)
         return
-    asked = _ask(request, tokens, calibration, why=why)
+    asked = ask_plan(request, tokens, calibration, why=why)
     _print(asked, _search(asked, must_fit=why is None), as_json, html, why)
 
 
-def _ask(
-    request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
-) -> _Asked:
-    """Everything settled that the search does not vary; UserError for what cannot be."""
-    from dataclasses import replace
-
-    from hpc_gpt.launch.foresight import constants_of
-    from hpc_gpt.launch.prepare import choose_profile, read_asked
-    from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
-    from hpc_gpt.plan.question import USUAL_ENGINES, check_possible, question_of
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
-    from hpc_gpt.settings.resolve import resolve_shape
-
-    overrides = dict(request.overrides)
-    if why is not None:
-        overrides |= _layout_of(why, overrides)
-    profile = choose_profile(request, queueing=False)
-    under: dict[str, Any] = {}
-    if not request.names_experiment:
-        own = read_experiment(DEFAULT_EXPERIMENT).tables
-        # Layouts are compared at one global batch, whatever the model; the largest is searched from some model.
-        under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
-        under |= {"model": own["model"]} if largest else {}
-    file = read_asked(request, profile, under)
-    # How long a run is, and its warm-up, are nothing to a plan, once no file contradicts itself.
-    experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    base = load_experiment(file, {}, request.row, steps_elsewhere=True)
-    model = resolve_shape(experiment.model)
-    machine = machine_of(profile)
-    holds = {key for key, value in overrides.items() if value is not None}
-    if request.names_experiment:
-        holds.add("engine.name")
-    engines = (*USUAL_ENGINES, "megatron-lm") if profile.megatron_lm is not None else USUAL_ENGINES
-    if largest:
-        # The smallest batch: one sample in a pass, one pass in a step, unless more is asked for.
-        sizes = {"micro_batch": 1, "micro_batches": 1}
-        batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or size for name, size in sizes.items()}
-        experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
-        if "engine.offload" not in holds:
-            experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
-        holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
-    question = question_of(experiment, profile, holds, engines)
-    check_reach(machine, question.gpus)
-    check_dtype(question.dtype, machine)
-    name = _name(request, experiment, model)
-    if not largest:
-        check_possible(question, experiment, profile, name)
-    fitted = profile
-    if calibration is not None:
-        from hpc_gpt.settings.cluster import load_profile
-
-        fitted = load_profile(calibration)
-        if fitted.calibration is None:
-            raise ConfigError(
-                f"profile {fitted.name} has no [calibration]",
-                f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
-            )
-    source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
-    return _Asked(
-        request, name, base, experiment, profile, model, machine, constants_of(fitted), source, question, tokens
-    )
-
-
-def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
-    import re
-
-    found = re.fullmatch(r"tp(\d{1,6})-pp(\d{1,6})-dp(\d{1,6})", why)
-    if found is None:
-        raise ConfigError(f"--why {why!r:.60} is no layout", "give one as tp4-pp16-dp1")
-    layout = {f"layout.{axis}": int(size) for axis, size in zip(("tp", "pp", "dp"), found.groups(), strict=True)}
-    for key, size in layout.items():
-        if overrides.get(key, size) != size:
-            axis = key.partition(".")[2]
-            raise ConfigError(f"--why {why} and --{axis} {overrides[key]} contradict each other", f"leave --{axis} out")
-    return layout
-
-
-def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
-    sizes = {f"model.{name}" for name in ("hidden", "layers", "heads")}
-    if any(request.overrides.get(key) is not None for key in sizes):
-        return f"{model.layers} x {model.hidden}"
-    return experiment.model.preset or experiment.name
-
-
-def _search(asked: _Asked, must_fit: bool) -> Searched:
+def _search(asked: PlanAsked, must_fit: bool) -> Searched:
     """LayoutError with the nearest where nothing fits, unless that is to be explained."""
-    from hpc_gpt.plan.search import fewest_gpus, search
-    from hpc_gpt.report.plan_table import settings_words
-
     searched = search(asked.question, asked.machine, asked.constants)
     if searched.candidates or not must_fit:
         return searched
-    from hpc_gpt.errors import LayoutError
-
     nearest = searched.too_large[0]
     settled = [name for name in ("tp", "pp", "dp") if name in asked.question.settled]
     otherwise = f"leave --{', --'.join(settled)} open" if settled else "use a smaller model"
@@ -222,18 +134,14 @@ def _search(asked: _Asked, must_fit: bool) -> Searched:
     )
 
 
-def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
+def _print(asked: PlanAsked, searched: Searched, as_json: bool, html: Path | None, why: str | None) -> None:
     figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
-    command = _command(asked, best) if best is not None else ""
+    command = _submit_command(asked, best.training) if best is not None else ""
     _write_page(html, asked, searched, figures, command)
     if as_json:
         _print_json(asked, searched, figures, command)
     elif why is not None:
-        from hpc_gpt.report.plan_explanation import explain
-        from hpc_gpt.report.plan_table import wrapped
-        from hpc_gpt.terminal import width
-
         text = explain(best or searched.too_large[0], asked.machine, figures[0] if figures else None)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
@@ -243,19 +151,7 @@ def _print(asked: _Asked, searched: Searched, as_json: bool, html: Path | None, 
         click.echo(f"next: {command}", err=True)
 
 
-def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
-    from hpc_gpt.report.plan_table import (
-        can_draw_blocks,
-        figures_words,
-        heading,
-        left_out_words,
-        legend,
-        search_table,
-        unchecked,
-        wrapped,
-    )
-    from hpc_gpt.terminal import width, write_heading
-
+def _print_table(asked: PlanAsked, searched: Searched, figures: Figures) -> None:
     columns = width()
     for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
         write_heading(line)
@@ -274,18 +170,14 @@ def _print_table(asked: _Asked, searched: Searched, figures: Figures) -> None:
 
 
 def _print_json(
-    asked: _Asked, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
+    asked: PlanAsked, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
 ) -> None:
-    from dataclasses import asdict
-
-    from hpc_gpt.report.plan_table import search_tables
-
     model = {"name": asked.name, **asdict(asked.model), "params": asked.model.params}
     tables = search_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
-def _write_page(html: Path | None, asked: _Asked, searched: Searched, figures: list[Figures], command: str) -> None:
+def _write_page(html: Path | None, asked: PlanAsked, searched: Searched, figures: list[Figures], command: str) -> None:
     if html is None:
         return
     from hpc_gpt.report.plan_page import write_page
@@ -294,26 +186,12 @@ def _write_page(html: Path | None, asked: _Asked, searched: Searched, figures: l
     click.echo(f"wrote {html}", err=True)
 
 
-def _figures(asked: _Asked, candidate: Candidate) -> Figures:
-    from hpc_gpt.plan.search import figures_of
-
+def _figures(asked: PlanAsked, candidate: Candidate) -> Figures:
     assert candidate.step is not None
     return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
-def _command(asked: _Asked, best: Candidate) -> str:
-    from hpc_gpt.cli.next_command import submit_command
-
-    return submit_command(asked.request, asked.base, asked.experiment, best.training)
-
-
-def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
-    import shlex
-    from dataclasses import replace
-
-    from hpc_gpt.plan.search import FAMILY, largest
-    from hpc_gpt.report.plan_table import count_words
-
+def _largest(asked: PlanAsked, as_json: bool, html: Path | None) -> None:
     found = largest(asked.question, asked.model, asked.machine, asked.constants)
     model = found.model
     name = f"{model.layers} x {model.hidden}"
@@ -340,3 +218,47 @@ def _largest(asked: _Asked, as_json: bool, html: Path | None) -> None:
         _print_table(asked, found.searched, figures[0])
     if not as_json:
         click.echo(f"next: {command}", err=True)
+
+
+def _submit_command(asked: PlanAsked, training: Training) -> str:
+    """The `hpc-gpt submit` of a candidate, in words that a shell takes.
+
+    Without an EXPERIMENT `submit` would choose for itself, so engine and dtype are named. If the engine is another one
+    than the default experiment's, the model is named too: then the defaults of every key apply.
+    """
+    request, base, planned = asked.request, asked.base, asked.experiment
+    words = ["hpc-gpt", "submit"]
+    if request.names_experiment:
+        words.append(request.experiment)
+    if request.row is not None:
+        words += ["--row", request.row]
+    if request.cluster is not None:
+        words += ["--cluster", request.cluster]
+    for key, value in request.given.items():
+        if not key.startswith("engine.") and key not in _SETTLED:
+            words += _option(key, value)
+    words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
+    words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
+    engine, default = engine_for(training, planned.engine), base.engine
+    chosen = () if request.names_experiment else _CHOSEN
+    if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
+        words += ["--model", str(planned.model.preset)]
+        default = Engine()
+    for entry in fields(Engine):
+        value = getattr(engine, entry.name)
+        if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):
+            words += _option(f"engine.{entry.name}", value)
+    if not request.names_experiment and "train.dtype" not in request.given:
+        words += _option("train.dtype", planned.train.dtype)
+    return shlex.join(words)
+
+
+def _option(key: str, value: Any) -> list[str]:
+    flags = {**_FLAGS, "engine.name": "--engine", "engine.zero_stage": "--zero-stage"}
+    if key == "layout.allow_tp_across_nodes":
+        return ["--allow-tp-across-nodes"] if value else []
+    if key in flags and value is not None:
+        return [flags[key], str(value)]
+    if value is None:
+        return ["--set", f"{key}="]
+    return ["--set", f"{key}={value if isinstance(value, str) else toml_value(value)}"]

@@ -6,12 +6,18 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpc_gpt.cli import complete
+from hpc_gpt.cli import completion
+from hpc_gpt.doctor.site import choose_partition, chosen_words, profile_text, read_site
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.paths import config_dir
+from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
+from hpc_gpt.tables import toml_value
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -27,9 +33,6 @@ def profile() -> None:
 @profile.command("list")
 def list_() -> None:
     """Every profile, with what it says of itself and where it lies."""
-    from hpc_gpt.paths import config_dir
-    from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
-
     names = list_profiles()
     default = user_default() or FALLBACK
     width = max(len(name) for name in names)
@@ -41,14 +44,9 @@ def list_() -> None:
 
 
 @profile.command("show")
-@click.argument("name", shell_complete=complete.profiles)
+@click.argument("name", shell_complete=completion.profiles)
 def show(name: str) -> None:
     """Every key of profile NAME as it stands after `extends`."""
-    from dataclasses import asdict
-
-    from hpc_gpt.cli.topics import toml_value
-    from hpc_gpt.settings.cluster import list_profiles, load_profile
-
     settings = asdict(load_profile(name))
     tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}
     for key, value in settings.items():
@@ -70,10 +68,6 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     It is what sinfo, scontrol and sacctmgr say: GPUs, CPUs, partition, your accounts and qos, features, limits and
     requeueing. Without --name and -o it goes to stdout. No file is overwritten.
     """
-    from hpc_gpt.doctor.site import choose_partition, chosen_words, profile_text, read_site
-    from hpc_gpt.errors import ConfigError
-    from hpc_gpt.paths import config_dir
-
     if name is not None and output is not None:
         raise ConfigError("--name and --output are two places for one profile", "give one of the two")
     if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
@@ -103,8 +97,6 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:
     """What is set of a table, those within it last."""
-    from hpc_gpt.cli.topics import toml_value
-
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
     own = {key: value for key, value in table.items() if key not in inner and value is not None}
     if own:

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.errors import ConfigError, JobFailed
+from hpc_gpt.launch.prepare import Prepared, Request, choose_profile, prepare
+from hpc_gpt.launch.render import render_script
+from hpc_gpt.rehearsal.preparation import LINKS, SmallRun, make_small
+from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.settings.cluster import FALLBACK
+from hpc_gpt.settings.smoke import compare
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.prepare import Prepared, Request
     from hpc_gpt.rehearsal.life import Stage
-    from hpc_gpt.rehearsal.preparation import SmallRun
     from hpc_gpt.rehearsal.rehearsing import Outcome
 
 # A rehearsal is of one run, and small by itself.
@@ -46,7 +52,6 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 when all of it holds, 3 when the run fails, with the first cause; 130 on Ctrl-C, which ends all of it.
     """
-    from hpc_gpt.errors import ConfigError, JobFailed
     from hpc_gpt.rehearsal.rehearsing import rehearse as live
 
     if keep is not None:
@@ -99,14 +104,6 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
 def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     """(what submit would send, the small run, what is sent in its place)."""
-    from hpc_gpt.chain.forecast import Forecast
-    from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.prepare import Prepared, choose_profile, prepare
-    from hpc_gpt.launch.render import render_script
-    from hpc_gpt.rehearsal.preparation import LINKS, make_small
-    from hpc_gpt.runs.provenance import list_gpus
-    from hpc_gpt.settings.cluster import FALLBACK
-
     if choose_profile(request, queueing=False).scheduler == "local":
         if request.cluster is not None:
             raise ConfigError(
@@ -122,8 +119,6 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
 
 
 def _beginning(real: Prepared, small: SmallRun) -> list[str]:
-    from hpc_gpt.settings.smoke import compare
-
     title = f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}"
     return [title, *(f"  {line}" for line in (*compare(real.resolved, small.resolved), *small.notes)), *real.notes]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from hpc_gpt.cli.experiment_options import experiment_options
-
-if TYPE_CHECKING:
-    from hpc_gpt.launch.prepare import Request
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.prepare import Request, prepare, prepare_sweep
 
 
 @click.command()
@@ -29,9 +27,6 @@ def render(request: Request, folder: Path | None) -> None:
     hpc-gpt render --gpus 64 --pp 16 -A myproject@v100
     hpc-gpt render memory-ladder --sweep -o scripts
     """
-    from hpc_gpt.errors import ConfigError
-    from hpc_gpt.launch.prepare import prepare, prepare_sweep
-
     if request.sweep is not (folder is not None):
         raise ConfigError(
             "--sweep makes a script for each row, which -o FOLDER takes",

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli import complete
+from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.paths import logs_dir
+from hpc_gpt.report.columns import COLUMNS, choose_columns, show_name, sort_records
+from hpc_gpt.report.seed_tables import SEED_TABLES, SweepLines, lines_in_columns_of, only_sweep, seed_text, sweep_lines
+from hpc_gpt.report.tables import predictions_of, predictions_text, records_text
+from hpc_gpt.terminal import width
 from hpc_gpt.words import counted, plain
 
 if TYPE_CHECKING:
     from hpc_gpt.report.audit.row_checks import FormulaName
     from hpc_gpt.report.gather import Gathered
-    from hpc_gpt.report.seed_tables import SweepLines
 
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=complete.reported)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.reported)
 @click.option(
     "--format",
     "form",
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="SET|KEY,...",
-    shell_complete=complete.columns,
+    shell_complete=completion.columns,
     help="A seed's own by its name, as gpt2-meg; usual; keys of a record, as gpus,tp,step_s; "
     "auto: the seed's where all runs are of its sweep.",
 )
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     "--sort",
     default="",
     metavar="KEY,...",
-    shell_complete=complete.record_keys,
+    shell_complete=completion.record_keys,
     help="By keys of a record; -KEY from high to low. Otherwise oldest first.",
 )
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write one page with charts there.")
@@ -93,7 +97,6 @@ def report(
     its rounds; or a sweep as experiments/gpt2-meg: its runs under logs/, in the seed's columns. The record.json of our
     own runs is brought up to date; nothing else is written. The step time is the median of the steps after warm-up.
     """
-    from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.gather import gather_paths
 
     form = "json" if as_json else form
@@ -125,7 +128,6 @@ def report(
 
 def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
     """The exit code: 1 where a cell breaks. Without a PATH no log stands behind the table."""
-    from hpc_gpt.paths import logs_dir
     from hpc_gpt.report.audit import as_json, as_text, audit
     from hpc_gpt.report.gather import Gathered, gather_paths
 
@@ -141,9 +143,6 @@ def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | 
 
 def _check_keys(columns: str, sort: str) -> None:
     """What is misspelt is refused before an hour of reading."""
-    from hpc_gpt.report.columns import choose_columns, sort_records
-    from hpc_gpt.report.seed_tables import SEED_TABLES
-
     if columns not in ("auto", "usual", "seed", *SEED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
@@ -161,26 +160,19 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
         from hpc_gpt.report.page import check_target
 
         check_target(html)
+    from hpc_gpt.report.exports import check_target as check_folder
+
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:
-            from hpc_gpt.report import exports
-
-            exports.check_target(folder, package)
+            check_folder(folder, package)
 
 
 def _sort(gathered: Gathered, sort: str) -> None:
-    from hpc_gpt.report.columns import sort_records
-
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
 
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
     """What goes to stdout; nothing for a table without a run."""
-    from hpc_gpt.report.columns import COLUMNS, choose_columns
-    from hpc_gpt.report.seed_tables import seed_text
-    from hpc_gpt.report.tables import records_text
-    from hpc_gpt.terminal import width
-
     lines = _seed_lines(gathered, columns)
     if lines is not None:
         return seed_text(lines, form, width())
@@ -190,8 +182,6 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
 
 def _predicted(gathered: Gathered, form: str) -> str:
     """What the planner said beside what was measured; how many runs it was not asked of goes to stderr."""
-    from hpc_gpt.report.tables import predictions_of, predictions_text
-
     lines = predictions_of(gathered.records)
     without = len(gathered.records) - len(lines)
     if without:
@@ -201,8 +191,6 @@ def _predicted(gathered: Gathered, form: str) -> str:
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     """The lines of a seed's own table; None where the columns are others."""
-    from hpc_gpt.report.seed_tables import SEED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
-
     if columns not in ("auto", "seed", *SEED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
@@ -236,8 +224,6 @@ _MOST_FLAGS = 60
 
 def _flags(gathered: Gathered) -> list[str]:
     """What looks wrong, each thing once with the runs that it is said of."""
-    from hpc_gpt.report.columns import show_name
-
     runs: dict[str, list[str]] = {}
     for record in gathered.records:
         for flag in record.flags:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+import shlex
+import time
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
+from hpc_gpt.errors import UserError
+from hpc_gpt.launch.slurm.scheduler import has_sbatch
+from hpc_gpt.launch.status import RunStatus, read_status
+from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.find import find_runs, singles_out
+from hpc_gpt.settings.cluster import user_default
+from hpc_gpt.terminal import Screen
+from hpc_gpt.words import Grid, plain
 
 _HEADINGS = ("run", "experiment", "layout", "state", "job", "attempts", "step", "loss", "tokens/s")
 _RIGHT = {"attempts", "step", "loss", "tokens/s"}
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=complete.runs)
+@click.argument("names", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, runs.")
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, or until every run has ended.")
 @click.option(
@@ -30,14 +40,10 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     default the newest 20 under logs/. A sweep is one line, which its id, its folder, its array's job id or --open
     opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.launch.status import read_status
-    from hpc_gpt.launch.sweep_status import by_sweep
-    from hpc_gpt.runs.find import find_runs, singles_out
-
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
 
-    def rows() -> list[Any]:
+    def rows() -> list[RunStatus]:
         runs = find_runs(names, logs)
         if not (show_all or names):
             runs = [run for group in by_sweep(runs)[-20:] for run in group]
@@ -48,18 +54,12 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
         return
     found = rows()
     if not found:
-        from hpc_gpt.cli.next_command import first_submit
-
         click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
         return
     if not watch:
         for line in _table(found, opened):
             click.echo(line)
         return
-    import time
-
-    from hpc_gpt.terminal import Screen
-
     display = Screen()
     while True:
         display.show("\n".join(_table(found, opened)))
@@ -69,24 +69,15 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
         found = rows()
 
 
-def _table(rows: list[Any], opened: bool) -> list[str]:
-    from hpc_gpt.launch.sweep_status import SweepStatus, fold
-    from hpc_gpt.words import plain
-
+def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     lines = rows if opened else fold(rows)
     shown = [row for row in lines if not isinstance(row, SweepStatus)]
-    cells = [_HEADINGS, *(_sweep_cells(row) if isinstance(row, SweepStatus) else _cells(row) for row in lines)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADINGS))]
-    return [
-        "  ".join(
-            text.rjust(width) if heading in _RIGHT else text.ljust(width)
-            for heading, text, width in zip(_HEADINGS, line, widths, strict=True)
-        ).rstrip()
-        for line in cells
-    ] + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state != "done"]
+    cells = [_sweep_cells(row) if isinstance(row, SweepStatus) else _cells(row) for row in lines]
+    table = Grid(_HEADINGS, [heading in _RIGHT for heading in _HEADINGS], cells).aligned().splitlines()
+    return table + [plain(f"{row.run}: {row.cause}") for row in shown if row.cause and row.state != "done"]
 
 
-def _sweep_cells(sweep: Any) -> tuple[str, ...]:
+def _sweep_cells(sweep: SweepStatus) -> tuple[str, ...]:
     done = sum(row.step or 0 for row in sweep.runs)
     return (
         sweep.id,
@@ -101,7 +92,7 @@ def _sweep_cells(sweep: Any) -> tuple[str, ...]:
     )
 
 
-def _cells(row: Any) -> tuple[str, ...]:
+def _cells(row: RunStatus) -> tuple[str, ...]:
     return (
         row.run,
         row.name,
@@ -113,3 +104,13 @@ def _cells(row: Any) -> tuple[str, ...]:
         f"{row.loss:.4f}" if row.loss is not None else "-",
         f"{row.tokens_per_s:.0f}" if row.tokens_per_s is not None else "-",
     )
+
+
+def first_submit(*settings: str) -> str:
+    """The demo, which runs anywhere, with some `--set`: on the user's own cluster, or without one and Slurm, here."""
+    try:
+        own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
+    except UserError:
+        own = None
+    words = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
+    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, is_dataclass
 
 import click
+
+from hpc_gpt.launch.render import variables
+from hpc_gpt.report.advice import ADVICE, RETRY_WORDS
+from hpc_gpt.report.columns import MEANING
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.engines import OFFERS, has_zero
+from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model, experiment_keys
+from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.tables import toml_value
 
 SWEEPS = """\
 # A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and a line for each row laid over it.
@@ -91,8 +99,6 @@ def keys(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
 def engines(as_json: bool) -> None:
     """Every engine: what it splits the model over, its ZeRO stages, the switches of [engine] it takes."""
-    from hpc_gpt.settings.engines import OFFERS, has_zero
-
     if as_json:
         rows = [
             {
@@ -129,10 +135,6 @@ def rows() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, causes.")
 def causes(as_json: bool) -> None:
     """How a run or an attempt can end: each class, whether starting again mends it, and what to do."""
-    from dataclasses import asdict
-
-    from hpc_gpt.report.advice import ADVICE, RETRY_WORDS
-
     if as_json:
         rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]
         click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
@@ -147,11 +149,6 @@ def causes(as_json: bool) -> None:
 @help_command.command("template")
 def template() -> None:
     """The blocks and variables of base.sh.j2, for a child of one's own (--template FILE)."""
-    from hpc_gpt.launch.render import variables
-    from hpc_gpt.settings.cluster import load_profile
-    from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-    from hpc_gpt.settings.resolve import resolve
-
     example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
     click.echo(
         '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block held; `| quote` makes a text one shell word.'
@@ -165,55 +162,10 @@ def template() -> None:
         click.echo(f"  {name.ljust(16)}{shown}")
 
 
-def experiment_keys() -> list[tuple[str, Any, str]]:
-    """(dotted key, default, type in words) of every value an experiment can set."""
-    from hpc_gpt.settings.experiment import Experiment
-
-    return _keys(Experiment, "")
-
-
-def _keys(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:
-    rows: list[tuple[str, Any, str]] = []
-    hints = get_type_hints(kind)
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        if is_dataclass(hint):
-            rows += _keys(hint, f"{prefix}{entry.name}.")
-        else:
-            default = None if entry.default is MISSING else entry.default
-            rows.append((prefix + entry.name, default, _words(hint)))
-    return rows
-
-
-def _words(hint: Any) -> str:
-    """A type as a user reads it."""
-    if get_origin(hint) is Literal:
-        return " | ".join(str(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {_words(get_args(hint)[0])}s"
-    options = [option for option in get_args(hint) if option is not type(None)]
-    if options:
-        return " | ".join(_words(option) for option in options)
-    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
-        getattr(hint, "__name__", ""), str(hint)
-    )
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
-
-
 @help_command.command("record")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def record(as_json: bool) -> None:
     """Every key of a record, for --columns and --sort of report."""
-    from hpc_gpt.report.columns import MEANING
-
     if as_json:
         keys = [{"key": key, "meaning": meaning} for key, meaning in MEANING.items()]
         click.echo(json.dumps({"schema": 1, "keys": keys}, indent=1))

@@ -7,12 +7,14 @@ import sys
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.runs.find import find_run
+from hpc_gpt.words import plain
 
 
 @click.command()
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion.runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
 def verify(run: str, as_json: bool) -> None:
     """Say what of RUN differs from now.
@@ -24,8 +26,6 @@ def verify(run: str, as_json: bool) -> None:
     """
     from hpc_gpt.launch.verification import MEANS
     from hpc_gpt.launch.verification import verify as verify_run
-    from hpc_gpt.runs.find import find_run
-    from hpc_gpt.words import plain
 
     found = verify_run(find_run(run, logs_folder()))
     if as_json:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli import complete
-from hpc_gpt.cli.experiment_options import logs_folder
+from hpc_gpt.cli import completion
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.report.advice import RETRY_WORDS
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
 
 
 @click.command()
-@click.argument("run", shell_complete=complete.runs_and_logs)
+@click.argument("run", shell_complete=completion.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
 def why(run: str, as_json: bool) -> None:
     """Say why RUN ended: the first cause of all ranks.
@@ -41,7 +42,6 @@ def why(run: str, as_json: bool) -> None:
 
 def _lines(found: Why) -> list[str]:
     from hpc_gpt.readers.causes.first_cause import one_line
-    from hpc_gpt.report.advice import RETRY_WORDS
 
     record, last, advice = found.record, found.last, found.advice
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""

@@ -7,7 +7,6 @@ bench. What they share is `load_row`, `settle` or `shrunken`, and `finish`.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from hpc_gpt.launch.foresight import Foresight, foresee, settle_open
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.slurm.scheduler import has_sbatch
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, short_of_time, wants_forecast
-from hpc_gpt.paths import logs_dir
+from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
@@ -320,7 +319,7 @@ def earlier_runs() -> Earlier:
     """What the runs of the logs folder tell of how long things take; read when it is first asked."""
     from hpc_gpt.chain.measured import Earlier  # which needs numpy, and a render does not
 
-    logs = Path(os.path.abspath(logs_dir()))
+    logs = logs_folder()
     return Earlier(lambda: list_runs(logs))
 
 

@@ -6,8 +6,8 @@ A key that is None is left open: the cluster profile, a rule of `resolve`, or th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
@@ -239,3 +239,35 @@ class Experiment:
     layout: LayoutRequest = field(default_factory=LayoutRequest)
     train: Train = field(default_factory=Train)
     job: Job = field(default_factory=Job)
+
+
+def experiment_keys() -> list[tuple[str, Any, str]]:
+    """(dotted key, default, type in words) of every value an experiment can set."""
+    return _keys_of(Experiment, "")
+
+
+def _keys_of(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:
+    rows: list[tuple[str, Any, str]] = []
+    hints = get_type_hints(kind)
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            rows += _keys_of(hint, f"{prefix}{entry.name}.")
+        else:
+            default = None if entry.default is MISSING else entry.default
+            rows.append((prefix + entry.name, default, _type_words(hint)))
+    return rows
+
+
+def _type_words(hint: Any) -> str:
+    """A type as a user reads it."""
+    if get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"list of {_type_words(get_args(hint)[0])}s"
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if options:
+        return " | ".join(_type_words(option) for option in options)
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), str(hint)
+    )

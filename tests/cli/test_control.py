@@ -226,10 +226,8 @@ def test_what_cannot_be_a_request_is_none(running):
 @pytest.mark.parametrize("outcomes", [(True, True), (False, True), (True, False)])
 def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monkeypatch, outcomes):
     happened = {unsubmitted_run().path: outcome for outcome in outcomes}
-    monkeypatch.setattr(
-        "hpc_gpt.launch.control.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs]
-    )
-    monkeypatch.setattr("hpc_gpt.launch.control.await_answer", lambda asked: (happened[asked.run.path], "so"))
+    monkeypatch.setattr("hpc_gpt.cli.control.ask_runs", lambda runs, verb: [Asked(run, verb, "asked") for run in runs])
+    monkeypatch.setattr("hpc_gpt.cli.control.await_answer", lambda asked: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))
     if all(outcomes):
         _ask("save", names, True)

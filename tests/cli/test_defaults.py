@@ -148,7 +148,7 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
         run.add_submission({"scheduler": "local", "job_id": None})
         return submission.Submitted(run, "local", "7")
 
-    monkeypatch.setattr(submission, "submit_run", write)
+    monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
     assert done.code == 0, done.stderr
     (run,) = Path(os.environ["HPC_GPT_LOGS"]).glob("2x64/*/")

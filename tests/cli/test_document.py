@@ -7,7 +7,7 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.document import TREE, VERBS, document, help_texts, tree_lines
+from hpc_gpt.cli.document import MARKS, document, help_texts
 from tests.cli.command import in_process, without_slurm
 from tests.conftest import REPOSITORY
 
@@ -23,7 +23,7 @@ def test_the_readme_is_current(tmp_path):
 
 
 def test_every_verb_is_in_it():
-    page = README.read_text(encoding="utf-8").partition(VERBS[0])[2].partition(VERBS[1])[0]
+    page = README.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
     for verb in cli.VERBS:
         assert f"### `hpc-gpt {verb}`" in page
 
@@ -59,25 +59,33 @@ def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb
     assert not list(empty.iterdir())
 
 
-def test_every_module_says_in_a_line_what_is_in_it():
-    for line in tree_lines():
-        name, _, sentence = line.strip().partition(" ")
-        assert sentence.strip(), f"{name} has no docstring"
+def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
+    ctx = click.Context(cli.group)
+    verbs = {name: cli.group.get_command(ctx, name) for name in cli.VERBS}
+    assert {name: verb.short_help for name, verb in cli.VERBS.items()} == {
+        name: verb.get_short_help_str(limit=10_000) for name, verb in verbs.items()
+    }
+    # As click itself would list them.
+    shown = {item.value: item.help for item in cli.group.shell_complete(ctx, "")}
+    assert shown == {name: verb.get_short_help_str() for name, verb in verbs.items()}
 
 
-MARKS = "\n".join((*TREE, "between", *VERBS))
-
-
-def test_only_the_parts_between_the_marks_are_written():
-    page = document(f"above\n{MARKS}\nbelow\n".replace(TREE[1], f"stale line\n{TREE[1]}"))
-    assert page.startswith(f"above\n{TREE[0]}\n")
-    assert f"{TREE[1]}\nbetween\n{VERBS[0]}" in page
-    assert page.endswith(f"\n{VERBS[1]}\nbelow\n")
+def test_only_the_part_between_the_marks_is_written():
+    page = document(f"above\n{MARKS[0]}\nstale line\n{MARKS[1]}\nbelow\n")
+    assert page.startswith(f"above\n{MARKS[0]}\n\n### `hpc-gpt`")
+    assert page.endswith(f"\n{MARKS[1]}\nbelow\n")
     assert "stale line\n" not in page
     assert document(page) == page
 
 
-@pytest.mark.parametrize("page", ["", "\n".join(TREE), "\n".join(VERBS), "\n".join((*TREE, *reversed(VERBS)))])
+@pytest.mark.parametrize("page", ["", "\n".join(reversed(MARKS))])
 def test_a_page_without_its_marks_is_refused(page):
     with pytest.raises(ValueError, match="the page has no"):
         document(page)
+
+
+def test_every_package_is_in_the_list_of_packages():
+    block = README.read_text(encoding="utf-8").partition("## The tree")[2].partition("```text\n")[2].partition("```")[0]
+    packages = [path.parent.name for path in (REPOSITORY / "hpc_gpt").glob("*/__init__.py")]
+    listed = [line.split("/")[0].strip() for line in block.splitlines() if line.startswith("  ")]
+    assert sorted(packages) == sorted(name for name in listed if name in packages)

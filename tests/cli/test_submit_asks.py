@@ -11,7 +11,6 @@ import pytest
 from hpc_gpt import cli
 from hpc_gpt.cli import rehearse
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch import submission
 from tests.cli.command import error_of, in_process, without_slurm
 from tests.terminal import on_a_terminal
 
@@ -77,7 +76,7 @@ def taken(monkeypatch):
     def take(*_):
         raise ConfigError("it would be submitted", "by a test")
 
-    monkeypatch.setattr(submission, "submit_run", take)
+    monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", take)
     return lambda done: "Error: it would be submitted\n" in done.stderr
 
 

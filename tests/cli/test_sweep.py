@@ -130,7 +130,9 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     assert message.startswith("rows 'bad', 'two', 'good' and 1 more: no token file no")
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     started: list[str] = []
-    monkeypatch.setattr("hpc_gpt.cli.sweep._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows))
+    monkeypatch.setattr(
+        "hpc_gpt.cli.submitting._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows)
+    )
     done = in_process(*command, "--skip-unfit")
     assert (done.code, started) == (0, ["bad", "two", "good"])
     assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.variables import variables_of
+from hpc_gpt.cli.experiment_options import variables_of
 from hpc_gpt.launch.slurm.scheduler import OWN_VARIABLES
 from tests.cli.command import error_of, in_process
 from tests.cli.test_render_and_submit import resolved_of

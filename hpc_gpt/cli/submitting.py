@@ -1,0 +1,329 @@
+"""What `hpc-gpt submit` does: one run, a run that goes on from another, or all rows of a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from shlex import quote
+from typing import TypeVar
+
+import click
+
+from hpc_gpt.chain.forecast import Forecast
+from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
+from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
+from hpc_gpt.launch.resumption import (
+    changed_length,
+    check_resumption,
+    forecast_same,
+    prepare_resumption,
+    resume_elsewhere,
+    resume_run,
+)
+from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, submit_run
+from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
+from hpc_gpt.launch.until import parse_until
+from hpc_gpt.launch.waiting import wait_for, wait_for_all
+from hpc_gpt.paths import logs_folder
+from hpc_gpt.report.gather import leave_record
+from hpc_gpt.report.plan_table import count_words
+from hpc_gpt.report.tables import print_record
+from hpc_gpt.runs.find import find_run
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.terminal import can_ask
+
+T = TypeVar("T")
+
+
+def submit_one(
+    request: Request, until: tuple[str, ...], resume: str | None, dry_run: bool, yes: bool, wait: bool
+) -> None:
+    """Submit one run, or go on with the one that `resume` names; with `wait` follow it to its end."""
+    request = replace(request, until=parse_until(until))
+    if resume is not None:
+        submitted = _resume(resume, request, dry_run)
+        if submitted is None:
+            return
+    else:
+        prepared = prepare(request, queueing=not dry_run)
+        if not (dry_run or yes or request.names_experiment or request.sized):
+            _ask_first(prepared, request)
+        for note in prepared.notes:
+            click.echo(note, err=True)
+        if dry_run:
+            _dry_run(prepared)
+            return
+        submitted = submit_run(prepared, logs_folder())
+        _foretell(prepared)
+    interrupts = 0
+    try:
+        _say(submitted, wait)
+    except KeyboardInterrupt:
+        if not wait:
+            raise
+        interrupts = 1
+    if wait:
+        wait_for(submitted.run, interrupts)
+        print_record(leave_record(submitted.run))
+
+
+def _ask_first(prepared: Prepared, request: Request) -> None:
+    """Asks on a terminal whether to queue what nobody has named; ConfigError with an example off it."""
+    run = prepared.resolved
+    if run.cluster.scheduler == "local":
+        return
+    words = (
+        f"no EXPERIMENT and no size: this would queue {run.name}, {count_words(run.model.params)} parameters as "
+        f"{run.layout} on {run.gpus} GPUs of {run.cluster.name}"
+    )
+    if not can_ask():
+        cluster = f" --cluster {request.cluster}" if request.cluster else ""
+        raise ConfigError(
+            words,
+            f"name what to train, as hpc-gpt submit demo{cluster}, or its size, as --gpus {run.gpus}; --yes queues it",
+        )
+    click.echo(words, err=True)
+    if not _agrees("queue it?"):
+        click.echo("nothing was submitted", err=True)
+        click.get_current_context().exit(1)
+
+
+def _agrees(question: str) -> bool:
+    """The answer on the terminal; the end of the input is a no."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as end:
+        if not isinstance(end.__context__, EOFError):
+            raise
+        click.echo("", err=True)
+        return False
+
+
+def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
+    """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
+    dry run."""
+    ctx = click.get_current_context()
+    given = [
+        parameter
+        for parameter in ctx.command.params
+        if parameter.name not in ("resume", "wait", "dry_run", "yes", "force", "until")
+        and ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
+    others = [
+        one.human_readable_name if one.name == "experiment" else one.opts[0]
+        for one in given
+        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
+    ]
+    if others:
+        raise ConfigError(
+            f"--resume goes on with a run's own experiment; {', '.join(others)} would be another",
+            "leave them out, or submit a new run",
+        )
+    run = find_run(name, logs_folder())
+
+    assert request.until is not None
+    if not given and not changed_length(run.resolved(), request.until, request.given):
+        return _resume_same(run, forecast_same(run, request.until, earlier_runs()), dry_run)
+    # What HPC_GPT_* variables say was the run's to heed when it was submitted.
+    profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
+    prepared, parent = prepare_resumption(
+        run, request.given, profile, request.template, request.force, request.until, earlier_runs()
+    )
+    for note in prepared.notes:
+        click.echo(note, err=True)
+    if dry_run:
+        _dry_run(prepared)
+        return None
+    click.echo(f"goes on from {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
+    submitted = resume_elsewhere(prepared, parent, logs_folder())
+    _foretell(prepared)
+    return submitted
+
+
+def _resume_same(run: RunFolder, outlook: Forecast | None, dry_run: bool) -> Submitted | None:
+    """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
+    for line in outlook.lines if outlook else ():
+        click.echo(line, err=True)
+    if dry_run:
+        check_resumption(run, dry=True)
+    if dry_run and outlook is None:
+        raise ConfigError(
+            "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
+        )
+    if dry_run:
+        click.echo(f"would run: the run's own {run.job_script}", err=True)
+        click.echo("dry run: nothing was written or submitted", err=True)
+        return None
+    return resume_run(run, outlook.jobs if outlook and run.resolved().cluster.chain == "singleton" else 1)
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _foretell(prepared: Prepared) -> None:
+    """What is predicted of a run that nothing has refused."""
+    for line in prepared.foretold:
+        click.echo(line, err=True)
+
+
+def _dry_run(prepared: Prepared) -> None:
+    check_submission([prepared], logs_folder(), dry=True)
+    click.echo(prepared.script, nl=False)
+    _foretell(prepared)
+    if prepared.resolved.cluster.scheduler == "slurm":
+        chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
+        command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
+        command += f", {prepared.links} times" if prepared.links > 1 else ""
+    else:
+        command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
+    click.echo(f"would run: {command}", err=True)
+    click.echo(dry_run(prepared.resolved, prepared.script), err=True)
+    click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _say(submitted: Submitted, wait: bool) -> None:
+    run = submitted.run
+    leaked = _ignored_variables() if submitted.scheduler == "slurm" else []
+    if leaked:
+        click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
+    if submitted.scheduler == "slurm":
+        click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
+        if len(submitted.links) > 1:
+            click.echo(f"{len(submitted.links) - 1} more wait for it: {', '.join(submitted.links[1:])}", err=True)
+    else:
+        click.echo(f"started {run.run_id} as process {submitted.job_id}")
+    click.echo(f"run folder {run.path}", err=True)
+    if not wait:
+        name = submitted.job_id if submitted.scheduler == "slurm" else run.run_id
+        click.echo(f"next: hpc-gpt status {name}", err=True)
+
+
+def _ignored_variables() -> list[str]:
+    """SBATCH_* of the user's own shell: outside a job they are meant, so their loss is said."""
+    if "SLURM_JOB_ID" in os.environ:
+        return []
+    return sorted(name for name in os.environ if name.startswith("SBATCH_"))
+
+
+# --- sweeps
+
+
+def submit_sweep(
+    request: Request, until: tuple[str, ...], dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool
+) -> None:
+    """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
+    request = replace(request, until=parse_until(until))
+    if not request.sweep:
+        option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
+        raise ConfigError(f"{option} is for --sweep", "add --sweep, or leave it out")
+    prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
+    here = prepared.rows[0].resolved.cluster.scheduler == "local"
+    if dry_run:
+        prepared, _ = _sound(prepared, skip_unfit, lambda rows: check_submission(rows, logs_folder(), dry=True))
+        rows = prepared.rows
+        _print_rows(prepared)
+        _show_sweep(rows, here)
+        return
+    prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
+    rows = prepared.rows
+    _print_rows(prepared)
+    click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, linked in {sweep.folder}", err=True)
+    if here:
+        _run_here(sweep, rows)
+        return
+    try:
+        queue_sweep(sweep, rows, max_parallel)
+    except UserError:
+        _print_sweep(sweep, wait)
+        raise
+    interrupts = 0
+    try:
+        _print_sweep(sweep, wait)
+    except KeyboardInterrupt:
+        if not wait:
+            raise
+        interrupts = 1
+    if wait:
+        wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
+        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+    if sweep.refusals:
+        queued = sum(len(job.runs) for job in sweep.jobs)
+        words = f"{len(rows) - queued} of {len(rows)} runs were refused"
+        raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request, and submit those rows")
+
+
+def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
+    """The sweep, and what `check` gives of its rows; without the rows that it refuses where those are to be left out
+    and there are others. Raises RowFaults, and what else `check` raises."""
+    try:
+        return prepared, check(prepared.rows)
+    except RowFaults as refusal:
+        left = [row for row in prepared.rows if row.resolved.row not in refusal.faults]
+        if not skip_unfit:
+            raise refusal.offering(len(left)) from None
+        if not left:
+            raise
+        faults = refusal.faults
+    return replace(prepared, rows=left, unfit={**prepared.unfit, **faults}), check(left)
+
+
+def _print_rows(prepared: PreparedSweep) -> None:
+    """What a smoke run made small, what is predicted, and which rows cannot run."""
+    for note in prepared.told:
+        click.echo(note, err=True)
+    for row in prepared.impossible:
+        click.echo(f"not {row.name}: {row.impossible}", err=True)
+    for name, fault in prepared.unfit.items():
+        click.echo(f"not {name}: {'; '.join(str(fault).splitlines())}", err=True)
+
+
+def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
+    """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
+    for job in [[row] for row in rows] if here else plan_jobs(rows):
+        first = job[0].resolved
+        kind = f"array of {len(job)}" if len(job) > 1 else "job"
+        each = f"{first.gpus} GPU{'s' if first.gpus > 1 else ''}" + (
+            f" on {first.nodes} nodes" if first.nodes > 1 else ""
+        )
+        click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
+        click.echo(dry_run(first, job[0].script), err=True)
+    click.echo("dry run: nothing was written or submitted", err=True)
+
+
+def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+    for job in sweep.jobs:
+        what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
+        click.echo(f"submitted {what} {job.id}")
+    for refusal in sweep.refusals:
+        click.echo(f"not queued: {refusal}", err=True)
+    if not wait and sweep.jobs:
+        click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
+
+
+def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
+    """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
+    hold_here(sweep)
+    failures = []
+    for run, row in zip(sweep.runs, rows, strict=True):
+        submitted = start_held(run, row)
+        if submitted is None:
+            click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            continue
+        interrupts = 0
+        try:
+            click.echo(f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}")
+        except KeyboardInterrupt:
+            interrupts = 1
+        try:
+            wait_for(run, interrupts)
+        except JobFailed as fault:
+            click.echo(f"{row.resolved.row} failed: {fault}", err=True)
+            failures.append(str(row.resolved.row))
+    if failures:
+        words = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
+        raise JobFailed(words, f"hpc-gpt status {sweep.id}")
+    click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)

@@ -1,0 +1,112 @@
+"""The question of `hpc-gpt plan`: model, machine and batch, and what the search may vary, from what the user gave."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.foresight import constants_of
+from hpc_gpt.launch.prepare import Request, choose_profile, read_asked
+from hpc_gpt.plan.machine import Machine, check_dtype, check_reach, machine_of
+from hpc_gpt.plan.question import USUAL_ENGINES, Question, check_possible, question_of
+from hpc_gpt.plan.rates import Constants
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.resolve import resolve_shape
+
+
+@dataclass(frozen=True)
+class PlanAsked:
+    """What to plan, as far as it is decided before the search.
+
+    `base` is the experiment as its file has it, `experiment` the same with what the user asked for. `source` says where
+    the planner's `constants` are from; `tokens` is the budget that days and GPU-hours are given for.
+    """
+
+    request: Request
+    name: str
+    base: Experiment
+    experiment: Experiment
+    model: ModelShape
+    machine: Machine
+    constants: Constants
+    source: str
+    question: Question
+    tokens: float
+
+
+def ask_plan(
+    request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
+) -> PlanAsked:
+    """Decide everything that the search does not vary; UserError for what cannot be.
+
+    `why` is the layout to explain, `calibration` the cluster whose constants are taken; `largest` asks for the largest
+    model.
+    """
+    overrides = dict(request.overrides)
+    if why is not None:
+        overrides |= _layout_of(why, overrides)
+    profile = choose_profile(request, queueing=False)
+    under: dict[str, Any] = {}
+    if not request.names_experiment:
+        own = read_experiment(DEFAULT_EXPERIMENT).tables
+        # Layouts are compared at one global batch, whatever the model; a search for the largest starts from a model.
+        under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
+        under |= {"model": own["model"]} if largest else {}
+    file = read_asked(request, profile, under)
+    # A plan does not depend on the run's length and warm-up, if the file does not contradict itself.
+    experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
+    base = load_experiment(file, {}, request.row, steps_elsewhere=True)
+    model = resolve_shape(experiment.model)
+    machine = machine_of(profile)
+    holds = {key for key, value in overrides.items() if value is not None}
+    if request.names_experiment:
+        holds.add("engine.name")
+    engines = (*USUAL_ENGINES, "megatron-lm") if profile.megatron_lm is not None else USUAL_ENGINES
+    if largest:
+        # The smallest batch: one sample in a pass, one pass in a step, unless more is asked for.
+        sizes = {"micro_batch": 1, "micro_batches": 1}
+        batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or size for name, size in sizes.items()}
+        experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
+        if "engine.offload" not in holds:
+            experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
+        holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
+    question = question_of(experiment, profile, holds, engines)
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    name = _name(request, experiment, model)
+    if not largest:
+        check_possible(question, experiment, profile, name)
+    fitted = profile
+    if calibration is not None:
+        fitted = load_profile(calibration)
+        if fitted.calibration is None:
+            raise ConfigError(
+                f"profile {fitted.name} has no [calibration]",
+                f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
+            )
+    source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
+    return PlanAsked(request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens)
+
+
+def _layout_of(why: str, overrides: dict[str, object]) -> dict[str, int]:
+    found = re.fullmatch(r"tp(\d{1,6})-pp(\d{1,6})-dp(\d{1,6})", why)
+    if found is None:
+        raise ConfigError(f"--why {why!r:.60} is no layout", "give one as tp4-pp16-dp1")
+    layout = {f"layout.{axis}": int(size) for axis, size in zip(("tp", "pp", "dp"), found.groups(), strict=True)}
+    for key, size in layout.items():
+        if overrides.get(key, size) != size:
+            axis = key.partition(".")[2]
+            raise ConfigError(f"--why {why} and --{axis} {overrides[key]} contradict each other", f"leave --{axis} out")
+    return layout
+
+
+def _name(request: Request, experiment: Experiment, model: ModelShape) -> str:
+    sizes = {f"model.{name}" for name in ("hidden", "layers", "heads")}
+    if any(request.overrides.get(key) is not None for key in sizes):
+        return f"{model.layers} x {model.hidden}"
+    return experiment.model.preset or experiment.name
