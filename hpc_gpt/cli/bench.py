@@ -250,7 +250,7 @@ def _judge(bench_run: Bench, is_ladder: bool) -> None:
 
 
 def _failed_words(row: Row) -> str:
-    from hpc_gpt.launch.waiting import GOOD_ENDS
+    from hpc_gpt.launch.following import GOOD_ENDS
 
     well = row.record.ended in GOOD_ENDS
     return f"{row.cell}: no speed was found" if well else f"{row.cell} ended as {row.record.ended}"
@@ -258,7 +258,7 @@ def _failed_words(row: Row) -> str:
 
 def _hint(row: Row) -> str:
     from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-    from hpc_gpt.launch.waiting import GOOD_ENDS
+    from hpc_gpt.launch.following import GOOD_ENDS
 
     place = row.places[0]
     if not place.is_file():

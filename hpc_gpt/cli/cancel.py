@@ -20,8 +20,8 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     prefix, a job id or a folder; a sweep's id, folder or array means its runs.
     """
     from hpc_gpt.launch.control import cancel_run
+    from hpc_gpt.launch.following import describe
     from hpc_gpt.launch.status import read_status
-    from hpc_gpt.launch.waiting import describe
     from hpc_gpt.runs.find import named_runs
     from hpc_gpt.runs.run_folder import IN_QUEUE
 

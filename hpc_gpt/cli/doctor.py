@@ -161,7 +161,7 @@ def _scheduler_checks(resolved: Resolved | None, script: str, profile: ClusterPr
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine, which needs none")]
     from hpc_gpt.doctor.site import read_site
-    from hpc_gpt.launch.slurm.scheduler import ask, check_reachable
+    from hpc_gpt.launch.slurm import ask, check_reachable
 
     def reach() -> list[Check]:
         check_reachable()

@@ -29,7 +29,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 
 def first_submit(*settings: str) -> str:
     """The demo, which runs anywhere, with some `--set`: on the user's own cluster, or without one and Slurm, here."""
-    from hpc_gpt.launch.slurm.scheduler import has_sbatch
+    from hpc_gpt.launch.slurm import has_sbatch
     from hpc_gpt.settings.cluster import user_default
 
     try:

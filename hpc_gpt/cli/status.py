@@ -30,8 +30,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     default the newest 20 under logs/. A sweep is one line, which its id, its folder, its array's job id or --open
     opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
-    from hpc_gpt.launch.status import read_status
-    from hpc_gpt.launch.sweep_status import by_sweep
+    from hpc_gpt.launch.status import by_sweep, read_status
     from hpc_gpt.runs.find import find_runs, singles_out
 
     logs = logs_folder()
@@ -70,7 +69,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
 
 
 def _table(rows: list[Any], opened: bool) -> list[str]:
-    from hpc_gpt.launch.sweep_status import SweepStatus, fold
+    from hpc_gpt.launch.status import SweepStatus, fold
     from hpc_gpt.words import plain
 
     lines = rows if opened else fold(rows)

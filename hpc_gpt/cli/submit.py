@@ -74,7 +74,7 @@ def submit(
         return
     if wait:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the job.
-        from hpc_gpt.launch.waiting import wait_for
+        from hpc_gpt.launch.following import wait_for
     if resume is not None:
         submitted = _resume(resume, request, dry_run)
         if submitted is None:

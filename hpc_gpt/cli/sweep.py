@@ -13,7 +13,7 @@ from hpc_gpt.cli.experiment_options import logs_folder
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request
-    from hpc_gpt.launch.sweep_submission import SubmittedSweep
+    from hpc_gpt.launch.submission import SubmittedSweep
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ def submit_sweep(
         return
     if wait or here:
         # Loaded before there is a job: from then on a Ctrl-C is meant for the jobs.
-        from hpc_gpt.launch.waiting import wait_for_all
-    from hpc_gpt.launch.sweep_submission import queue_sweep, write_sweep
+        from hpc_gpt.launch.following import wait_for_all
+    from hpc_gpt.launch.submission import queue_sweep, write_sweep
 
     prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
     rows = prepared.rows
@@ -100,8 +100,7 @@ def _tell(prepared: PreparedSweep) -> None:
 
 def _dry_run(rows: Sequence[Prepared], here: bool) -> None:
     """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
-    from hpc_gpt.launch.submission import dry_run
-    from hpc_gpt.launch.sweep_submission import plan_jobs
+    from hpc_gpt.launch.submission import dry_run, plan_jobs
 
     for job in [[row] for row in rows] if here else plan_jobs(rows):
         first = job[0].resolved
@@ -127,8 +126,8 @@ def _say(sweep: SubmittedSweep, wait: bool) -> None:
 def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
     """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
     from hpc_gpt.errors import JobFailed
-    from hpc_gpt.launch.sweep_submission import hold_here, start_held
-    from hpc_gpt.launch.waiting import wait_for
+    from hpc_gpt.launch.following import wait_for
+    from hpc_gpt.launch.submission import hold_here, start_held
 
     hold_here(sweep)
     failures = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.launch.slurm import cancel_job, interrupt_job
 from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step

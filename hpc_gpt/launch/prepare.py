@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.foresight import Foresight, foresee, settle_open
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.slurm.scheduler import has_sbatch
+from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.runs.find import list_runs

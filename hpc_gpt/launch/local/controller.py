@@ -1,7 +1,8 @@
-"""The process that supervises a local run's ranks: submitit's controller, with what that leaves undone.
+"""Runs on this machine: the process that supervises a run's ranks, and how it is started.
 
-It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and
-writes how the attempt ended if no rank has. It outlives the terminal and the command that started it.
+The process is submitit's controller with what that leaves undone: it starts job.sh once for each rank, ends all of them
+when one fails, passes signals on, keeps the time limit, and writes how the attempt ended if no rank has. It outlives
+the terminal and the command that started it.
 
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,13 +22,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from submitit.local.local import Controller
+from submitit.local.local import Controller, LocalExecutor, LocalJob
 
+from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.job_time import limit_s
-from hpc_gpt.process import start_time
+from hpc_gpt.launch.slurm import job_python, submission_environment
+from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.runs.state import Facts, class_of
-from hpc_gpt.small_files import replace_whole
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import replace_whole, write_once
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -161,8 +169,6 @@ class RunController(Controller):
 
 def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
     """What submitit's controller and job.sh read. The time limit is kept here, not by submitit."""
-    import shlex
-
     return {
         "HPC_GPT_RUN": str(run.path),
         "HPC_GPT_ATTEMPT": str(attempt.number),
@@ -184,11 +190,97 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+# --- starting it
+
+
+class RunExecutor(LocalExecutor):
+    """submitit's executor on a run's job.sh: no pickle, no time limit of its own, every GPU left visible.
+
+    It starts the controller of one attempt, away from this terminal, and notes its process in submissions.jsonl.
+    """
+
+    def __init__(self, run: RunFolder, resolved: Resolved) -> None:
+        self.run = run
+        self.resolved = resolved
+        self.code = ready_code(run.path)
+        self.budget = budget_environment(run, resolved, time.time())
+        self.attempt = begin_attempt(run)
+        super().__init__(self.attempt.folder)
+        self.update_parameters(tasks_per_node=resolved.gpus)
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(self.run.path), str(self.attempt.number)]
+        own = job_python(self.resolved) | code_environment(self.code, os.environ) | self.budget
+        environment = submission_environment(os.environ, own)
+        with self.attempt.log.open("ab") as log, interrupts_wait():
+            process = subprocess.Popen(
+                line,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            note_start(self.run, self.attempt, process.pid, line, self.resolved.cluster.name)
+        tasks = list(range(self.resolved.gpus))
+        return LocalJob(folder=self.attempt.folder, job_id=str(process.pid), process=process, tasks=tasks)
+
+
+def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
+    """HPC_GPT_STOP_AT, when the run's budget is spent, if it has one. JobRefused if too little is left."""
+    budget = resolved.job.max_gpu_hours
+    if budget is None:
+        return {}
+    spent = gpu_hours(read_history(run, resolved.gpus, now))
+    left_s = 3600 * (budget - spent) / resolved.gpus
+    if left_s <= (resolved.job.signal_lead_s or 0):
+        raise JobRefused(
+            f"{spent:.3g} GPU-hours of job.max_gpu_hours = {budget:g} are spent, and what is left is less than a save "
+            "may take",
+            f"hpc-gpt submit --resume {run.run_id} --max-gpu-hours with more goes on as a new run",
+        )
+    return {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
+
+
+def begin_attempt(run: RunFolder) -> Attempt:
+    """Makes the next attempt's folder."""
+    try:
+        return run.new_attempt()
+    except OSError as fault:
+        raise RunFolderError(
+            f"cannot make an attempt in {run.path}: {fault.strerror}", "is the disk full or read-only?"
+        ) from None
+
+
+def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
+    """Writes attempt.json and the line of submissions.jsonl by which status and cancel find the process."""
+    host = platform.node()
+    start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
+    write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
+    run.add_submission(
+        {
+            "scheduler": "local",
+            "job_id": str(pid),
+            "cluster": cluster,
+            "command": command,
+            "refused": None,
+            "pid": pid,
+            "pid_start": start_time(pid),
+            "host": host,
+        }
+    )
+
+
+def submit(run: RunFolder, resolved: Resolved) -> LocalJob[Any]:
+    """Starts the run's job.sh on this machine, a process for each rank, and returns at once."""
+    return RunExecutor(run, resolved)._submit_command("")
+
+
 def main(arguments: list[str]) -> int:
     run = RunFolder(Path(arguments[0]))
-    controller: Any = RunController(run, run.attempt(int(arguments[1])))
+    controller = RunController(run, run.attempt(int(arguments[1])))
     controller.run()
-    return int(controller.exit_code())
+    return controller.exit_code()
 
 
 if __name__ == "__main__":
