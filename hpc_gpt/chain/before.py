@@ -24,12 +24,13 @@ from hpc_gpt.chain.decisions import (
     classify,
     conclude,
     forget_stop,
+    gpus_of,
     job_of,
     other_jobs,
+    read_history,
     write_verdict,
 )
-from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, read_history
-from hpc_gpt.chain.judge import Verdict
+from hpc_gpt.chain.judge import Past, Verdict, gpu_hours
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.run_folder import Attempt, RunFolder

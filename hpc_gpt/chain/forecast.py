@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.history import gpus_of
+from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.runs.lineage import newest_step

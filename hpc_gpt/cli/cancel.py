@@ -22,8 +22,7 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     from hpc_gpt.launch.control import cancel_run
     from hpc_gpt.launch.following import describe
     from hpc_gpt.launch.status import read_status
-    from hpc_gpt.runs.find import named_runs
-    from hpc_gpt.runs.run_folder import IN_QUEUE
+    from hpc_gpt.runs.run_folder import IN_QUEUE, named_runs
 
     found = [run for name in names for run in named_runs(name, logs_folder())]
     runs = list({run.path: run for run in found}.values())

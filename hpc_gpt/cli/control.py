@@ -54,7 +54,7 @@ def requeue(names: tuple[str, ...], wait: bool) -> None:
 def _ask(verb: str, names: tuple[str, ...], wait: bool) -> None:
     """Exits with 1 where no run could be asked, or one that was waited for did something else."""
     from hpc_gpt.launch.control import ask_runs, await_answer
-    from hpc_gpt.runs.find import named_runs
+    from hpc_gpt.runs.run_folder import named_runs
 
     found = [run for name in names for run in named_runs(name, logs_folder())]
     answers = ask_runs(list({run.path: run for run in found}.values()), verb)

@@ -69,7 +69,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
 def _run_named(request: Request) -> RunFolder | None:
     """The run that stands in EXPERIMENT's place; None for an experiment, which goes first."""
     from hpc_gpt.errors import ConfigError, NoSuchRun
-    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.runs.run_folder import find_run
     from hpc_gpt.settings.experiment_file import find_experiment
 
     if not request.names_experiment:

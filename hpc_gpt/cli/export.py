@@ -25,7 +25,7 @@ def export(run: str, form: str, out: Path | None, step: int | None) -> None:
     import subprocess
 
     from hpc_gpt.cli.experiment_options import logs_folder
-    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.runs.run_folder import find_run
 
     found = find_run(run, logs_folder())
     folder = out or Path(f"{found.run_id}-{form}")

@@ -22,7 +22,7 @@ def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bo
     All output of all ranks of its last attempt. RUN is a run id, an unambiguous prefix, a job id or a folder.
     """
     from hpc_gpt.launch.following import follow_logs, log_path, read_tail
-    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.runs.run_folder import find_run
 
     found = find_run(run, logs_folder())
     if path:

@@ -31,7 +31,7 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
     """
     from hpc_gpt.launch.status import by_sweep, read_status
-    from hpc_gpt.runs.find import find_runs, singles_out
+    from hpc_gpt.runs.run_folder import find_runs, singles_out
 
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)

@@ -149,7 +149,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
     dry run."""
     from hpc_gpt.errors import ConfigError
-    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.runs.run_folder import find_run
 
     ctx = click.get_current_context()
     given = [

@@ -131,7 +131,7 @@ def causes(as_json: bool) -> None:
     """How a run or an attempt can end: each class, whether starting again mends it, and what to do."""
     from dataclasses import asdict
 
-    from hpc_gpt.report.advice import ADVICE, RETRY_WORDS
+    from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
 
     if as_json:
         rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]

@@ -24,7 +24,7 @@ def verify(run: str, as_json: bool) -> None:
     """
     from hpc_gpt.launch.verification import MEANS
     from hpc_gpt.launch.verification import verify as verify_run
-    from hpc_gpt.runs.find import find_run
+    from hpc_gpt.runs.run_folder import find_run
     from hpc_gpt.words import plain
 
     found = verify_run(find_run(run, logs_folder()))

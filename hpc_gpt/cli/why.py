@@ -41,7 +41,7 @@ def why(run: str, as_json: bool) -> None:
 
 def _lines(found: Why) -> list[str]:
     from hpc_gpt.readers.causes.first_cause import one_line
-    from hpc_gpt.report.advice import RETRY_WORDS
+    from hpc_gpt.runs.state import RETRY_WORDS
 
     record, last, advice = found.record, found.last, found.advice
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""

@@ -27,9 +27,8 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.launch.submission import check_inputs
 from hpc_gpt.preflight_lines import PREFLIGHT
 from hpc_gpt.runs.beats import read_beats, slow_nodes
-from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.provenance import collect, list_gpus
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tables import close_matches

@@ -19,8 +19,8 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.paths import logs_dir
-from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.run_folder import list_runs
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.engines import can_resume

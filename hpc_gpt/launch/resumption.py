@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.history import gpu_hours, gpus_of, read_history
+from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.launch.prepare import Prepared, finish

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from hpc_gpt.chain.history import hardly_trained
+from hpc_gpt.chain.decisions import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.slurm import accounted_states, queued_jobs
 from hpc_gpt.runs.record import finite

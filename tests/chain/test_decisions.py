@@ -11,7 +11,8 @@ import pytest
 
 from hpc_gpt.chain.after import decide_next
 from hpc_gpt.chain.before import Word, may_start, read_word
-from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.chain.decisions import read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.launch import status
 from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status

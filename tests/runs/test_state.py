@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.chain.before import Word, may_start
-from hpc_gpt.chain.history import read_history
+from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.launch import status
 from hpc_gpt.launch.status import NO_ANSWER, read_status
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.advice import ADVICE
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.runs.standing import SILENT_S
 from hpc_gpt.runs.state import (
+    ADVICE,
     ENDED,
     LIVE,
     LONGEST_PAUSE_S,

@@ -24,7 +24,8 @@ from typing import Any
 
 from submitit.local.local import Controller, LocalExecutor, LocalJob
 
-from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.chain.decisions import read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.slurm import job_python, submission_environment
