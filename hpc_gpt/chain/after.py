@@ -1,6 +1,6 @@
 """`python -m hpc_gpt.chain.after RUN ATTEMPT CLASS WORDS EXCLUDED [put-back]`: job.sh asks what is next.
 
-The ranks have left. CLASS and WORDS are how the job ended by Slurm's word, EXCLUDED the nodes that it leaves out;
+The ranks have left. CLASS and WORDS say how Slurm reports the job's end, EXCLUDED which nodes it leaves out;
 `put-back` says that Slurm starts the same job again. Classifies the end of the attempt, judges, writes ended.json and
 next.json, and prints one line for the script, which alone gives commands to Slurm:
 

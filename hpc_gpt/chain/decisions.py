@@ -116,7 +116,7 @@ def conclude(
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
-    # A rank's own word in ended.json may have been the first, and is not how the attempt is classified.
+    # A rank may have written ended.json first; the class there is not the one of this classification.
     history = read_history(run, gpus_of(resolved), now, over)
     past = [
         replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each

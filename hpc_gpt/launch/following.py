@@ -202,7 +202,7 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
 
 
 def _last_end(run: RunFolder) -> int:
-    """The number of the last attempt if that has ended by its own word, else 0."""
+    """The number of the last attempt if it has an ended.json, else 0."""
     attempts = run.attempts()
     return attempts[-1].number if attempts and attempts[-1].ended() else 0
 

@@ -142,7 +142,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
 
 
 def _cause(run: RunFolder, standing: Standing, words: Words | None) -> str | None:
-    """Why a run stands as it does, by the fact that decided it."""
+    """Why a run is in its state, by the fact that decided it."""
     state, end, job_id = standing.state, standing.end, standing.job_id
     slurm, reason = (words or {}).get(job_id or "", ("", ""))
     if state.by == "submission":

@@ -59,7 +59,7 @@ class Submitted:
 def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
 
-    Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
+    Whatever can be refused is refused before the folder exists; only if sbatch itself refuses, a run is left.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
     provenance = check_submission([prepared], logs)
@@ -144,7 +144,7 @@ def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
         return Submitted(run, "slurm", jobs[0], tuple(jobs))
     from hpc_gpt.launch.local.controller import submit as start_here
 
-    return Submitted(run, "local", start_here(run, resolved).job_id)
+    return Submitted(run, "local", start_here(run, resolved))
 
 
 def dry_run(resolved: Resolved, script: str) -> str:

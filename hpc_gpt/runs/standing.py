@@ -121,7 +121,7 @@ def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | Non
 
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], standing: Standing) -> list[str]:
-    """How each attempt of a run ended, first to last; one that may still run stands as the run does by it."""
+    """How each attempt of a run ended, first to last; of one that may still run, the state of the run."""
     jobs = [_job_of(attempt) for attempt in attempts]
     ends = [read_end(attempt) for attempt in attempts]
     classes = []
@@ -174,7 +174,7 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
 
 
 def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """Of the jobs of a chain the one that runs by Slurm's word, else the first that waits."""
+    """The job of a chain that Slurm says is running, else the first that waits."""
     for wanted in reversed(LIVE):
         for line in chain:
             if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:

@@ -174,7 +174,7 @@ _LEAVING = ("COMPLETING", "STAGE_OUT")
 
 
 def slurm_state(word: str) -> str:
-    """The class of ENDED that a job is in by Slurm's word; empty for no word, `unknown` for one that is not known.
+    """The class of ENDED for Slurm's state of a job; empty for an empty one, `unknown` for one that is not known.
 
     >>> slurm_state("NODE_FAIL"), slurm_state("RUNNING"), slurm_state("REVOKED"), slurm_state("")
     ('node_failure', 'running', 'unknown', '')
@@ -256,8 +256,8 @@ class State:
 def class_of(facts: Facts) -> str | None:
     """How an attempt ended; None as long as nothing says that it has.
 
-    The judge's word stands, then the trainer's, unless it is what Slurm's doing looked like from inside; `hpc-gpt
-    cancel` counts as Slurm's. A cancel that the job outlived was none: a requeue sends the same signal.
+    The judge's class holds, else the trainer's, unless that is only how Slurm's act looked from inside; `hpc-gpt
+    cancel` counts as Slurm's act. A cancel that the job outlived was none: a requeue sends the same signal.
 
     >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
     ('preempted', 'nan')
@@ -282,7 +282,7 @@ def class_of(facts: Facts) -> str | None:
 
 
 def _unsaid(facts: Facts, slurm: str | None) -> str:
-    """How an attempt ended that has left no word; empty if it may be running."""
+    """How an attempt ended for which neither judge nor trainer wrote a class; empty if it may be running."""
     if slurm and slurm != "unknown":
         return slurm
     if facts.again:
@@ -293,7 +293,7 @@ def _unsaid(facts: Facts, slurm: str | None) -> str:
 
 
 def state_of(facts: Facts) -> State:
-    """How a run stands by the job and the attempt that decide it. What lives goes before what has ended."""
+    """The state of a run, by the job and the attempt that decide it. A job that lives decides before one that ended."""
     slurm = facts.slurm
     if facts.refused:
         return State("refused", "submission")

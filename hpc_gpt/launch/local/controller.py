@@ -20,9 +20,8 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from submitit.local.local import Controller, LocalExecutor, LocalJob
+from submitit.local.local import Controller
 
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
@@ -194,37 +193,23 @@ def _die_with_parent() -> None:
 # --- starting it
 
 
-class RunExecutor(LocalExecutor):
-    """submitit's executor on a run's job.sh: no pickle, no time limit of its own, every GPU left visible.
+def submit(run: RunFolder, resolved: Resolved) -> str:
+    """Starts the controller of a new attempt, away from this terminal, notes it in submissions.jsonl and gives its job
+    id at once.
 
-    It starts the controller of one attempt, away from this terminal, and notes its process in submissions.jsonl.
+    The ranks see every GPU. Raises RunFolderError; JobRefused if too little of the budget is left.
     """
-
-    def __init__(self, run: RunFolder, resolved: Resolved) -> None:
-        self.run = run
-        self.resolved = resolved
-        self.code = ready_code(run.path)
-        self.budget = budget_environment(run, resolved, time.time())
-        self.attempt = begin_attempt(run)
-        super().__init__(self.attempt.folder)
-        self.update_parameters(tasks_per_node=resolved.gpus)
-
-    def _submit_command(self, command: str) -> LocalJob[Any]:
-        line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(self.run.path), str(self.attempt.number)]
-        own = job_python(self.resolved) | code_environment(self.code, os.environ) | self.budget
-        environment = submission_environment(os.environ, own)
-        with self.attempt.log.open("ab") as log, interrupts_wait():
-            process = subprocess.Popen(
-                line,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            note_start(self.run, self.attempt, process.pid, line, self.resolved.cluster.name)
-        tasks = list(range(self.resolved.gpus))
-        return LocalJob(folder=self.attempt.folder, job_id=str(process.pid), process=process, tasks=tasks)
+    code = ready_code(run.path)
+    own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
+    attempt = begin_attempt(run)
+    line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
+    environment = submission_environment(os.environ, own)
+    with attempt.log.open("ab") as log, interrupts_wait():
+        process = subprocess.Popen(
+            line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        note_start(run, attempt, process.pid, line, resolved.cluster.name)
+    return str(process.pid)
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
@@ -270,11 +255,6 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
             "host": host,
         }
     )
-
-
-def submit(run: RunFolder, resolved: Resolved) -> LocalJob[Any]:
-    """Starts the run's job.sh on this machine, a process for each rank, and returns at once."""
-    return RunExecutor(run, resolved)._submit_command("")
 
 
 def main(arguments: list[str]) -> int:
