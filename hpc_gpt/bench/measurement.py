@@ -21,7 +21,7 @@ from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.runs.beats import read_beats
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder, newest_submission
 from hpc_gpt.terminal import ProgressLine, width
@@ -114,7 +114,7 @@ def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
     if state != "running" or width(stderr=True) is None:
         return state
     attempts = run.attempts()
-    beats = read_beats(attempts[-1].beats) if attempts else {}
+    beats = read_heartbeats(attempts[-1].heartbeats) if attempts else {}
     step = max((beat.step for beat in beats.values()), default=0)
     return f"{state}  step {step}/{statuses[0].steps}" if step else state
 

@@ -76,8 +76,8 @@ class Attempt:
         return self.folder / "asked"
 
     @property
-    def beats(self) -> Path:
-        """A file for each rank with its heartbeat, by its number; see `beats`."""
+    def heartbeats(self) -> Path:
+        """A file for each rank with its heartbeat, by its number; see `runs.heartbeats`."""
         return self.folder / "beats"
 
     @property

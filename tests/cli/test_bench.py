@@ -139,7 +139,7 @@ def _second_run(process: subprocess.Popen[str]) -> RunFolder:
     until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         for run in list_runs(benches()[0])[1:] if benches() else []:
-            beats = run.attempts()[0].beats / "0.json" if run.attempts() else None
+            beats = run.attempts()[0].heartbeats / "0.json" if run.attempts() else None
             phase = beats.read_text() if beats is not None and beats.is_file() else ""
             if '"phase": "training"' in phase or '"phase": "compiling"' in phase:
                 return run
