@@ -14,14 +14,14 @@ from hpc_gpt.bench.cell import Cell, spread_of
 from hpc_gpt.bench.peer import measure_peer
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
+from hpc_gpt.launch.following import GOOD_ENDS, follow
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
-from hpc_gpt.launch.waiting import GOOD_ENDS, follow
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.runs.beats import read_beats
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder, newest_submission
 from hpc_gpt.terminal import ProgressLine, width
@@ -114,7 +114,7 @@ def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
     if state != "running" or width(stderr=True) is None:
         return state
     attempts = run.attempts()
-    beats = read_beats(attempts[-1].beats) if attempts else {}
+    beats = read_heartbeats(attempts[-1].heartbeats) if attempts else {}
     step = max((beat.step for beat in beats.values()), default=0)
     return f"{state}  step {step}/{statuses[0].steps}" if step else state
 

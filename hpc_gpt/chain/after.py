@@ -1,6 +1,6 @@
 """`python -m hpc_gpt.chain.after RUN ATTEMPT CLASS WORDS EXCLUDED [put-back]`: job.sh asks what is next.
 
-The ranks have left. CLASS and WORDS are how the job ended by Slurm's word, EXCLUDED the nodes that it leaves out;
+The ranks have left. CLASS and WORDS say how Slurm reports the job's end, EXCLUDED which nodes it leaves out;
 `put-back` says that Slurm starts the same job again. Classifies the end of the attempt, judges, writes ended.json and
 next.json, and prints one line for the script, which alone gives commands to Slurm:
 
@@ -29,7 +29,7 @@ from hpc_gpt.chain.decisions import (
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
-from hpc_gpt.runs.beats import read_beats, slow_nodes
+from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import LONGEST_PAUSE_S
 
@@ -48,7 +48,7 @@ def decide_next(
         return _script_line(found.get("go_on") is True, _pause_s(found), nodes, jobs)
     resolved = run.resolved()
     end = classify(attempt, slurm, words, cancelled=run.is_cancelled(job_id))
-    for slow in slow_nodes(read_beats(attempt.beats)):
+    for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
         hours = resolved.cluster.bad_node_hours
         bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
     asked = run.asked_to_end(job_id)

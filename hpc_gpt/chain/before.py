@@ -1,6 +1,6 @@
 """`python -m hpc_gpt.chain.before RUN ATTEMPT`: job.sh asks whether this attempt of the run may start.
 
-Stdin holds what Slurm says of the jobs of earlier attempts that left no word, a line each: `squeue JOB STATE` or
+Stdin holds what Slurm says of the jobs of earlier attempts without an ended.json, a line each: `squeue JOB STATE` or
 `sacct JOB STATE`, of sacct's the oldest start first. Classifies and judges those attempts that are over, and prints:
 
     hpc-gpt-next go STOP_AT     it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
@@ -24,19 +24,20 @@ from hpc_gpt.chain.decisions import (
     classify,
     conclude,
     forget_stop,
+    gpus_of,
     job_of,
     other_jobs,
+    read_history,
     write_verdict,
 )
-from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, read_history
-from hpc_gpt.chain.judge import Verdict
+from hpc_gpt.chain.judge import Past, Verdict, gpu_hours
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state, start_class
 from hpc_gpt.settings.resolve import Resolved
 
-# The cause of an attempt that left no word, by the class that Slurm's word gives.
+# The cause of an attempt without an ended.json, by the class that Slurm's state gives.
 _WORDS = {
     "node_failure": "a node of the job died",
     "preempted": "preempted before it had saved",
@@ -53,39 +54,39 @@ _JUST_MADE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Word:
-    """What Slurm says: `queue` the state of each job that squeue knows, `starts` the states of each job's starts."""
+class SlurmStates:
+    """What Slurm says: `queue` has the state of each job that squeue knows, `starts` those of each start of a job."""
 
     queue: dict[str, str] = field(default_factory=dict)
     starts: dict[str, list[str]] = field(default_factory=dict)
 
 
-def read_word(lines: Iterable[str]) -> Word:
+def read_slurm(lines: Iterable[str]) -> SlurmStates:
     """The lines on stdin; what is no such line is left out.
 
-    >>> read_word(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
+    >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
     {'5': ['NODE_FAIL', 'CANCELLED']}
     """
-    word = Word()
+    states = SlurmStates()
     for line in lines:
         match line.split():
             case ["squeue", job_id, state, *_]:
-                word.queue[job_id] = state
+                states.queue[job_id] = state
             case ["sacct", job_id, state, *_]:
-                word.starts.setdefault(job_id, []).append(state.rstrip("+"))
-    return word
+                states.starts.setdefault(job_id, []).append(state.rstrip("+"))
+    return states
 
 
-def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
+def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) -> str:
     """Concludes what came before, and gives the script's line. Raises UserError for a folder that cannot be read."""
     resolved = run.resolved()
     own = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
     for other in [each for each in earlier if not each.verdict()]:
         job_id = job_of(other)
-        state = word.queue.get(job_id, "")
+        state = slurm.queue.get(job_id, "")
         if job_id == own:
-            _conclude_lost(run, other, resolved, word, now, again=True)
+            _conclude_lost(run, other, resolved, slurm, now, again=True)
         elif slurm_is_leaving(state) or (slurm_has_ranks(state) and other.ended()):
             return f"{MARK} wait"  # its script is about to go
         elif not job_id and _age_s(other, now) < _JUST_MADE_S:
@@ -94,7 +95,7 @@ def may_start(run: RunFolder, attempt: Attempt, word: Word, now: float) -> str:
             why = f"job {job_id} runs this run already, as attempt {other.number}"
             return _refuse(run, attempt, resolved, Verdict(False, "refused", "refused", why), now, 1)
         elif slurm_state(state) != "pending":
-            _conclude_lost(run, other, resolved, word, now, again=False)
+            _conclude_lost(run, other, resolved, slurm, now, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own, now)) is not None:
         if ended.ended == "done":
@@ -140,20 +141,22 @@ def _ended_before(
     return Verdict(False, ended, "refused", f"the chain ended with attempt {last.number}: {ended}: {why}")
 
 
-def _conclude_lost(run: RunFolder, lost: Attempt, resolved: Resolved, word: Word, now: float, again: bool) -> None:
+def _conclude_lost(
+    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
+) -> None:
     """Concludes an attempt that was killed with its script. `again`: its job has started once more."""
     job_id = job_of(lost)
-    states = word.starts.get(job_id, [])
+    states = slurm.starts.get(job_id, [])
     # The last start of a job that runs is the one that asks.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
-    slurm = "node_failure" if _says_node_failed(lost) else start_class(state)
-    if slurm not in _WORDS or slurm == "unknown" or (again and slurm == "cancelled"):
-        slurm = "requeued" if again else "unknown"
-    words, moment = _WORDS[slurm], _cancelled_at(run, job_id)
+    ended = "node_failure" if _says_node_failed(lost) else start_class(state)
+    if ended not in _WORDS or ended == "unknown" or (again and ended == "cancelled"):
+        ended = "requeued" if again else "unknown"
+    words, moment = _WORDS[ended], _cancelled_at(run, job_id)
     if moment is not None and not again:
         # It was over when it was cancelled: a job that was submitted since is to start.
         words, now = "hpc-gpt cancel", min(now, moment)
-    end = classify(lost, slurm, words, again, moment is not None)
+    end = classify(lost, ended, words, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_node(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
@@ -214,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
     folder, number = arguments[:2]
     run = RunFolder(Path(folder))
     try:
-        print(may_start(run, run.attempt(int(number)), read_word(sys.stdin), time.time()), flush=True)
+        print(may_start(run, run.attempt(int(number)), read_slurm(sys.stdin), time.time()), flush=True)
     except UserError as fault:
         print(f"not judged before it starts: {fault}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
-"""What job.sh's two questions share: an attempt that is over is classified, judged and written down, once and for good.
+"""An attempt that is over is classified, judged and written down, once and for good; and the attempts so far.
 
-The class and the cause go into ended.json, the verdict into next.json.
+The class and the cause go into ended.json, the verdict into next.json. What a run's attempts were is read from the
+files of its folder alone: how each ended, how far it saved, what it cost.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from hpc_gpt.chain.history import Past, gpu_hours, gpus_of, newest_saved, read_history
-from hpc_gpt.chain.judge import Rules, Verdict, judge
+from hpc_gpt.chain.judge import Past, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.standing import read_end
+from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.run_folder import Attempt, RunFolder, seconds_of
+from hpc_gpt.runs.standing import read_end, text_of
 from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import write_once
+from hpc_gpt.small_files import read_json, write_once
 
 # With this begins the line that job.sh reads.
 MARK = "hpc-gpt-next"
@@ -30,6 +32,11 @@ MARK = "hpc-gpt-next"
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
 # The cause is in the last part of a log; what is before that was survived.
 _MOST_BYTES = 32 << 20
+# The share of its time that an attempt trains at least: what trains less is mostly starts and saves.
+HARDLY = 0.1
+_BY_SCHEDULER = ("walltime", "preempted", "requeued")
+# Where Megatron-LM keeps the number of its newest checkpoint.
+_MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ def conclude(
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
-    # A rank's own word in ended.json may have been the first, and is not how the attempt is classified.
+    # A rank may have written ended.json first; the class there is not the one of this classification.
     history = read_history(run, gpus_of(resolved), now, over)
     past = [
         replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
@@ -191,3 +198,102 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
     """The attempt's job has ended as `hpc-gpt stop` asked: who requeues it by hand has a newer wish."""
     with suppress(OSError):
         run.stop_mark(job_of(attempt)).unlink(missing_ok=True)
+
+
+# --- the attempts of a run so far
+
+
+def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[Past]:
+    """Every attempt of a run that is over, first to last. `gpus` is what an attempt has that does not say it.
+
+    An attempt that has written no end counts as over if a later one of its job has begun, or if its number is `over`.
+    """
+    attempts = run.attempts()
+    starts = [attempt.started() for attempt in attempts]
+    resumed = [_resumed_step(attempt) for attempt in attempts]
+    past: list[Past] = []
+    saved = 0
+    for index, attempt in enumerate(attempts):
+        end, verdict = attempt.ended(), attempt.verdict()
+        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
+        if not end and not verdict and not later and attempt.number != over:
+            continue
+        found = resumed[index]
+        base = saved if found is None else found
+        saved = _saved_by(run, verdict, resumed[index + 1 :], base)
+        began = seconds_of(starts[index].get("started"))
+        left = now if attempt.number == over else seconds_of(verdict.get("time")) or seconds_of(end.get("time"))
+        left = left or (seconds_of(later[0].get("started")) if later else 0.0) or now
+        own = starts[index].get("gpus")
+        job_id = text_of(starts[index].get("job_id"))
+        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
+        past.append(
+            Past(
+                number=attempt.number,
+                ended=class_of(facts) or "unknown",
+                cause=text_of(verdict.get("cause") or end.get("cause")),
+                node=node if isinstance(node := verdict.get("node"), str) and NODE.fullmatch(node) else None,
+                job_id=job_id,
+                saved=saved,
+                resumed=base,
+                seconds=max(0.0, left - began) if began else 0.0,
+                gpus=own if isinstance(own, int) and not isinstance(own, bool) and own > 0 else gpus,
+                over=left,
+            )
+        )
+    return past
+
+
+def newest_saved(run: RunFolder) -> int:
+    """The step of the run's newest complete checkpoint, 0 without one. Asks only which is marked complete."""
+    try:
+        megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        megatron = 0
+    return max(megatron, newest_step(run) or 0)
+
+
+def gpus_of(resolved: Resolved) -> int:
+    """GPUs that a job of the run is given, the spare nodes' too."""
+    return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
+
+
+def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
+    """In words, of two attempts and more that had to leave: that each trained less than a tenth of its time; else None.
+
+    What an attempt trained is its steps, each taken to be as long as its last. Why others failed is said elsewhere.
+    """
+    times = []
+    over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_SCHEDULER]
+    for attempt in over:
+        began = seconds_of(attempt.started().get("started"))
+        seconds = seconds_of(attempt.ended().get("time")) - began
+        last = attempt.last_metrics()
+        steps = seconds_of(last.get("step")) - (_resumed_step(attempt) or 0)
+        trained = max(0.0, steps * seconds_of(last.get("step_s")))
+        if not began or not trained < HARDLY * seconds:
+            return None
+        times.append((trained / seconds, trained, seconds))
+    if len(times) < 2:
+        return None
+    _, trained, seconds = max(times)
+    return (
+        f"its {len(over)} attempts each trained less than a tenth of their time, {trained:.0f} s of {seconds:.0f} s at "
+        "most: more job.time, or a smaller job.signal_lead_s, leaves them more"
+    )
+
+
+def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
+    """The newest complete step when an attempt ended: as was noted then, else what the next one found, else what is
+    there now."""
+    noted = verdict.get("saved_step")
+    if isinstance(noted, int) and not isinstance(noted, bool):
+        return noted
+    found = next((step for step in later if step is not None), None)
+    return max(base, newest_saved(run) if found is None else found)
+
+
+def _resumed_step(attempt: Attempt) -> int | None:
+    """The step of the checkpoint that an attempt resumed from, as its trainer wrote it; None if it did not."""
+    found = read_json(attempt.folder / "trainer.json").get("resumed_step")
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None

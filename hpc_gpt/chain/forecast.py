@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.history import gpus_of
+from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.job_time import limit_s
 from hpc_gpt.runs.lineage import newest_step
@@ -44,7 +44,7 @@ _ONE_COPY = ("ddp", "fsdp")
 class Pace:
     """Seconds of a step, of a save, of an evaluation, and from a job's start to its first step, which is not in it.
 
-    `hold_s` is how long a save between steps holds training up, less than `save_s` where it is written in the
+    `hold_s` is how long a save between steps holds training up, less than `save_s` if it is written in the
     background; None for all of it. `save_every` and `eval_every` are steps between two of them, 0 for never. A step is
     above 0, the others are not negative.
     """
@@ -188,7 +188,7 @@ class _Figures:
 def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
-    `lead_is_given`: the signal's lead is the user's own word, and stays. Raises ConfigError with the numbers for what
+    `lead_is_given`: the user has set the signal's lead, which then stays. Raises ConfigError with the numbers for what
     cannot come to its end: no step left, no room in a job for one, more jobs than the run can have, a budget that no
     job fits in.
     """

@@ -1,12 +1,39 @@
-"""Decides whether a run is retried, when, and why: a pure function of its attempts."""
+"""Decides whether a run is retried, when, and why: a pure function of its past attempts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.chain.history import Past, gpu_hours
 from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
+
+
+@dataclass(frozen=True)
+class Past:
+    """One attempt that is over. `saved` is the step of the newest complete checkpoint when it ended, `resumed` that of
+    the one it resumed from; 0 without one. `seconds` is how long it had its `gpus`.
+
+    `ended` is a class of state.ENDED; `node` is at fault for it, None without one.
+    """
+
+    number: int
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+    job_id: str | None = None
+    saved: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+    gpus: int = 0
+    over: float = 0.0
+
+    @property
+    def progressed(self) -> bool:
+        return self.saved > self.resumed
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.seconds / 3600
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,11 @@ class Verdict:
     why: str
     pause_s: float = 0.0
     retries: int = 0
+
+
+def gpu_hours(past: Sequence[Past]) -> float:
+    """GPU-hours of all attempts, those included that stepped aside."""
+    return sum(each.gpu_hours for each in past)
 
 
 def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.readers.runs.attempts import AttemptRead, read_attempt
-from hpc_gpt.readers.steps import measure_steps
+from hpc_gpt.readers.steps import StepTable, time_steps
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, speed_hash
 
@@ -77,24 +77,18 @@ def measure_run(run: RunFolder) -> Measured | None:
     attempts = [read for attempt in run.attempts() if len((read := read_attempt(attempt)).steps)]
     if not attempts:
         return None
-    seconds = np.concatenate([read.steps["step_s"] for read in attempts])
-    apart = np.concatenate(
-        [(np.nan_to_num(read.steps["skipped"]) > 0) | ~np.isfinite(read.steps["loss"]) for read in attempts]
-    )
-    number = np.concatenate([np.full(len(read.steps), read.attempt.number) for read in attempts])
-    timed = np.isfinite(seconds) & (seconds > 0)
-    times = measure_steps(seconds[timed], apart[timed], number[timed])
+    steps = StepTable.joined([read.steps for read in attempts])
+    times = time_steps(steps, steps["step_s"], steps.is_skipped | ~np.isfinite(steps["loss"]))
     if times is None or times.used < _LEAST_STEPS:
         return None
-    saves = np.concatenate([read.steps["save_s"] for read in attempts])
-    saves = saves[np.isfinite(saves)]
+    saves = steps["save_s"][np.isfinite(steps["save_s"])].tolist()
     return Measured(
         run=run.run_id,
         gpus=resolved.gpus,
         layout=str(resolved.layout),
         steps=times.used,
         step_s=times.step_s,
-        save_s=float(np.median(saves)) if len(saves) else None,
+        save_s=_median(saves),
         eval_s=_evaluation_s(attempts),
         hold_s=_hold_s(attempts, resolved.train.save_every),
         start_s=_start_s(attempts),

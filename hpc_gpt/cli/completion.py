@@ -101,8 +101,7 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, then ids of sweeps. If `begun` begins none of them, the job ids that it begins."""
     from hpc_gpt.paths import logs_dir
-    from hpc_gpt.runs.find import list_runs
-    from hpc_gpt.runs.run_folder import job_ids
+    from hpc_gpt.runs.run_folder import job_ids, list_runs
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]

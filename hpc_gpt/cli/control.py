@@ -8,11 +8,10 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.launch.control import ask_runs, await_answer, cancel_run
+from hpc_gpt.launch.following import describe
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.waiting import describe
 from hpc_gpt.paths import logs_folder
-from hpc_gpt.runs.find import named_runs
-from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, named_runs
 
 _names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completion.runs)
 _wait = click.option("--wait", is_flag=True, help="Follow until it has happened; Ctrl-C only ends the wait.")

@@ -16,12 +16,11 @@ from hpc_gpt.doctor.checks import Check, check_profile, guarded, probe_here, slo
 from hpc_gpt.doctor.site import read_site
 from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
 from hpc_gpt.launch.prepare import Request, choose_profile, prepare
-from hpc_gpt.launch.slurm.scheduler import ask, check_reachable
+from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.paths import data_dir, logs_folder, state_dir
 from hpc_gpt.runs.bad_nodes import forgive, listed
-from hpc_gpt.runs.find import find_run
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import Resolved

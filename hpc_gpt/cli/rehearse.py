@@ -115,7 +115,7 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     real = prepare(request)
     small = make_small(real.resolved, len(list_gpus()))
     script = render_script(small.resolved, request.template)
-    return real, small, Prepared(small.resolved, script, real.text, outlook=Forecast((), jobs=LINKS))
+    return real, small, Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=LINKS))
 
 
 def _beginning(real: Prepared, small: SmallRun) -> list[str]:

@@ -11,11 +11,10 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import UserError
-from hpc_gpt.launch.slurm.scheduler import has_sbatch
-from hpc_gpt.launch.status import RunStatus, read_status
-from hpc_gpt.launch.sweep_status import SweepStatus, by_sweep, fold
+from hpc_gpt.launch.slurm import has_sbatch
+from hpc_gpt.launch.status import RunStatus, SweepStatus, by_sweep, fold, read_status
 from hpc_gpt.paths import logs_folder
-from hpc_gpt.runs.find import find_runs, singles_out
+from hpc_gpt.runs.run_folder import find_runs, singles_out
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen
 from hpc_gpt.words import Grid, plain

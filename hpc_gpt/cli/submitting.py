@@ -12,6 +12,7 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
+from hpc_gpt.launch.following import wait_for, wait_for_all
 from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
 from hpc_gpt.launch.resumption import (
     changed_length,
@@ -21,16 +22,24 @@ from hpc_gpt.launch.resumption import (
     resume_elsewhere,
     resume_run,
 )
-from hpc_gpt.launch.submission import Submitted, check_submission, dry_run, submit_run
-from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, plan_jobs, queue_sweep, start_held, write_sweep
+from hpc_gpt.launch.submission import (
+    Submitted,
+    SubmittedSweep,
+    check_submission,
+    dry_run,
+    hold_here,
+    plan_jobs,
+    queue_sweep,
+    start_held,
+    submit_run,
+    write_sweep,
+)
 from hpc_gpt.launch.until import parse_until
-from hpc_gpt.launch.waiting import wait_for, wait_for_all
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_words
 from hpc_gpt.report.tables import print_record
-from hpc_gpt.runs.find import find_run
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import can_ask
 

@@ -10,7 +10,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.paths import logs_folder
-from hpc_gpt.report.advice import RETRY_WORDS
+from hpc_gpt.runs.state import RETRY_WORDS
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why

@@ -26,10 +26,9 @@ from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
 from hpc_gpt.errors import UserError
 from hpc_gpt.launch.submission import check_inputs
 from hpc_gpt.preflight_lines import PREFLIGHT
-from hpc_gpt.runs.beats import read_beats, slow_nodes
-from hpc_gpt.runs.find import list_runs
+from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tables import close_matches
@@ -267,7 +266,7 @@ def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNode]:
     found: dict[str, SlowNode] = {}
     for run in _runs_on(logs, cluster):
         for attempt in run.attempts():
-            for slow in slow_nodes(read_beats(attempt.beats)):
+            for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
                 found[slow.node] = SlowNode(slow.node, run.run_id, str(slow))
             findings = read_json(attempt.folder / PREFLIGHT).get("findings")
             for finding in findings if isinstance(findings, list) else []:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from hpc_gpt.runs.beats import SLOW
+from hpc_gpt.runs.heartbeats import SLOW
 
 # Seconds that a node's clock may differ from the others': from the first on a warning, from the second a bad node.
 SKEW_TOLD_S = 2.0

@@ -11,10 +11,11 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.launch.slurm import cancel_job, interrupt_job
 from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
@@ -83,7 +84,7 @@ _DOES = {
 }
 
 
-# Where train.save_last is false.
+# The same if train.save_last is false.
 _DOES_UNSAVED = {
     "stop": "end at the next step's edge, unsaved: train.save_last is false",
     "requeue": "go back to the queue at the next step's edge, unsaved: train.save_last is false",
@@ -107,11 +108,16 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
     marks = [run.stop_mark(job_id) for job_id in job_ids(run)]
     if status.state == "pending" and newest_submission(run).get("queue"):
         marks = [run.cancelled_mark(IN_QUEUE)]
+    _touch(run, marks, "", f"hpc-gpt cancel {run.run_id}")
+
+
+def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
+    """Leaves marks in a run's folder, empty files. RunFolderError if the disk refuses."""
     try:
         for mark in marks:
             mark.touch()
     except OSError as fault:
-        raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", f"hpc-gpt cancel {run.run_id}") from None
+        raise RunFolderError(f"cannot write {what}in {run.path}: {fault.strerror}", hint) from None
 
 
 def await_answer(asked: Asked) -> tuple[bool, str]:
@@ -201,7 +207,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
     links = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
     for each in (*links, job_id):
-        _mark_cancelled(run, each)
+        _touch(run, [run.cancelled_mark(each)], "the cancel mark ", f"scancel {each} ends a Slurm job")
     if line.get("queue"):  # what runs the sweep passes it over
         return job_id
     if line.get("scheduler") == "local":
@@ -210,12 +216,3 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
         cancel_job(*links)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id
-
-
-def _mark_cancelled(run: RunFolder, job_id: str) -> None:
-    try:
-        run.cancelled_mark(job_id).touch()
-    except OSError as fault:
-        raise RunFolderError(
-            f"cannot write the cancel mark in {run.path}: {fault.strerror}", f"scancel {job_id} ends a Slurm job"
-        ) from None

@@ -46,7 +46,7 @@ class _Predicted:
     fits: bool
 
 
-def settle_open(
+def plan_open(
     experiment: Experiment, profile: ClusterProfile, given: Collection[str]
 ) -> tuple[Resolved, tuple[str, ...]]:
     """The experiment resolved, with what `given` (dotted keys) and the rules leave open as the planner picks it, and a
@@ -64,13 +64,13 @@ def settle_open(
     if picked is None:
         return resolved, ()
     run = picked.training
-    settled = {"engine.recompute": run.recompute, "engine.zero_stage": run.zero_stage, _PP: run.pp}
+    planned_values = {"engine.recompute": run.recompute, "engine.zero_stage": run.zero_stage, _PP: run.pp}
     rules = {
         "engine.recompute": resolved.engine.recompute,
         "engine.zero_stage": resolved.engine.zero_stage,
         _PP: resolved.layout.pp,
     }
-    changed = {key: value for key, value in settled.items() if key not in given and value != rules[key]}
+    changed = {key: value for key, value in planned_values.items() if key not in given and value != rules[key]}
     if "engine.zero_stage" in changed and not has_zero(resolved.engine.name):
         del changed["engine.zero_stage"]
     if not changed:
@@ -184,18 +184,18 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
 
 # What may change to make it fit, the smallest changes first; what is not named is kept.
 _SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
+_SPLITS = ("layout.pp", "layout.dp", "layout.tp")
+_SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
 _NEARER: tuple[tuple[str, ...], ...] = (
     ("engine.recompute",),
     _SMALL,
     (*_SMALL, "engine.sequence_parallel"),
     ("layout.pp", "layout.dp"),
     (*_SMALL, "layout.pp", "layout.dp"),
-    (*_SMALL, "layout.pp", "layout.dp", "layout.tp"),
-    (*_SMALL, "layout.pp", "layout.dp", "layout.tp", "engine.sequence_parallel", "engine.sharded_optimizer",
-     "engine.offload"),
-    (*_SMALL, "layout.pp", "layout.dp", "layout.tp", "engine.sequence_parallel", "engine.sharded_optimizer",
-     "engine.offload", "engine.name"),
-)  # fmt: skip
+    (*_SMALL, *_SPLITS),
+    (*_SMALL, *_SPLITS, *_SWITCHES),
+    (*_SMALL, *_SPLITS, *_SWITCHES, "engine.name"),
+)
 _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 

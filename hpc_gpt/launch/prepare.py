@@ -1,7 +1,7 @@
 """Preparing a run: load its settings, resolve them, take from the plan what is open, predict, render. The one way.
 
 Every verb that needs a run's script comes here: render, submit with its sweeps and resumptions, doctor, rehearse and
-bench. What they share is `load_row`, `settle` or `shrunken`, and `finish`.
+bench. What they share is `load_row`, `resolve_full` or `shrunken`, and `finish`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.foresight import Foresight, foresee, settle_open
+from hpc_gpt.launch.foresight import Foresight, foresee, plan_open
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.slurm.scheduler import has_sbatch
+from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.paths import logs_folder
-from hpc_gpt.runs.find import list_runs
 from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.run_folder import list_runs
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.engines import can_resume
@@ -79,7 +79,7 @@ class Prepared:
     text: str
     notes: tuple[str, ...] = ()
     foresight: Foresight | None = None
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     file: Path | None = None
     data_beside: Path | None = None
 
@@ -91,14 +91,14 @@ class Prepared:
     @property
     def foretold(self) -> tuple[str, ...]:
         """What is predicted of the run, and of its chain of jobs."""
-        lines = self.outlook.lines if self.outlook else ()
+        lines = self.forecast.lines if self.forecast else ()
         return (*([self.foresight.line] if self.foresight else []), *lines)
 
     @property
     def links(self) -> int:
         """Jobs to submit at once."""
         singleton = self.resolved.cluster.chain == "singleton"
-        return max(1, self.outlook.jobs) if self.outlook is not None and singleton else 1
+        return max(1, self.forecast.jobs) if self.forecast is not None and singleton else 1
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class PreparedSweep:
                 lines.append(f"{row.resolved.row}: {row.foresight.line}")
             elif row.foresight and row.foresight.line not in lines:
                 lines.append(row.foresight.line)
-            if row.outlook:
-                lines.append(f"{row.resolved.row}: {row.outlook.lines[0]}")
-        hours = [row.outlook.total.gpu_hours for row in self.rows if row.outlook and row.outlook.total]
+            if row.forecast:
+                lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
+        hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
         if len(hours) > 1:
             unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
             lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {len(self.rows)} rows{unknown}")
@@ -219,7 +219,7 @@ def _prepare_row(
         notes = (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, resolved), *lines)))
         train = experiment.train
     else:
-        resolved, notes = settle(experiment, profile, given, until, request.given)
+        resolved, notes = resolve_full(experiment, profile, given, until, request.given)
         train = resolved.train
         if until is not None:
             ahead = Ahead(until, earlier, "job.signal_lead_s" in given)
@@ -347,7 +347,7 @@ def load_row(
     return load_experiment(file, {**overrides, follows: None}, row, steps_elsewhere)
 
 
-def settle(
+def resolve_full(
     experiment: Experiment,
     profile: ClusterProfile,
     given: frozenset[str],
@@ -359,7 +359,7 @@ def settle(
     `on_line` is what the command line gives beside `until`. Raises LayoutError or ConfigError as `resolve`.
     """
     short, cut = cut_warmup(experiment)
-    resolved, notes = settle_open(short, profile, given)
+    resolved, notes = plan_open(short, profile, given)
     if until is None or until == Until():
         return resolved, (*notes, *cut)
     length = length_settings(until, resolved, on_line or {})
@@ -401,13 +401,13 @@ def finish(
     `refuse`: LayoutError for what is predicted not to fit. Raises ConfigError and RenderError as `render_script`.
     """
     foresight = foresee(resolved, profile, refuse)
-    outlook = None
+    forecast = None
     if ahead is not None and wants_forecast(resolved, ahead.until):
-        resolved, outlook = forecast_chain(resolved, foresight, ahead)
+        resolved, forecast = forecast_chain(resolved, foresight, ahead)
     script = render_script(resolved, template)
     if ahead is not None:
         notes = (*notes, *short_of_time(resolved, ahead.earlier))
-    return Prepared(resolved, script, text, notes, foresight, outlook)
+    return Prepared(resolved, script, text, notes, foresight, forecast)
 
 
 def folder_beside(

@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.chain.history import gpu_hours, gpus_of, read_history
+from hpc_gpt.chain.decisions import gpus_of, read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.launch.prepare import Prepared, finish
-from hpc_gpt.launch.slurm.scheduler import check_reachable
+from hpc_gpt.launch.slurm import check_reachable
 from hpc_gpt.launch.status import read_own_status
 from hpc_gpt.launch.submission import Submitted, check_inputs, check_submission, start_run, write_run
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, wants_forecast

@@ -1,21 +1,25 @@
-"""How runs stand, as `status` shows it: Slurm is asked for its word on their jobs, and `runs.standing` answers."""
+"""How runs and sweeps stand, as `status` shows it: Slurm is asked about their jobs, and `runs.standing` answers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from hpc_gpt.chain.history import hardly_trained
+from hpc_gpt.chain.decisions import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.launch.slurm import accounted_states, queued_jobs
+from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import RunFolder, job_ids, newest_chain, newest_submission
 from hpc_gpt.runs.standing import AttemptEnd, Standing, is_of_slurm, open_jobs, other_host, read_standing, words_between
 from hpc_gpt.runs.state import LIVE
 
 NO_ANSWER = "Slurm does not answer"
-# Slurm's words: {job id: (long state name, reason)}.
+# {job id: (its long state name, the reason)} as Slurm says them.
 Words = Mapping[str, tuple[str, str]]
+T = TypeVar("T", RunFolder, "RunStatus")
+# The order in which `count_states` names states; others follow by name.
+_ORDER = ("done", "running", "pending")
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,13 @@ class RunStatus:
     scheduler: str | None
     job_id: str | None
     attempts: int
-    step: int | None
-    steps: int | None
-    loss: float | None
-    tokens_per_s: float | None
-    gpus: int | None
-    layout: str
-    folder: str
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    gpus: int | None = None
+    layout: str = "-"
+    folder: str = ""
     sweep: str | None = None
     row: str | None = None
     sweep_id: str | None = None
@@ -47,10 +51,7 @@ class RunStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN: a loss that is none reads null."""
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in asdict(self).items()
-        }
+        return {key: finite(value) for key, value in asdict(self).items()}
 
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
@@ -88,12 +89,6 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
         scheduler=line.get("scheduler"),
         job_id=str(line["job_id"]) if line.get("job_id") else None,
         attempts=len(run.attempts()),
-        step=None,
-        steps=None,
-        loss=None,
-        tokens_per_s=None,
-        gpus=None,
-        layout="-",
         folder=str(run.path),
         sweep_id=run.sweep_id,
     )
@@ -104,8 +99,6 @@ def _slurm_states(open_jobs: list[str]) -> dict[str, tuple[str, str]] | None:
 
     A job whose run folder says how it ended is not open: accounting has nothing to add.
     """
-    from hpc_gpt.launch.slurm.scheduler import accounted_states, queued_jobs
-
     queue = queued_jobs()
     if queue is None:
         return None
@@ -149,7 +142,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
 
 
 def _cause(run: RunFolder, standing: Standing, words: Words | None) -> str | None:
-    """Why a run stands as it does, by the fact that decided it."""
+    """Why a run is in its state, by the fact that decided it."""
     state, end, job_id = standing.state, standing.end, standing.job_id
     slurm, reason = (words or {}).get(job_id or "", ("", ""))
     if state.by == "submission":
@@ -196,3 +189,51 @@ def _why_it_waits(standing: Standing, reason: str) -> str | None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt left no word"
         words = f"{how}, as attempt {attempt.number + 1}"
     return words if reason in ("", "None", "BeginTime", "Dependency") else f"{words} ({reason})"
+
+
+# --- sweeps
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """The runs of one `submit --sweep`."""
+
+    id: str
+    runs: tuple[RunStatus, ...]
+
+    @property
+    def name(self) -> str:
+        return next((run.sweep for run in self.runs if run.sweep), "-")
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs it was handed to the scheduler as; an array counts once."""
+        return list(dict.fromkeys(run.job_id.partition("_")[0] for run in self.runs if run.job_id))
+
+    @property
+    def states(self) -> str:
+        """`3 done, 2 running, 2 pending`."""
+        return count_states(self.runs)
+
+
+def count_states(runs: Iterable[RunStatus]) -> str:
+    """`3 done, 2 running, 1 nan`: the good states first."""
+    states = [run.state for run in runs]
+    known = [*_ORDER, *sorted(set(states) - set(_ORDER))]
+    return ", ".join(f"{states.count(state)} {state}" for state in known if state in states)
+
+
+def by_sweep(runs: Sequence[T]) -> list[list[T]]:
+    """The runs in groups: those of a sweep together, at the place of its first one; any other run by itself."""
+    groups: dict[str, list[T]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
+    return list(groups.values())
+
+
+def fold(rows: Sequence[RunStatus]) -> list[RunStatus | SweepStatus]:
+    """What `status` shows as one line each: a run, or all runs of a sweep."""
+    return [
+        SweepStatus(str(group[0].sweep_id), tuple(group)) if group[0].sweep_id is not None else group[0]
+        for group in by_sweep(rows)
+    ]

@@ -1,30 +1,48 @@
-"""Submitting a run: its data, its folder, then the scheduler."""
+"""Submitting a run or a sweep: its data, its folders, then the scheduler.
+
+A sweep is a run folder for every row, and one array for each set of rows that ask Slurm for the same. What belongs to
+no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder of each of its
+runs, and the script of an array. Each run's `sweep.json` names the sweep's id.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.errors import SlurmUnreachable, UserError
+from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows
-from hpc_gpt.launch.slurm.scheduler import (
+from hpc_gpt.launch.render import array_script, directives_but_name
+from hpc_gpt.launch.slurm import (
     check_dependency,
     check_output_path,
     check_reachable,
     has_sbatch,
+    largest_array,
     submission_environment,
     test_only,
 )
+from hpc_gpt.process import start_time
 from hpc_gpt.runs.provenance import collect
-from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, check_writable, create_run
+from hpc_gpt.runs.run_folder import (
+    DATA_BESIDE,
+    EXPERIMENT_FILE,
+    IN_QUEUE,
+    RunFolder,
+    check_writable,
+    claim_folder,
+    create_run,
+)
 from hpc_gpt.runs.snapshot import KEY, check_path, take_snapshot
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.requirements import check_checkout, check_requirements
-from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.settings.resolve import Resolved, folder_name
+from hpc_gpt.small_files import write_once
 from hpc_gpt.tokens.run_data import ensure_data, located
 
 
@@ -41,7 +59,7 @@ class Submitted:
 def submit_run(prepared: Prepared, logs: Path) -> Submitted:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
 
-    Whatever can be refused is refused before the folder exists; only sbatch's own refusal leaves a run behind.
+    Whatever can be refused is refused before the folder exists; only if sbatch itself refuses, a run is left.
     Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
     """
     provenance = check_submission([prepared], logs)
@@ -120,13 +138,13 @@ def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
-        from hpc_gpt.launch.slurm.executor import submit as submit_to_slurm
+        from hpc_gpt.launch.slurm_executor import submit as submit_to_slurm
 
         jobs = submit_to_slurm(run, resolved, links)
         return Submitted(run, "slurm", jobs[0], tuple(jobs))
-    from hpc_gpt.launch.local.executor import submit as start_here
+    from hpc_gpt.launch.local.controller import submit as start_here
 
-    return Submitted(run, "local", start_here(run, resolved).job_id)
+    return Submitted(run, "local", start_here(run, resolved))
 
 
 def dry_run(resolved: Resolved, script: str) -> str:
@@ -141,3 +159,132 @@ def dry_run(resolved: Resolved, script: str) -> str:
         return test_only(script, submission_environment(os.environ, {}))
     except SlurmUnreachable as fault:
         return f"{fault}: it was not asked; the script is as it would be submitted"
+
+
+# --- sweeps
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the scheduler has taken: an array, or one run's own job."""
+
+    id: str
+    runs: tuple[RunFolder, ...]
+
+
+@dataclass
+class SubmittedSweep:
+    """A sweep with a folder for each of its runs, the jobs that they have become, and what sbatch refused.
+
+    `largest` is how many elements its cluster lets an array have.
+    """
+
+    name: str
+    folder: Path
+    largest: int = 1
+    runs: list[RunFolder] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    refusals: list[JobRefused] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The id that all its runs share."""
+        return self.folder.name
+
+
+def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSweep:
+    """Checks every row, then writes the folder of each run. What can be refused is refused before there is a folder.
+
+    Raises as submit_run. If a later folder cannot be written, the earlier ones stay, marked refused.
+    """
+    provenance = check_submission(rows, logs)
+    largest = 1
+    if rows[0].resolved.cluster.scheduler == "slurm":
+        largest = largest_array()
+    sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
+    for row in rows:
+        try:
+            note = {"id": sweep.id, "name": name, "row": row.resolved.row}
+            sweep.runs.append(write_run(row, logs, provenance, note))
+        except RunFolderError as fault:
+            _refuse(sweep.runs, f"the folder of row {row.resolved.row!r} could not be written: {fault}")
+            raise
+    return sweep
+
+
+def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | None = None) -> None:
+    """Hands a sweep to Slurm, one array for each set of rows with equal directives, a job of its own for the others.
+
+    `at_once`: how many runs of an array may run at a time. What sbatch refuses is kept among the refusals, and the
+    rest goes on. Raises SlurmUnreachable and RunFolderError; the rows after it are then marked refused.
+    """
+    groups = group_alike([row.script for row in rows], sweep.largest)
+    for number, group in enumerate(groups, 1):
+        runs = [sweep.runs[index] for index in group]
+        try:
+            folder = link_runs(sweep, number, runs)
+            sweep.jobs.append(Job(_queue(sweep, folder, [rows[index] for index in group], runs, at_once), tuple(runs)))
+        except JobRefused as fault:
+            names = ", ".join(repr(rows[index].resolved.row) for index in group)
+            sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
+        except (SlurmUnreachable, RunFolderError, KeyboardInterrupt) as fault:
+            _refuse([sweep.runs[index] for later in groups[number:] for index in later], str(fault) or "Ctrl-C")
+            raise
+
+
+def _queue(
+    sweep: SubmittedSweep, folder: Path, rows: Sequence[Prepared], runs: Sequence[RunFolder], at_once: int | None
+) -> str:
+    from hpc_gpt.launch.slurm_executor import ARRAY_SCRIPT, submit_array
+
+    if len(rows) == 1:
+        return start_run(runs[0], rows[0].resolved, rows[0].links).job_id
+    write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
+    return submit_array(folder, rows[0].resolved, runs, at_once)
+
+
+def link_runs(sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder]) -> Path:
+    """Makes the folder of the sweep's n-th job, with a link to each of its runs."""
+    folder = sweep.folder / str(number)
+    try:
+        folder.mkdir()
+        for index, run in enumerate(runs):
+            (folder / str(index)).symlink_to(os.path.relpath(run.path, folder), target_is_directory=True)
+    except OSError as fault:
+        raise RunFolderError(f"cannot link runs in {folder}: {fault.strerror}", "is the disk full?") from None
+    return folder
+
+
+def hold_here(sweep: SubmittedSweep) -> None:
+    """Says in each run that it waits for its turn on this machine, and by which process."""
+    pid = os.getpid()
+    queue = {"pid": pid, "pid_start": start_time(pid)}
+    for run in sweep.runs:
+        run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
+    link_runs(sweep, 1, sweep.runs)
+
+
+def start_held(run: RunFolder, row: Prepared) -> Submitted | None:
+    """Starts a run whose turn has come; None if it was cancelled while it waited."""
+    return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
+
+
+def _refuse(runs: Sequence[RunFolder], why: str) -> None:
+    for run in runs:
+        run.add_submission({"scheduler": "slurm", "job_id": None, "refused": why})
+
+
+def plan_jobs(rows: Sequence[Prepared]) -> list[list[Prepared]]:
+    """The rows of each job that queue_sweep would hand to Slurm, as far as that can be said without asking Slurm."""
+    return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], len(rows))]
+
+
+def group_alike(scripts: Sequence[str], largest: int) -> list[list[int]]:
+    """The numbers of the scripts, those with equal directives together, `largest` at most; the job's name aside.
+
+    Groups come in the order of their first script.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, script in enumerate(scripts):
+        groups.setdefault(tuple(directives_but_name(script)), []).append(number)
+    return [group[at : at + largest] for group in groups.values() for at in range(0, len(group), largest)]

@@ -144,7 +144,7 @@ def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tu
     if ahead.parent is not None:
         try:
             before = measure_run(ahead.parent)
-        except UserError:  # a damaged folder tells nothing
+        except UserError:  # a damaged folder has measured nothing
             before = None
     known = Known(
         done=ahead.done,
@@ -154,10 +154,10 @@ def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tu
         spent=ahead.spent,
         no_prediction=foresight.line if step is None else "",
     )
-    outlook = make_forecast(resolved, known, ahead.lead_is_given)
-    if outlook.lead_s is not None:
-        resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=outlook.lead_s))
-    return resolved, outlook
+    forecast = make_forecast(resolved, known, ahead.lead_is_given)
+    if forecast.lead_s is not None:
+        resolved = replace(resolved, job=replace(resolved.job, signal_lead_s=forecast.lead_s))
+    return resolved, forecast
 
 
 def short_of_time(resolved: Resolved, earlier: Callable[[], Earlier]) -> tuple[str, ...]:

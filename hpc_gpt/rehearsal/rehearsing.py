@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_gpt.errors import DataError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.launch.prepare import Prepared
-from hpc_gpt.launch.slurm.scheduler import check_reachable, has_sbatch, submission_environment, test_only
+from hpc_gpt.launch.slurm import check_reachable, has_sbatch, submission_environment, test_only
 from hpc_gpt.rehearsal.life import Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.preparation import Missing, SmallRun

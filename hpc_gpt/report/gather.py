@@ -16,9 +16,8 @@ from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.report.seed_tables import named_sweep, sweep_of
-from hpc_gpt.runs.find import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 
 
 @dataclass

@@ -13,14 +13,13 @@ from hpc_gpt.readers.causes.first_cause import Cause, first_cause, one_line
 from hpc_gpt.readers.logs.part import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.advice import ADVICE, Advice
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import deciding, read_end, words_between
-from hpc_gpt.runs.state import LIVE, VAGUE, Facts, class_of
+from hpc_gpt.runs.state import ADVICE, LIVE, VAGUE, Advice, Facts, class_of
 
 SCHEMA = 1
 _MOST_LISTED = 10

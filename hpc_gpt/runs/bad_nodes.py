@@ -133,7 +133,7 @@ def _bad_node(entries: list[_Note]) -> BadNode:
         until=max(entry.until for entry in entries),
         times=len(entries),
         runs=tuple(dict.fromkeys(entry.run for entry in entries)),
-        everyone=len(entries) > 1 or last.sure or any(entry.sure for entry in entries),
+        everyone=len(entries) > 1 or any(entry.sure for entry in entries),
     )
 
 

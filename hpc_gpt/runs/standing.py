@@ -47,8 +47,8 @@ def read_end(attempt: Attempt) -> AttemptEnd:
         verdict=_class(verdict.get("ended"), ""),
         retried=bool(verdict.get("go_on", end.get("requeue"))),
     )
-    cause = _text(verdict.get("cause")) or _text(end.get("cause"))
-    why = None if facts.retried else _text(verdict.get("why"))
+    cause = text_of(verdict.get("cause")) or text_of(end.get("cause"))
+    why = None if facts.retried else text_of(verdict.get("why"))
     return AttemptEnd(facts, cause, why or cause, time_of(verdict))
 
 
@@ -102,7 +102,7 @@ def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | Non
     live = _live_job(chain, slurm or {})
     if live is None and waits:
         live = chain[0]
-    job_id = _text(live.get("job_id")) if live is not None else _job_of(attempt)
+    job_id = text_of(live.get("job_id")) if live is not None else _job_of(attempt)
     line = live if live is not None else _line_of(run, chain, job_id)
     facts = end.facts if end is not None and not waits else Facts()
     facts = replace(
@@ -121,7 +121,7 @@ def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | Non
 
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], standing: Standing) -> list[str]:
-    """How each attempt of a run ended, first to last; one that may still run stands as the run does by it."""
+    """How each attempt of a run ended, first to last; of one that may still run, the state of the run."""
     jobs = [_job_of(attempt) for attempt in attempts]
     ends = [read_end(attempt) for attempt in attempts]
     classes = []
@@ -141,7 +141,7 @@ def open_jobs(run: RunFolder) -> list[str]:
     to be over for good."""
     attempts = run.attempts()
     ends = {_job_of(attempt): read_end(attempt) for attempt in attempts}
-    jobs = [_text(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
+    jobs = [text_of(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
     return [job_id for job_id in jobs if job_id and (job_id not in ends or _is_open(ends[job_id]))]
 
 
@@ -165,7 +165,7 @@ def other_host(line: Mapping[str, Any]) -> str | None:
 def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
     """Whether no job of the newest chain has made an attempt, and one of them may yet: not of a run that is done, nor
     of a chain that was sent before the run came to its end."""
-    jobs = {_text(line.get("job_id")) for line in chain} - {None}
+    jobs = {text_of(line.get("job_id")) for line in chain} - {None}
     if not chain or not jobs.isdisjoint(_job_of(attempt) for attempt in attempts):
         return False
     if end is None or not end.is_over or end.facts.retried:
@@ -174,7 +174,7 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
 
 
 def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """Of the jobs of a chain the one that runs by Slurm's word, else the first that waits."""
+    """The job of a chain that Slurm says is running, else the first that waits."""
     for wanted in reversed(LIVE):
         for line in chain:
             if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:
@@ -184,7 +184,7 @@ def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> M
 
 def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
     """The last line of a job, or one made up for a job that plain sbatch started."""
-    lines = [line for line in (*run.submissions(), *chain) if _text(line.get("job_id")) == job_id]
+    lines = [line for line in (*run.submissions(), *chain) if text_of(line.get("job_id")) == job_id]
     if lines and job_id is not None:
         return lines[-1]
     return {"scheduler": "slurm", "job_id": job_id} if job_id is not None else {}
@@ -258,12 +258,13 @@ def time_of(table: Mapping[str, Any]) -> float:
 
 
 def _job_of(attempt: Attempt | None) -> str | None:
-    return _text(attempt.started().get("job_id")) if attempt is not None else None
+    return text_of(attempt.started().get("job_id")) if attempt is not None else None
 
 
 def _class(value: Any, default: str) -> str:
     return str(value) if value else default
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
+    """A value of a small file as text, None for none."""
     return None if value is None else str(value)

@@ -1,8 +1,9 @@
 """How an attempt ended, how its run stands, and what that means for a retry. Pure: decided here, and nowhere else.
 
 Everyone else gathers facts (`runs.standing` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
-shows the answer. `Facts` holds all that the answer follows from. `class_of` answers how an attempt ended, `state_of`
-how the run stands by it. `RETRIES` says which classes mend themselves when the same job starts again.
+shows the answer. `_CLASSES` has every class of end, what a job chain does after it and what it means for the user.
+`Facts` holds all that the answer follows from. `class_of` answers how an attempt ended, `state_of` how the run stands
+by it.
 """
 
 from __future__ import annotations
@@ -10,32 +11,116 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# What a run, or one attempt of it, can end as; the last three have not ended.
-ENDED = [
-    "done",
-    "stopped",
-    "walltime",
-    "preempted",
-    "requeued",
-    "cancelled",
-    "refused",
-    "budget",
-    "no_progress",
-    "gpu_memory",
-    "host_memory",
-    "collective_timeout",
-    "hang",
-    "node_failure",
-    "nan",
-    "data",
-    "disk_full",
-    "user_error",
-    "error",
-    "pending",
-    "running",
-    "unknown",
-]
+# --- the classes of ends
+
+# A pause doubles with every failure that follows another, up to this.
+LONGEST_PAUSE_S = 3600
+# So many attempts in a row that leave no newer checkpoint end a run.
+MOST_WITHOUT_PROGRESS = 2
+# The same for failures of nodes: each time the next attempt leaves the node out.
+MOST_NODE_FAILURES = 5
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What a chain does after an attempt that ended so.
+
+    `goes_on`: whether another attempt can mend it. `fails`: whether it was a failure, before whose retry there is a
+    pause. `most`: so many such attempts in a row without a newer checkpoint end the run; 0 for what Slurm or the user
+    ended early, which does not count.
+    """
+
+    goes_on: bool
+    fails: bool = False
+    most: int = 0
+
+
+_STOPS = Retry(False)
+_AT_ONCE = Retry(True)
+_FAILURE = Retry(True, fails=True, most=MOST_WITHOUT_PROGRESS)
+
+# Every class that a run, or one attempt of it, can be in: what a chain does after it (None: it has not ended), what it
+# means, what to do. The last three have not ended, or nobody knows how.
+_CLASSES: dict[str, tuple[Retry | None, str, str]] = {
+    "done": (_STOPS, "trained all its steps", "nothing to do"),
+    "stopped": (_STOPS, "stopped at a step's edge because it was asked to", "submit --resume goes on"),
+    "walltime": (
+        Retry(True, most=MOST_WITHOUT_PROGRESS),
+        "the time limit came before the last step",
+        "submit --resume goes on; ask for more time, or save oftener",
+    ),
+    "preempted": (_AT_ONCE, "the scheduler took the nodes for another job", "submit --resume, if it was not requeued"),
+    "requeued": (_AT_ONCE, "went back to the queue and starts again", "nothing: it waits"),
+    "cancelled": (_STOPS, "someone, or the scheduler, cancelled it", "submit --resume goes on, if it was not meant"),
+    "refused": (
+        _STOPS,
+        "the scheduler did not take the job, or another job of the run was there already",
+        "change what its words name; --dry-run asks again",
+    ),
+    "budget": (_STOPS, "the budget of GPU hours is spent", "a larger budget, or nothing"),
+    "no_progress": (
+        _STOPS,
+        "attempts in a row trained no step further",
+        "see what ended the attempts before; a retry ends alike",
+    ),
+    "gpu_memory": (
+        _STOPS,
+        "a GPU has too little memory for the model, the batch and what the allocator holds",
+        "a smaller micro-batch with as many more of them, recompute, more tp or pp, a higher ZeRO stage, or offload",
+    ),
+    "host_memory": (
+        _STOPS,
+        "the node, its cgroup or /dev/shm ran out of memory",
+        "ask for more memory a task (--mem), fewer data workers, less offload; for /dev/shm fewer or smaller batches",
+    ),
+    "collective_timeout": (
+        _FAILURE,
+        "ranks waited for one another until the limit; the rank that did not come is at fault, or its link",
+        "look at the rank named first; again without its node, if it is one node each time",
+    ),
+    "hang": (
+        _FAILURE,
+        "no rank made a step for too long",
+        "look at the stacks and at the rank that says nothing; again, without its node if it is one node each time",
+    ),
+    "node_failure": (
+        Retry(True, fails=True, most=MOST_NODE_FAILURES),
+        "a node, its GPU or its network failed",
+        "again without the node; tell those who run the cluster",
+    ),
+    "nan": (
+        _STOPS,
+        "the loss or the gradients became no number",
+        "from an earlier checkpoint with a lower rate, a longer warm-up, clipping or bf16; look at the data there",
+    ),
+    "data": (
+        _STOPS,
+        "the data are missing, damaged, or hold a token that the vocabulary has not",
+        "check the file or sample that the words name, and that the tokenizer is the model's",
+    ),
+    "disk_full": (
+        _STOPS,
+        "the disk is full or the quota spent",
+        "make room, keep fewer checkpoints, or write them elsewhere",
+    ),
+    "user_error": (
+        _STOPS,
+        "what was asked for cannot run: an option, a path, a module or a size",
+        "mend what the words name",
+    ),
+    "error": (_FAILURE, "the program failed in a way that no other class names", "read the lines around the cause"),
+    "pending": (None, "waits in the queue", "nothing to do yet"),
+    "running": (None, "runs", "nothing to do yet"),
+    "unknown": (
+        _FAILURE,
+        "nothing says how it ended",
+        "ask the scheduler (sacct -j JOB) and look for other ranks' logs",
+    ),
+}
+ENDED = list(_CLASSES)
 LIVE = ("pending", "running")
+# For every class that an attempt can end with.
+RETRIES = {ended: retry for ended, (retry, _, _) in _CLASSES.items() if retry is not None}
 # These say only that something went wrong: a log or Slurm may know more.
 VAGUE = ("error", "unknown")
 # What the scheduler did, not the program.
@@ -89,7 +174,7 @@ _LEAVING = ("COMPLETING", "STAGE_OUT")
 
 
 def slurm_state(word: str) -> str:
-    """The class of ENDED that a job is in by Slurm's word; empty for no word, `unknown` for one that is not known.
+    """The class of ENDED for Slurm's state of a job; empty for an empty one, `unknown` for one that is not known.
 
     >>> slurm_state("NODE_FAIL"), slurm_state("RUNNING"), slurm_state("REVOKED"), slurm_state("")
     ('node_failure', 'running', 'unknown', '')
@@ -171,8 +256,8 @@ class State:
 def class_of(facts: Facts) -> str | None:
     """How an attempt ended; None as long as nothing says that it has.
 
-    The judge's word stands, then the trainer's, unless it is what Slurm's doing looked like from inside; `hpc-gpt
-    cancel` counts as Slurm's. A cancel that the job outlived was none: a requeue sends the same signal.
+    The judge's class holds, else the trainer's, unless that is only how Slurm's act looked from inside; `hpc-gpt
+    cancel` counts as Slurm's act. A cancel that the job outlived was none: a requeue sends the same signal.
 
     >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
     ('preempted', 'nan')
@@ -197,7 +282,7 @@ def class_of(facts: Facts) -> str | None:
 
 
 def _unsaid(facts: Facts, slurm: str | None) -> str:
-    """How an attempt ended that has left no word; empty if it may be running."""
+    """How an attempt ended for which neither judge nor trainer wrote a class; empty if it may be running."""
     if slurm and slurm != "unknown":
         return slurm
     if facts.again:
@@ -208,7 +293,7 @@ def _unsaid(facts: Facts, slurm: str | None) -> str:
 
 
 def state_of(facts: Facts) -> State:
-    """How a run stands by the job and the attempt that decide it. What lives goes before what has ended."""
+    """The state of a run, by the job and the attempt that decide it. A job that lives decides before one that ended."""
     slurm = facts.slurm
     if facts.refused:
         return State("refused", "submission")
@@ -262,56 +347,6 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
 
 # --- what a class means for a retry
 
-# A pause doubles with every failure that follows another, up to this.
-LONGEST_PAUSE_S = 3600
-# So many attempts in a row that leave no newer checkpoint end a run.
-MOST_WITHOUT_PROGRESS = 2
-# The same for failures of nodes: each time the next attempt leaves the node out.
-MOST_NODE_FAILURES = 5
-
-
-@dataclass(frozen=True)
-class Retry:
-    """What a chain does after an attempt that ended so.
-
-    `goes_on`: whether another attempt can mend it. `fails`: whether it was a failure, before whose retry there is a
-    pause. `most`: so many such attempts in a row without a newer checkpoint end the run; 0 for what Slurm or the user
-    ended early, which does not count.
-    """
-
-    goes_on: bool
-    fails: bool = False
-    most: int = 0
-
-
-_STOPS = Retry(False)
-_AT_ONCE = Retry(True)
-_FAILURE = Retry(True, fails=True, most=MOST_WITHOUT_PROGRESS)
-
-# In the order of state.ENDED, for every class that an attempt can end with.
-RETRIES: dict[str, Retry] = {
-    "done": _STOPS,
-    "stopped": _STOPS,
-    "walltime": Retry(True, most=MOST_WITHOUT_PROGRESS),
-    "preempted": _AT_ONCE,
-    "requeued": _AT_ONCE,
-    "cancelled": _STOPS,
-    "refused": _STOPS,
-    "budget": _STOPS,
-    "no_progress": _STOPS,
-    "gpu_memory": _STOPS,
-    "host_memory": _STOPS,
-    "collective_timeout": _FAILURE,
-    "hang": _FAILURE,
-    "node_failure": Retry(True, fails=True, most=MOST_NODE_FAILURES),
-    "nan": _STOPS,
-    "data": _STOPS,
-    "disk_full": _STOPS,
-    "user_error": _STOPS,
-    "error": _FAILURE,
-    "unknown": _FAILURE,
-}
-
 # What the program itself says of a slip of its author's: started again, it says the same.
 MISTAKES = (
     "ImportError",
@@ -359,3 +394,29 @@ def pause_s(first_s: float, failures: int) -> float:
     if failures < 1:
         return 0.0
     return float(min(LONGEST_PAUSE_S, max(0.0, first_s) * 2 ** min(failures - 1, 30)))
+
+
+# --- advice for the user
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a class of end means for the user.
+
+    `retry`: whether the same job, started again by hand, can go through: True, False, None if it depends. `chain` says
+    what a job chain does by itself; `means` and `to_do` are words for the user.
+    """
+
+    retry: bool | None
+    chain: str
+    means: str
+    to_do: str
+
+
+# Whether a start by hand can go through, if that is not what the chain does.
+_BY_HAND: dict[str, bool | None] = dict.fromkeys(("done", "cancelled", "error", *LIVE, "unknown")) | {"stopped": True}
+ADVICE = {
+    ended: Advice(_BY_HAND.get(ended, bool(retry and retry.goes_on)), words_of(ended), means, to_do)
+    for ended, (retry, means, to_do) in _CLASSES.items()
+}
+RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}

@@ -1,10 +1,10 @@
 """What the main thread of a rank does and how long it may take, and whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step; the watchdog's thread reads them and writes
-them to the rank's file (`runs.beats`). Limits are multiples of what the attempt has seen, and of `train.hang_floor_s`:
-a step may take `hang_multiple` medians of the last steps, an evaluation as many times the longest one before it. Phases
-of unknown length have 12 times the floor, an hour by default: start-up, the first steps, which compile, the first
-evaluation, saves, whose time is the file system's, and leaving.
+them to the rank's file (`runs.heartbeats`). Limits are multiples of what the attempt has seen, and of
+`train.hang_floor_s`: a step may take `hang_multiple` medians of the last steps, an evaluation as many times the longest
+one before it. Phases of unknown length have 12 times the floor, an hour by default: start-up, the first steps, which
+compile, the first evaluation, saves, whose time is the file system's, and leaving.
 
 One rank judges by the heartbeats of all, as it has watched them, and never asks another node's clock. A rank lives if
 its heartbeat was seen to grow. It hangs if it says so itself, by its own count of the seconds in which its process ran.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_gpt.runs.beats import Beat
+from hpc_gpt.runs.heartbeats import RankHeartbeat
 
 STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"
@@ -120,7 +120,7 @@ def next_watch_s(rank: int, size: int, watches: int, silent_s: float) -> float:
 class Seen:
     """The last heartbeat of a rank, None if it never left one, and for how many seconds it has not grown."""
 
-    beat: Beat | None
+    beat: RankHeartbeat | None
     unchanged_s: float
 
 
@@ -159,7 +159,7 @@ def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: s
     return Verdict(cause, guilty[0] if guilty else None, nodes[0] if len(nodes) == 1 else None, tuple(silent))
 
 
-def _behind(living: Mapping[int, Beat]) -> tuple[list[int], str]:
+def _behind(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
     """The ranks that the others wait for though all live: those behind, else those in no collective; and words."""
     points = {rank: (beat.step, _ORDER[beat.phase]) for rank, beat in living.items() if beat.phase in PHASES}
     if len(set(points.values())) > 1:
@@ -175,16 +175,16 @@ def _behind(living: Mapping[int, Beat]) -> tuple[list[int], str]:
     return [], ""
 
 
-def _named(ranks: list[int], living: Mapping[int, Beat]) -> str:
+def _named(ranks: list[int], living: Mapping[int, RankHeartbeat]) -> str:
     nodes = sorted({living[rank].host for rank in ranks})
     return f"{_ranks(ranks)} on {', '.join(nodes[:_SHOWN])} {'is' if len(ranks) == 1 else 'are'}"
 
 
-def _place(beat: Beat) -> str:
+def _place(beat: RankHeartbeat) -> str:
     return f", at {beat.place}" if beat.place else ""
 
 
-def _waits(living: Mapping[int, Beat]) -> str:
+def _waits(living: Mapping[int, RankHeartbeat]) -> str:
     """Where the others wait: the collective that most of them are in."""
     if not living:
         return ""
@@ -199,7 +199,7 @@ def _waits(living: Mapping[int, Beat]) -> str:
     return f"{_ranks(ranks)} {waits} in {collective} {_point(first)} ({first.place})"
 
 
-def _point(beat: Beat) -> str:
+def _point(beat: RankHeartbeat) -> str:
     """`after step 17, saving`."""
     return f"after step {beat.step}" + ("" if beat.phase in (TRAINING, COMPILING) else f", {beat.phase}")
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.beats import Beat, read_beats, read_c_dump, write_beat
+from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.train.flight_recorder import read_records, write_record
 from hpc_gpt.train.heartbeat import Heartbeat, Seen, Verdict, judge, next_watch_s
@@ -74,18 +74,18 @@ class Watchdog:
         # Watches without a verdict since the last move.
         self._watches = 0
         # Each rank's last heartbeat, and when it was seen to grow; when the watch began, and when it last looked.
-        self._seen: dict[int, tuple[Beat | None, float]] = {}
+        self._seen: dict[int, tuple[RankHeartbeat | None, float]] = {}
         self._began_s = self._looked_s = 0.0
         self._c_dump: IO[bytes] | None = None
 
     def start(self) -> None:
         """Begins to watch; the first heartbeat is written before this returns. A disk that refuses is no error."""
         with contextlib.suppress(OSError):
-            self._attempt.beats.mkdir(exist_ok=True)
+            self._attempt.heartbeats.mkdir(exist_ok=True)
         self._write()
         if self._foreign_stands is None:
             with contextlib.suppress(OSError):
-                self._c_dump = open(self._beat().path(self._attempt.beats), "ab", buffering=0)  # noqa: SIM115
+                self._c_dump = open(self._beat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def _run(self) -> None:
@@ -116,10 +116,10 @@ class Watchdog:
                 self._end(f"rank {self._rank} leaves: the attempt has ended")
             self._watch_others(quiet_s)
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> RankHeartbeat:
         collective, place = self._stands
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
-        return Beat(
+        return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
         )  # fmt: skip
@@ -128,7 +128,7 @@ class Watchdog:
         self._count += 1
         self._written_s = self._awake_s
         with contextlib.suppress(OSError):
-            write_beat(self._attempt.beats, self._beat())
+            write_heartbeat(self._attempt.heartbeats, self._beat())
 
     def _arm(self, limit_s: float) -> None:
         """Sets Python's C-level watch, in case this thread never runs again."""
@@ -173,7 +173,7 @@ class Watchdog:
         if not self._seen:
             self._began_s = self._awake_s
         self._looked_s = self._awake_s
-        beats = read_beats(self._attempt.beats) | {self._rank: self._beat()}
+        beats = read_heartbeats(self._attempt.heartbeats) | {self._rank: self._beat()}
         for rank in range(self._size):
             before, grown_s = self._seen.get(rank, (None, self._awake_s))
             beat = beats.get(rank, before)
@@ -193,7 +193,7 @@ class Watchdog:
         """Copies the stacks that the C-level watch of silent ranks left to `stacks/`; words on the first one."""
         words = ""
         for rank in ranks:
-            if text := read_c_dump(self._attempt.beats, rank):
+            if text := read_c_dump(self._attempt.heartbeats, rank):
                 path = self._attempt.stacks / f"{rank}.txt"
                 with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
                     file.write(f"rank {rank}, by its C-level watch, as its Python does not run\n{text}")

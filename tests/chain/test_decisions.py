@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hpc_gpt.chain.after import decide_next
-from hpc_gpt.chain.before import Word, may_start, read_word
-from hpc_gpt.chain.history import gpu_hours, read_history
+from hpc_gpt.chain.before import SlurmStates, may_start, read_slurm
+from hpc_gpt.chain.decisions import read_history
+from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.launch import status
 from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status
@@ -60,7 +61,7 @@ def after(
 
 
 def before(run: RunFolder, attempt: Attempt, *words: str, now: float = NOW) -> list[str]:
-    return may_start(run, attempt, read_word(words), now).split()[1:]
+    return may_start(run, attempt, read_slurm(words), now).split()[1:]
 
 
 def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
@@ -381,7 +382,9 @@ def test_an_earlier_end_that_cannot_be_read_is_settled_by_slurms_word() -> None:
 
 
 def test_words_that_are_none_are_left_out() -> None:
-    assert read_word(["", "squeue", "noise", "squeue 7", "sacct 7 CANCELLED by 0"]) == Word({}, {"7": ["CANCELLED"]})
+    assert read_slurm(["", "squeue", "noise", "squeue 7", "sacct 7 CANCELLED by 0"]) == SlurmStates(
+        {}, {"7": ["CANCELLED"]}
+    )
 
 
 # --- in words

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.history import Past, gpu_hours
-from hpc_gpt.chain.judge import Rules, is_too_much, judge, without_progress
+from hpc_gpt.chain.judge import Past, Rules, gpu_hours, is_too_much, judge, without_progress
 from hpc_gpt.runs.state import LONGEST_PAUSE_S, RETRIES
 
 RULES = Rules(retry_pause_s=30)

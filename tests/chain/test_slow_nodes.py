@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.chain.after import decide_next
 from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.beats import Beat, write_beat
+from hpc_gpt.runs.heartbeats import RankHeartbeat, write_heartbeat
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 
@@ -15,9 +15,12 @@ def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -
     run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     attempt = add_attempt(run, [metrics_line(5)], "walltime", job_id="7", requeue=True)
-    attempt.beats.mkdir()
+    attempt.heartbeats.mkdir()
     for rank, probe_s in enumerate((0.01, 0.01, seconds)):
-        write_beat(attempt.beats, Beat(rank, f"n{rank + 1}", 1, 1, 5, "training", 0.0, 300.0, 0.0, probe_s=probe_s))
+        write_heartbeat(
+            attempt.heartbeats,
+            RankHeartbeat(rank, f"n{rank + 1}", 1, 1, 5, "training", 0.0, 300.0, 0.0, probe_s=probe_s),
+        )
     decide_next(run, attempt, "error", "", [], False, 1_700_003_600.0)
     cluster = run.resolved().cluster.name
     assert list(bad_nodes.listed(cluster)) == listed

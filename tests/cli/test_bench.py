@@ -18,8 +18,7 @@ from hpc_gpt.cli.bench import signals_as_ctrl_c
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import is_alive
-from hpc_gpt.runs.find import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
@@ -140,7 +139,7 @@ def _second_run(process: subprocess.Popen[str]) -> RunFolder:
     until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         for run in list_runs(benches()[0])[1:] if benches() else []:
-            beats = run.attempts()[0].beats / "0.json" if run.attempts() else None
+            beats = run.attempts()[0].heartbeats / "0.json" if run.attempts() else None
             phase = beats.read_text() if beats is not None and beats.is_file() else ""
             if '"phase": "training"' in phase or '"phase": "compiling"' in phase:
                 return run

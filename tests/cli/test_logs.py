@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.launch import follow
-from hpc_gpt.launch.follow import follow_logs, log_path
+from hpc_gpt.launch import following
+from hpc_gpt.launch.following import follow_logs, log_path
 from hpc_gpt.launch.status import NO_ANSWER, read_status
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
@@ -24,7 +24,7 @@ FOLLOW = """
 import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
-from hpc_gpt.launch import follow
+from hpc_gpt.launch import following
 
 class Clock:
     monotonic = staticmethod(time.monotonic)
@@ -34,7 +34,7 @@ class Clock:
         Path(os.environ["LOOKED"]).touch()
         time.sleep(seconds)
 
-follow.time = Clock
+following.time = Clock
 cli.main()
 """
 
@@ -63,10 +63,10 @@ def scheduler_says(made_run, monkeypatch):
             state, cause = answer(clock.now - 100)
             return [replace(template, state=state, cause=cause)]
 
-        monkeypatch.setattr(follow, "read_status", status)
+        monkeypatch.setattr(following, "read_status", status)
         return asked
 
-    monkeypatch.setattr(follow, "time", clock)
+    monkeypatch.setattr(following, "time", clock)
     return say
 
 
@@ -112,7 +112,7 @@ def test_an_end_that_is_new_is_asked_about_at_once(made_run, scheduler_says):
 
     asked = scheduler_says(answer)
     followed(made_run)
-    assert asked[1] - asked[0] == follow.POLL_S
+    assert asked[1] - asked[0] == following.POLL_S
 
 
 def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
@@ -128,7 +128,7 @@ def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
 
 def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_says, monkeypatch):
     attempt = add_log(made_run, "one\ntwo\n")
-    read_tail = follow.read_tail
+    read_tail = following.read_tail
 
     def read_slowly(path, lines):
         found = read_tail(path, lines)
@@ -136,7 +136,7 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
             file.write("three\n")
         return found
 
-    monkeypatch.setattr(follow, "read_tail", read_slowly)
+    monkeypatch.setattr(following, "read_tail", read_slowly)
     scheduler_says(lambda second: ("done", None))
     assert followed(made_run, tail=1) == "two\nthree\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.foresight import foresee, settle_open
+from hpc_gpt.launch.foresight import foresee, plan_open
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import write_run
@@ -195,17 +195,17 @@ def test_recomputation_is_the_planners_where_nobody_settles_it():
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "jean-zay-v100-32g", "generic-slurm", "local"])
 def test_the_rules_stand_where_they_are_as_good(cluster):
     experiment, profile = load_experiment("demo"), load_profile(cluster)
-    assert settle_open(experiment, profile, {"layout.tp", "layout.pp"}) == (resolve(experiment, profile), ())
+    assert plan_open(experiment, profile, {"layout.tp", "layout.pp"}) == (resolve(experiment, profile), ())
 
 
 def test_more_stages_are_the_planners_where_one_is_too_little():
     sizes = {"model.preset": "18b", "layout.gpus": 16, "layout.global_batch": 16, "engine.recompute": "full"}
     experiment = load_experiment("gpt2-meg-ds-3d", {**sizes, "layout.pp": None, "layout.micro_batch": 1})
-    settled, notes = settle_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute"})
+    settled, notes = plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute"})
     assert settled.layout.pp > 1
     assert settled.gpus == 16
     assert notes == (f"from plan: pp {settled.layout.pp}, which neither flags nor experiment settle",)
-    assert settle_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute", "layout.pp"})[1] == ()
+    assert plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute", "layout.pp"})[1] == ()
 
 
 # --- the record, and the report card

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.launch.slurm.scheduler import cancel_job, interrupt_job
+from hpc_gpt.launch.slurm import cancel_job, interrupt_job
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
@@ -27,8 +27,8 @@ case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*
 """
 WAIT = (
     "import sys; from pathlib import Path; "
-    "from hpc_gpt.launch import waiting; from hpc_gpt.runs.run_folder import RunFolder; "
-    "waiting.SLURM_POLL_S = 0.1; waiting.wait_for(RunFolder(Path(sys.argv[1])))"
+    "from hpc_gpt.launch import following; from hpc_gpt.runs.run_folder import RunFolder; "
+    "following.SLURM_POLL_S = 0.1; following.wait_for(RunFolder(Path(sys.argv[1])))"
 )
 
 

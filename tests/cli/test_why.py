@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.report.advice import ADVICE
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.state import ENDED
+from hpc_gpt.runs.state import ADVICE, ENDED
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.readers.causes.test_causes import OOM, TIME_LIMIT, WORLD, step, timeout

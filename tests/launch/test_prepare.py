@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import Request, finish, load_row, prepare, settle
+from hpc_gpt.launch.prepare import Request, finish, load_row, prepare, resolve_full
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings import resolve as resolving
 from hpc_gpt.settings.cluster import load_profile
@@ -60,7 +60,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
     file, profile = read_experiment("demo"), load_profile("generic-slurm")
     overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
     experiment = load_row(file, overrides, None, steps_elsewhere=True)
-    resolved, notes = settle(experiment, profile, frozenset(overrides), Until(steps=steps))
+    resolved, notes = resolve_full(experiment, profile, frozenset(overrides), Until(steps=steps))
     stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
     assert resolved == resolve(stated, profile)
     assert notes == (f"until: {Until(steps=steps).words(resolved.batch, resolved.model.seq)}", *cut)
@@ -69,7 +69,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
 def test_what_resolve_refuses_of_a_length_is_refused_of_until():
     experiment = load_experiment("demo", {"engine.name": "megatron-lm", "engine.zero_stage": None})
     with pytest.raises(ConfigError, match="Megatron-LM stops at a step, not at a loss"):
-        settle(experiment, load_profile("generic-slurm"), frozenset({"layout.pp"}), Until(loss=2.0))
+        resolve_full(experiment, load_profile("generic-slurm"), frozenset({"layout.pp"}), Until(loss=2.0))
 
 
 def test_two_sizes_of_a_batch_win_over_the_third_that_the_file_states():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import JobRefused
-from hpc_gpt.launch.slurm import executor
-from hpc_gpt.launch.slurm.scheduler import Answer
+from hpc_gpt.launch import slurm_executor
+from hpc_gpt.launch.slurm import Answer
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
@@ -35,13 +35,13 @@ def sbatch(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[list[str]]
         known = len(lines) <= len(answers)
         return answers[len(lines) - 1] if known else Answer(0, f"Submitted batch job {len(lines)}\n", "")
 
-    monkeypatch.setattr(executor, "ask", ask)
+    monkeypatch.setattr(slurm_executor, "ask", ask)
     return lines
 
 
 def test_a_run_is_one_job(run, monkeypatch):
     lines = sbatch(monkeypatch)
-    assert executor.submit(run, run.resolved()) == ["1"]
+    assert slurm_executor.submit(run, run.resolved()) == ["1"]
     (line,) = lines
     (entry,) = run.submissions()
     assert (entry["scheduler"], entry["job_id"], entry["refused"]) == ("slurm", "1", None)
@@ -55,7 +55,7 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
     chained = replace(resolved, cluster=replace(resolved.cluster, chain="singleton"))
     taken = [Answer(0, f"Submitted batch job {number}\n", "") for number in (7, 8)]
     lines = sbatch(monkeypatch, *taken, REFUSAL)
-    assert executor.submit(run, chained, 4) == ["7", "8"]
+    assert slurm_executor.submit(run, chained, 4) == ["7", "8"]
     entries = [(line.get("job_id"), line["link"], line["links"]) for line in run.submissions()]
     assert entries == [("7", 1, 4), ("8", 2, 4), (None, 3, 4)]
     assert all("--dependency=singleton" in line for line in lines)
@@ -64,7 +64,7 @@ def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypa
 def test_each_element_of_an_array_is_a_job_of_its_own(run, monkeypatch, tmp_path):
     other = unsubmitted_run("generic-slurm")
     lines = sbatch(monkeypatch)
-    assert executor.submit_array(tmp_path, run.resolved(), [run, other], 3) == "1"
+    assert slurm_executor.submit_array(tmp_path, run.resolved(), [run, other], 3) == "1"
     (line,) = lines
     assert [each.submissions()[-1]["job_id"] for each in (run, other)] == ["1_0", "1_1"]
     assert "--array=0-1%3" in line
@@ -74,6 +74,6 @@ def test_a_refused_array_is_refused_in_each_run(run, monkeypatch, tmp_path):
     other = unsubmitted_run("generic-slurm")
     sbatch(monkeypatch, REFUSAL)
     with pytest.raises(JobRefused, match="QOSMaxSubmitJobPerUserLimit"):
-        executor.submit_array(tmp_path, run.resolved(), [run, other], None)
+        slurm_executor.submit_array(tmp_path, run.resolved(), [run, other], None)
     for each in (run, other):
         assert (each.submissions()[-1].get("job_id"), bool(each.submissions()[-1]["refused"])) == (None, True)

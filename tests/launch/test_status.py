@@ -11,8 +11,7 @@ import platform
 
 import pytest
 
-from hpc_gpt.launch import status
-from hpc_gpt.launch.slurm import scheduler
+from hpc_gpt.launch import slurm, status
 from hpc_gpt.launch.status import read_own_status, read_status
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import start_time
@@ -126,8 +125,8 @@ def test_one_squeue_for_all_runs_and_none_for_local_ones(tmp_path, monkeypatch):
 
 def test_accounting_is_asked_only_of_jobs_whose_end_is_open(monkeypatch):
     asked = []
-    monkeypatch.setattr(scheduler, "queued_jobs", lambda: {"4": scheduler.QueuedJob("RUNNING", "None")})
-    monkeypatch.setattr(scheduler, "accounted_states", lambda job_ids: asked.append(job_ids) or {"2": "NODE_FAIL"})
+    monkeypatch.setattr(status, "queued_jobs", lambda: {"4": slurm.QueuedJob("RUNNING", "None")})
+    monkeypatch.setattr(status, "accounted_states", lambda job_ids: asked.append(job_ids) or {"2": "NODE_FAIL"})
     runs = [
         slurm_run(job_id="1", ended="done"),
         slurm_run(job_id="2"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows
 from hpc_gpt.launch.render import array_script, render_script, script_directives
-from hpc_gpt.launch.sweep_submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
+from hpc_gpt.launch.submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -45,8 +45,8 @@ class Sbatch:
         self.faults = faults
         self.taken: list[tuple[list[str], int | None]] = []
         self.count = 0
-        monkeypatch.setattr("hpc_gpt.launch.slurm.executor.submit_array", self.array)
-        monkeypatch.setattr("hpc_gpt.launch.sweep_submission.start_run", self.single)
+        monkeypatch.setattr("hpc_gpt.launch.slurm_executor.submit_array", self.array)
+        monkeypatch.setattr("hpc_gpt.launch.submission.start_run", self.single)
 
     def array(self, folder: Any, resolved: Any, runs: Any, at_once: int | None) -> str:
         assert (folder / "array.sh").exists()

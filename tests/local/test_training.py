@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.find import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import Done, hpc_gpt, in_process
 from tests.conftest import REPOSITORY

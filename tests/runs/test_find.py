@@ -9,16 +9,14 @@ import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.launch.control import cancel_run
+from hpc_gpt.launch.following import wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.sweep_status import SweepStatus, count_states, fold
-from hpc_gpt.launch.sweep_submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
-from hpc_gpt.launch.waiting import wait_for_all
+from hpc_gpt.launch.status import SweepStatus, count_states, fold, read_status
+from hpc_gpt.launch.submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
 from hpc_gpt.paths import logs_dir
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.find import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
-from hpc_gpt.runs.run_folder import IN_QUEUE
+from hpc_gpt.runs.run_folder import IN_QUEUE, find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.chain.before import Word, may_start
-from hpc_gpt.chain.history import read_history
+from hpc_gpt.chain.before import SlurmStates, may_start
+from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.launch import status
 from hpc_gpt.launch.status import NO_ANSWER, read_status
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.advice import ADVICE
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.runs.standing import SILENT_S
 from hpc_gpt.runs.state import (
+    ADVICE,
     ENDED,
     LIVE,
     LONGEST_PAUSE_S,
@@ -146,7 +146,7 @@ def test_the_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFold
             slurm_says({JOB: slurm})
             before = asked_of_status(made)
             later = add_attempt(made, [], None, job_id="8", started=time.time())
-            may_start(made, later, Word({}, {JOB: [slurm]} if slurm else {}), time.time())
+            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
             for path in later.folder.iterdir():
                 path.unlink()
             later.folder.rmdir()

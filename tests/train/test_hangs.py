@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.beats import read_beats
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.requests import ask
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
@@ -107,11 +107,13 @@ def test_a_long_evaluation_and_a_job_that_is_stopped_for_a_while_are_no_hang(tmp
     launch.await_words("loss_eval")
     at = max(line["step"] for line in lines(run))
     launch.signal(signal.SIGSTOP)
-    ranks = launch.attempt.beats
-    launch._await(lambda: all(time.time() - beat.time > 4 * FLOOR_S for beat in read_beats(ranks).values()), "pause")
+    ranks = launch.attempt.heartbeats
+    launch._await(
+        lambda: all(time.time() - beat.time > 4 * FLOOR_S for beat in read_heartbeats(ranks).values()), "pause"
+    )
     launch.signal(signal.SIGCONT)
     launch._await(lambda: max(line["step"] for line in lines(run)) > at + 4, "steps after the pause")
-    beats = read_beats(launch.attempt.beats)
+    beats = read_heartbeats(launch.attempt.heartbeats)
     assert sorted(beats) == [0, 1, 2, 3]
     assert {beat.host for beat in beats.values()} == {"n7"}
     assert [beat.pid for _, beat in sorted(beats.items())] == [rank.pid for rank in launch.ranks]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.runs.beats import Beat
+from hpc_gpt.runs.heartbeats import RankHeartbeat
 from hpc_gpt.train.heartbeat import (
     COMPILING,
     EVALUATING,
@@ -107,7 +107,7 @@ def test_connections_are_more_patient_than_the_watch_where_there_is_one() -> Non
     assert Heartbeat(0, 300.0).patience_s is None
 
 
-STUCK = Beat(0, "n1", 1, 9, 17, "training", 320.0, 300.0, 0.0, True, "all_reduce", "loop.py:96 in run")
+STUCK = RankHeartbeat(0, "n1", 1, 9, 17, "training", 320.0, 300.0, 0.0, True, "all_reduce", "loop.py:96 in run")
 
 
 def seen(*changes: dict[str, object], unchanged: dict[int, float] | None = None) -> dict[int, Seen]:

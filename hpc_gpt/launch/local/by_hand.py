@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from hpc_gpt.launch.local.controller import RunController
-from hpc_gpt.launch.local.executor import begin_attempt, note_start
+from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import done_by
 

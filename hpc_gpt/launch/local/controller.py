@@ -1,7 +1,8 @@
-"""The process that supervises a local run's ranks: submitit's controller, with what that leaves undone.
+"""Runs on this machine: the process that supervises a run's ranks, and how it is started.
 
-It starts job.sh once for each rank, ends all of them when one fails, passes signals on, keeps the time limit, and
-writes how the attempt ended if no rank has. It outlives the terminal and the command that started it.
+The process is submitit's controller with what that leaves undone: it starts job.sh once for each rank, ends all of them
+when one fails, passes signals on, keeps the time limit, and writes how the attempt ended if no rank has. It outlives
+the terminal and the command that started it.
 
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
@@ -11,21 +12,28 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from submitit.local.local import Controller
 
+from hpc_gpt.chain.decisions import read_history
+from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.errors import JobRefused, RunFolderError
 from hpc_gpt.job_time import limit_s
-from hpc_gpt.process import start_time
+from hpc_gpt.launch.slurm import job_python, submission_environment
+from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.runs.state import Facts, class_of
-from hpc_gpt.small_files import replace_whole
+from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import replace_whole, write_once
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
@@ -161,8 +169,6 @@ class RunController(Controller):
 
 def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
     """What submitit's controller and job.sh read. The time limit is kept here, not by submitit."""
-    import shlex
-
     return {
         "HPC_GPT_RUN": str(run.path),
         "HPC_GPT_ATTEMPT": str(attempt.number),
@@ -184,11 +190,78 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+# --- starting it
+
+
+def submit(run: RunFolder, resolved: Resolved) -> str:
+    """Starts the controller of a new attempt, away from this terminal, notes it in submissions.jsonl and gives its job
+    id at once.
+
+    The ranks see every GPU. Raises RunFolderError; JobRefused if too little of the budget is left.
+    """
+    code = ready_code(run.path)
+    own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
+    attempt = begin_attempt(run)
+    line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
+    environment = submission_environment(os.environ, own)
+    with attempt.log.open("ab") as log, interrupts_wait():
+        process = subprocess.Popen(
+            line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        note_start(run, attempt, process.pid, line, resolved.cluster.name)
+    return str(process.pid)
+
+
+def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
+    """HPC_GPT_STOP_AT, when the run's budget is spent, if it has one. JobRefused if too little is left."""
+    budget = resolved.job.max_gpu_hours
+    if budget is None:
+        return {}
+    spent = gpu_hours(read_history(run, resolved.gpus, now))
+    left_s = 3600 * (budget - spent) / resolved.gpus
+    if left_s <= (resolved.job.signal_lead_s or 0):
+        raise JobRefused(
+            f"{spent:.3g} GPU-hours of job.max_gpu_hours = {budget:g} are spent, and what is left is less than a save "
+            "may take",
+            f"hpc-gpt submit --resume {run.run_id} --max-gpu-hours with more goes on as a new run",
+        )
+    return {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
+
+
+def begin_attempt(run: RunFolder) -> Attempt:
+    """Makes the next attempt's folder."""
+    try:
+        return run.new_attempt()
+    except OSError as fault:
+        raise RunFolderError(
+            f"cannot make an attempt in {run.path}: {fault.strerror}", "is the disk full or read-only?"
+        ) from None
+
+
+def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
+    """Writes attempt.json and the line of submissions.jsonl by which status and cancel find the process."""
+    host = platform.node()
+    start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
+    write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
+    run.add_submission(
+        {
+            "scheduler": "local",
+            "job_id": str(pid),
+            "cluster": cluster,
+            "command": command,
+            "refused": None,
+            "pid": pid,
+            "pid_start": start_time(pid),
+            "host": host,
+        }
+    )
+
+
 def main(arguments: list[str]) -> int:
     run = RunFolder(Path(arguments[0]))
-    controller: Any = RunController(run, run.attempt(int(arguments[1])))
+    controller = RunController(run, run.attempt(int(arguments[1])))
     controller.run()
-    return int(controller.exit_code())
+    return controller.exit_code()
 
 
 if __name__ == "__main__":

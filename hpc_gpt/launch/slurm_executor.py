@@ -10,7 +10,7 @@ from typing import Any
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.launch.slurm.scheduler import ask, check_dependency, job_python, sbatch_failed, submission_environment
+from hpc_gpt.launch.slurm import ask, check_dependency, job_python, sbatch_failed, submission_environment
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, folder_name
 

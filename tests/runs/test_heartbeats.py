@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.beats import LINE_BYTES, Beat, read_beats, read_c_dump, slow_nodes, write_beat
+from hpc_gpt.runs.heartbeats import LINE_BYTES, RankHeartbeat, read_c_dump, read_heartbeats, slow_nodes, write_heartbeat
 
-BEAT = Beat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
+BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
 
 
 def test_the_last_of_many_is_read_back_and_the_file_does_not_grow(tmp_path: Path) -> None:
     for number in range(1, 4):
-        write_beat(tmp_path, replace(BEAT, beat=number, place="x" * number))
-    assert read_beats(tmp_path) == {3: replace(BEAT, beat=3, place="xxx")}
+        write_heartbeat(tmp_path, replace(BEAT, beat=number, place="x" * number))
+    assert read_heartbeats(tmp_path) == {3: replace(BEAT, beat=3, place="xxx")}
     assert (tmp_path / "3.json").stat().st_size == LINE_BYTES
 
 
 def test_words_that_are_long_or_odd_leave_room_for_all(tmp_path: Path) -> None:
     odd = replace(BEAT, host='é\\"\n' * 300, place="\x00\x07" * 300, collective="\u4e00" * 300)
-    write_beat(tmp_path, odd)
-    (beat,) = read_beats(tmp_path).values()
+    write_heartbeat(tmp_path, odd)
+    (beat,) = read_heartbeats(tmp_path).values()
     assert (beat.rank, beat.step, beat.phase) == (3, 17, "training")
 
 
 def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
-    write_beat(tmp_path, BEAT)
+    write_heartbeat(tmp_path, BEAT)
     for name, text in (("0.json", ""), ("1.json", '{"rank": 1'), ("2.json", "[]"), ("x.json", "{}"), ("5.txt", "{}")):
         (tmp_path / name).write_text(text)
     (tmp_path / "4.json").mkdir()
@@ -40,16 +40,16 @@ def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
         ({"rank": [1]}, {"host": [1]}, {"probe_s": "x"}, {"probe_s": math.nan}, {"step": None})
     ):
         (tmp_path / f"1{number}.json").write_text(json.dumps({**asdict(BEAT), **odd}))
-    assert list(read_beats(tmp_path)) == [3]
-    assert read_beats(tmp_path / "none") == {}
+    assert list(read_heartbeats(tmp_path)) == [3]
+    assert read_heartbeats(tmp_path / "none") == {}
 
 
 def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> None:
-    write_beat(tmp_path, BEAT)
+    write_heartbeat(tmp_path, BEAT)
     with open(tmp_path / "3.json", "ab") as file:
         file.write(b"Timeout (0:05:00)!\n")
-    write_beat(tmp_path, replace(BEAT, beat=2))
-    assert read_beats(tmp_path)[3].beat == 2
+    write_heartbeat(tmp_path, replace(BEAT, beat=2))
+    assert read_heartbeats(tmp_path)[3].beat == 2
     assert read_c_dump(tmp_path, 3) == "Timeout (0:05:00)!\n"
     assert read_c_dump(tmp_path, 9) == ""
 

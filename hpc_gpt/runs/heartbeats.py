@@ -21,7 +21,7 @@ SLOW = 0.85
 
 
 @dataclass(frozen=True)
-class Beat:
+class RankHeartbeat:
     """One heartbeat of a rank.
 
     `beat` counts up as long as the rank lives. `quiet_s`: since its main thread last came to another step or phase;
@@ -48,7 +48,7 @@ class Beat:
         return folder / f"{self.rank}.json"
 
 
-def write_beat(folder: Path, beat: Beat) -> None:
+def write_heartbeat(folder: Path, beat: RankHeartbeat) -> None:
     """Overwrites the rank's line. OSError if the disk refuses."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(beat).items()}
     line = json.dumps(text).encode()[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
@@ -64,13 +64,13 @@ def _short(words: str) -> str:
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in words[:120])
 
 
-def read_beats(folder: Path) -> dict[int, Beat]:
+def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
     """{rank: beat} of a folder; a file that is damaged, or just written, is left out."""
     try:
         names = os.listdir(folder)
     except OSError:
         return {}
-    beats = (_read_beat(folder / name) for name in names if name.removesuffix(".json").isdigit())
+    beats = (_read_heartbeat(folder / name) for name in names if name.removesuffix(".json").isdigit())
     return {beat.rank: beat for beat in beats if beat is not None}
 
 
@@ -82,13 +82,13 @@ def read_c_dump(folder: Path, rank: int) -> str:
         return ""
 
 
-def _read_beat(path: Path) -> Beat | None:
+def _read_heartbeat(path: Path) -> RankHeartbeat | None:
     try:
         if not path.is_file():  # opening a pipe would wait
             return None
         with open(path, "rb") as file:
             found = json.loads(file.read(LINE_BYTES))
-        beat = Beat(**{entry.name: found[entry.name] for entry in fields(Beat)})
+        beat = RankHeartbeat(**{entry.name: found[entry.name] for entry in fields(RankHeartbeat)})
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     numbers = (beat.rank, beat.pid, beat.beat, beat.step, beat.quiet_s, beat.limit_s, beat.time, beat.probe_s or 0.0)
@@ -112,12 +112,12 @@ class SlowNode:
         )
 
 
-def slow_nodes(beats: Mapping[int, Beat] | Iterable[Beat]) -> list[SlowNode]:
+def slow_nodes(beats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]) -> list[SlowNode]:
     """The nodes that compute more than 15 % less than the median of their peers, slowest first.
 
     A node is as slow as its slowest device. A node without peers or without a probe is not slow.
 
-    >>> beat = Beat(0, "n1", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=0.010)
+    >>> beat = RankHeartbeat(0, "n1", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=0.010)
     >>> from dataclasses import replace
     >>> slow = replace(beat, rank=2, host="n3", probe_s=0.012)
     >>> [str(node) for node in slow_nodes([beat, replace(beat, rank=1, host="n2"), slow])]

@@ -1,1 +1,0 @@
-"""Slurm: submission through submitit, and one place that asks squeue, scontrol and sacct."""
