@@ -1,7 +1,7 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
 bf16 and fp16 keep fp32 master weights (`master_weights`), with `train.optimizer_mode` compiled flat ones that one pass
-updates (`one_pass_adamw`). With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks,
+updates. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks,
 whole parameters at a time.
 """
 
@@ -27,8 +27,7 @@ from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines.kernels import attention_kernels, compile_model
-from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import (
     LossScaler,
     Update,

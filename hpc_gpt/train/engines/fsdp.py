@@ -31,9 +31,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from hpc_gpt.model.gpt import Block, Gpt
-from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
+from hpc_gpt.model.tensor_parallel import InitialWeights, Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.runs import lineage
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved

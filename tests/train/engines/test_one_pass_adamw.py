@@ -21,8 +21,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
 from hpc_gpt.train.checkpoints.safe_load import load_safely
-from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 CPU = torch.device("cpu")
