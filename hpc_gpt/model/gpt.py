@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, Techniques
 from hpc_gpt.model.tensor_parallel import (
+    InitialWeights,
     Split,
     TensorParallel,
     Tile,

@@ -10,10 +10,9 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor
 
 from hpc_gpt.model.gpt import Block, Norm, PositionEmbedding, loss_of
-from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ChunkedLoss, Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
+from hpc_gpt.model.tensor_parallel import InitialWeights, TensorParallel, VocabParallelEmbedding, VocabParallelHead
 from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 

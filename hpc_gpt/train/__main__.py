@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.train.failure import report_failure
+from hpc_gpt.train.ending import report_failure
 from hpc_gpt.train.full_disk import install_patient_output
 from hpc_gpt.train.signals import Signals
 

@@ -1,15 +1,33 @@
-"""How an attempt ends in order, and the writing of it. Needs no torch: the rank of a foreign program ends so too."""
+"""How an attempt ends, in order or by a failure: the class of the end, the cause in words, the exit code, ended.json.
+
+Needs no torch: the rank of a foreign program ends so too.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpc_gpt.errors import DataError, RunFolderError, UserError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.train.full_disk import release
+from hpc_gpt.train.full_disk import is_disk_full, release
 from hpc_gpt.train.signals import Signals
+
+# What gloo, NCCL and the store say when it was another rank that died; nothing that a path or a taken port can say.
+_LOST_PEER = re.compile(
+    r"\b(connection|socket) (was )?(likely )?(closed|reset)|\b(closed|reset) by (remote )?peer\b|\bremote peer closed"
+    r"|\bbroken pipe|\bremote process exit|\brecvvalue failed|\bfailed to recv\b|\bsocket timeout",
+    re.IGNORECASE,
+)
+# A rank that never met the others lost none.
+_NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -82,3 +100,75 @@ def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
 def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:
     """Whether the SIGTERM that ends this attempt is a preemption. Rank 0's to answer."""
     return not is_cancelled(run, attempt) and signals.is_preemption()
+
+
+def classify(error: BaseException) -> tuple[str, int]:
+    """The class of state.ENDED that an exception ends an attempt with, and the exit code."""
+    name = type(error).__name__
+    words = str(error)
+    if is_disk_full(error):
+        return "disk_full", 1
+    if isinstance(error, DataError):
+        return "data", 2
+    if isinstance(error, UserError):
+        return "user_error", 2
+    if name in ("OutOfMemoryError", "CudaOutOfMemoryError"):
+        return "gpu_memory", 1
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in words or "not enough memory" in words:
+        return "host_memory", 1
+    if name.startswith("Dist") and ("timeout" in words.lower() or "timed out" in words.lower()):
+        return "collective_timeout", 1
+    return "error", 1
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether it was another rank that died, and this one only lost its connection."""
+    words = str(error)
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words)) and not _NEVER_MET.search(words)
+
+
+def report_failure(error: BaseException, rank: int, attempt: Attempt | None, step: int) -> int:
+    """Writes the traceback (for the user's own mistakes one line and a hint) to the log, and ended.json; returns the
+    exit code.
+
+    The first rank to write decides. A rank that only lost its connection to another one first waits for that one to
+    write, or for the launcher, which knows the dead rank's exit code.
+    """
+    ended, code = classify(error)
+    cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
+    if is_lost_peer(error):
+        print(f"rank {rank} lost another rank: {_one_line(error)}", flush=True)
+        _await_other_word(attempt)
+    elif isinstance(error, UserError):
+        print(f"rank {rank}: Error: {error}\n\nhint: {error.hint}", flush=True)
+    else:
+        print(f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}", flush=True)
+    if attempt is not None:
+        _write_ended(attempt, ended, cause, step)
+    return code
+
+
+def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
+    try:
+        attempt.write_ended(ended, cause, step)
+    except RunFolderError as fault:
+        if is_disk_full(fault):
+            # Half a checkpoint is of no use, and its room lets the attempt say how it ended.
+            for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
+                shutil.rmtree(aside, ignore_errors=True)
+            release(attempt)
+        try:
+            attempt.write_ended(ended, cause, step)
+        except RunFolderError:
+            print(fault, flush=True)
+
+
+def _await_other_word(attempt: Attempt | None) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while attempt is not None and not attempt.ended() and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _one_line(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return type(error).__name__ + (f": {words[0]}" if words else "")

@@ -23,13 +23,17 @@ _KEPT = 20
 
 def write_record(attempt: Attempt, rank: int) -> None:
     """Writes this rank's record if torch has one; else does nothing."""
+    # torch is loaded here: the rank of a foreign program has none, and never calls this.
     from torch._C import _distributed_c10d as c10d
 
+    from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
+
     folder = attempt.folder / "flight"
-    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
-        dump = getattr(c10d, name, None)
-        if dump is None:
-            continue
+    # A build without NCCL lacks its name.
+    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
+    if can_use(FLIGHT_RECORDER):
+        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
+    for dump in filter(None, dumps):
         with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
             record = json.loads(dump())
             if entries := record.get("entries"):

@@ -23,7 +23,7 @@ from hpc_gpt.megatron_line import IterationLine, read_iteration
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import append_line, write_once
-from hpc_gpt.train.failure import classify, is_lost_peer
+from hpc_gpt.train.ending import classify, is_lost_peer
 from hpc_gpt.train.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.train.watchdog import Watchdog
 

@@ -16,16 +16,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.failure import RESERVE, is_disk_full, probe_disk
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# Room in an attempt's folder that is held back for ended.json.
+_RESERVE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _PAUSE_S = 5.0
 # Some 30 MB of steps; of more, the oldest lines are dropped.
@@ -50,6 +51,20 @@ class Refusal:
         return self.number in FULL
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk or a spent quota is at the bottom of an exception."""
+    return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 def find_room(folder: Path, needed_bytes: int) -> Refusal:
     """Whether the disk has room for a checkpoint; a refusal with figures if it has not."""
     room = shutil.disk_usage(folder)
@@ -66,7 +81,7 @@ def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
     """
     if not isinstance(fault, OSError):
         try:
-            probe_disk(folder)
+            _probe_disk(folder)
         except OSError as found:
             return disk_refusal(found, folder)
         raise fault
@@ -74,6 +89,18 @@ def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
     with contextlib.suppress(OSError):
         words += f" ({_size(shutil.disk_usage(folder).free)} are free)"
     return Refusal(words, fault.errno or errno.EIO)
+
+
+def _probe_disk(folder: Path) -> None:
+    """Writes and removes 1 MiB in `folder`: the OSError of a write there, which a library may have hidden."""
+    path = folder / f".probe.{os.getpid()}"
+    try:
+        with open(path, "wb") as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _size(size_bytes: float) -> str:
@@ -87,15 +114,15 @@ def reserve(attempt: Attempt) -> None:
     """
     with contextlib.suppress(OSError):
         # From attempts that were killed before they could release it.
-        for old in attempt.folder.parent.glob(f"*/{RESERVE}"):
+        for old in attempt.folder.parent.glob(f"*/{_RESERVE}"):
             old.unlink(missing_ok=True)
-        (attempt.folder / RESERVE).write_bytes(bytes(_RESERVE_BYTES))
+        (attempt.folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
 
 def release(attempt: Attempt) -> None:
     """Frees that room for the next write."""
     with contextlib.suppress(OSError):
-        (attempt.folder / RESERVE).unlink(missing_ok=True)
+        (attempt.folder / _RESERVE).unlink(missing_ok=True)
 
 
 def when_there_is_room(write: Callable[[], None], what: str) -> None:

@@ -4,6 +4,8 @@ Only `fetch` waits for the device: at a logging step, a save and the end. Betwee
 were bad, from copies that have arrived meanwhile. A step's time is measured by the device's events, from the end of the
 step before to its end; on a CPU, where a step ends when the call returns, by the clock. Evaluations and saves are
 between two steps and belong to none.
+
+`TargetLoss` sees from them whether a run has come down to train.until_loss.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.small_files import read_json_lines
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.full_disk import KeptLines, Refusal
-from hpc_gpt.train.target_loss import TargetLoss
 
 _GIB = 2.0**30
+# If nothing is evaluated, the mean over so many steps counts: a single batch may be an easy one.
+WINDOW = 20
+_TAIL_BYTES = 1 << 22
 Moment = float | torch.cuda.Event
 
 
@@ -242,3 +249,50 @@ def _seconds(began: Moment, ended: Moment) -> float:
         assert isinstance(ended, float)
         return ended - began
     return float(began.elapsed_time(ended)) / 1000
+
+
+class TargetLoss:
+    """Whether a run has come down to train.until_loss, from the losses as rank 0 fetches them.
+
+    `words` says how the target was reached, and is None before.
+    """
+
+    def __init__(self, train: Train) -> None:
+        self.words: str | None = None
+        self._until = train.until_loss
+        self._evaluates = train.eval_every > 0
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    def recall(self, metrics: Path, step: int) -> None:
+        """Takes in what the attempts before that of `metrics` have written of the steps up to `step`, so that the mean
+        after a resume is that of an unbroken run."""
+        if self._until is None or self._evaluates or not step:
+            return
+        losses: dict[int, float] = {}
+        for path in _earlier(metrics):
+            for line in read_json_lines(path, last_bytes=_TAIL_BYTES):
+                number, loss = line.get("step"), line.get("loss")
+                if isinstance(number, int) and step - WINDOW < number <= step and isinstance(loss, float):
+                    losses[number] = loss
+        for number in sorted(losses):
+            self.add(number, losses[number], None)
+
+    def add(self, step: int, loss: float, loss_eval: float | None) -> None:
+        """The losses of the next step. What is no number reaches nothing."""
+        if self._until is None or self.words is not None:
+            return
+        self._recent.append(loss)
+        if self._evaluates:
+            found, what = loss_eval, "evaluation loss"
+        else:
+            found = sum(self._recent) / WINDOW if len(self._recent) == WINDOW else None
+            what = f"mean loss of {WINDOW} steps"
+        if found is not None and found <= self._until:
+            self.words = f"{what} {found:.4f} after step {step}, train.until_loss = {self._until:g}"
+
+
+def _earlier(metrics: Path) -> list[Path]:
+    """The metrics of the attempts before, first to last."""
+    beside = {int(path.name): path / metrics.name for path in metrics.parents[1].glob("[0-9]*") if path.name.isdigit()}
+    own = next((number for number, path in beside.items() if path == metrics), 0)
+    return [beside[number] for number in sorted(beside) if number < own]

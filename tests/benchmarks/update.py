@@ -22,8 +22,7 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.train.engines.master_weights import MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.master_weights import FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 ROUNDS = 10

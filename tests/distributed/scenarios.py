@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.gpt import ColumnParallelLinear, RowParallelLinear
-from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.tensor_parallel import (
+    InitialWeights,
     Split,
     TensorParallel,
     VocabParallelEmbedding,

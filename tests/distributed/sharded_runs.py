@@ -28,7 +28,7 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.train.engines.one_pass_adamw import FlatMasters
+from hpc_gpt.train.engines.master_weights import FlatMasters
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import without
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch

@@ -14,7 +14,7 @@ import torch
 from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import append_line
-from hpc_gpt.train.failure import classify, is_lost_peer, report_failure
+from hpc_gpt.train.ending import classify, is_lost_peer, report_failure
 from hpc_gpt.train.ranks import RankIdentity, identify
 from tests.made_runs import make_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.settings.experiment import Train
-from hpc_gpt.train.target_loss import WINDOW, TargetLoss
+from hpc_gpt.train.metrics import WINDOW, TargetLoss
 
 
 def fed(target: TargetLoss, losses: list[float], first: int = 1) -> int | None:

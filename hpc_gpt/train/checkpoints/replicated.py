@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
@@ -78,8 +79,8 @@ def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> N
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def read_replicated(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The weights of such a checkpoint, by full name."""
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """The weights of such a checkpoint, by full name, fp32; in one process."""
     yield from _read(folder / _WEIGHTS).items()
 
 

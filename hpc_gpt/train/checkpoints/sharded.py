@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json
 from hpc_gpt.train.checkpoints.rank_files import RankFiles, Sink
 from hpc_gpt.train.checkpoints.replicated import set_states
@@ -54,7 +55,7 @@ class ShardedCheckpoint:
         self._optimizer = optimizer
         self._mesh = parameters[0].device_mesh
 
-    def save(self, files: RankFiles, step: int, scale: dict[str, Any]) -> None:
+    def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
         """Adds this rank's pieces, and on rank 0 the progress; all ranks together."""
         pieces = self._weights()
         for name, shard in self._shards.items():
@@ -62,14 +63,14 @@ class ShardedCheckpoint:
                 pieces[f"optimizer/{name}/{moment}"] = name, value
         whole = {key: self._whole(name, value) if value.ndim else value for key, (name, value) in pieces.items()}
         put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
-        if self._mesh.get_rank() == 0:
+        if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
             fused = {name: [split.dim, split.parts] for name, split in splits.items() if split and split.parts > 1}
             progress = {"step": step, "scale": scale, "tp": self._mesh["tp"].size(), "fused": fused}
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
     @torch.no_grad()
-    def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
+    def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
         """(step, loss scale) of the checkpoint, whose weights and states are now this rank's; all ranks together."""
         progress = _read_progress(folder)
         reader = _Reader(folder / _FOLDER)
@@ -136,8 +137,8 @@ class _Reader(FileSystemReader):
         return self._read
 
 
-def read_sharded(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The weights of such a checkpoint, by full name, one at a time; in one process, without torch.distributed."""
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """The weights of such a checkpoint, by full name, fp32, one at a time; in one process, no torch.distributed."""
     progress = _read_progress(folder)
     reader = _Reader(folder / _FOLDER)
     for key, of in reader.read_metadata().state_dict_metadata.items():

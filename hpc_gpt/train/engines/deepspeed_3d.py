@@ -20,11 +20,6 @@ from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 __all__ = ["build", "read_weights"]
 
 
-def build(resolved: Resolved, device: torch.device) -> Deepspeed3D:
-    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
-    return Deepspeed3D(resolved, device)
-
-
 class Deepspeed3D(DeepspeedEngine):
     """See `hpc_gpt.train.engines.protocol.Engine`.
 
@@ -68,3 +63,6 @@ class Deepspeed3D(DeepspeedEngine):
         private_parts.forget_evaluation(self._engine)
         result: Tensor = loss.detach().reshape(())
         return result
+
+
+build = Deepspeed3D

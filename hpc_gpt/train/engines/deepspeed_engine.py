@@ -17,24 +17,16 @@ from hpc_gpt.train.checkpoints.training_state import load_random_state, put_iden
 from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, plug_in, quiet, save_deepspeed
-from hpc_gpt.train.engines.kernels import attention_kernels
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
-from hpc_gpt.train.engines.protocol import StepResult
+from hpc_gpt.train.engines.protocol import EngineRank, StepResult
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, sum_where_read
 
 
-class DeepspeedEngine:
+class DeepspeedEngine(EngineRank):
     """See `hpc_gpt.train.engines.protocol.Engine`. A subclass makes `module` and calls `_initialize`."""
 
-    module: Any
-
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
-        layout = resolved.layout
-        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
-        self.device = device
-        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
-        self._resolved = resolved
-        self._attention = attention_kernels(resolved, device)
+        super().__init__(resolved, device)
         self._deepspeed = import_deepspeed(device)
         private_parts.require(private_parts.CHECKPOINTS)
         with quiet():

@@ -33,11 +33,6 @@ from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
 __all__ = ["build", "read_weights"]
 
 
-def build(resolved: Resolved, device: torch.device) -> DeepspeedZero:
-    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
-    return DeepspeedZero(resolved, device)
-
-
 class Groups:
     """DeepSpeed's `mpu`: a rank's place along tp, which it calls model parallel, and along dp."""
 
@@ -85,7 +80,7 @@ class DeepspeedZero(DeepspeedEngine):
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine = resolved.layout, resolved.engine
-        assert layout.pp == 1, "settle_engine refuses stages"
+        assert layout.pp == 1, "the settings' check of the engine refuses stages"
         if engine.offload_path is not None:
             check_offload_path(engine.offload_path)
         super().__init__(resolved, device)
@@ -94,6 +89,7 @@ class DeepspeedZero(DeepspeedEngine):
             pin_what_is_asked_for(device)
         with quiet():
             self._groups = Groups(layout, dist.get_rank())
+            self._dp_group = self._groups.get_data_parallel_group()
             tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
             if partitioned:
                 with private_parts.split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
@@ -120,27 +116,18 @@ class DeepspeedZero(DeepspeedEngine):
         total = torch.zeros((), device=self.device)
         with self._attention():
             for tokens, targets in islice(micro_batches, count):
-                loss = engine(tokens, targets)
+                loss = self._loss(tokens, targets)
                 total += loss.detach()
                 engine.backward(loss)
                 engine.step()  # counts; the last one of the step does it
         return self._result(self._mean(total / count), lr)
 
-    @torch.no_grad()
-    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
-        """Mean loss over `count` micro-batches of each data-parallel rank."""
-        total = torch.zeros((), device=self.device)
-        with self._attention():
-            for tokens, targets in islice(micro_batches, count):
-                total += self._engine(tokens, targets)
-        return self._mean(total / count)
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self._engine(tokens, targets)
+        return loss
 
-    def _mean(self, own: Tensor) -> Tensor:
-        """The mean over data-parallel ranks."""
-        if self._resolved.layout.dp > 1:
-            dist.all_reduce(own, group=self._groups.get_data_parallel_group())
-            own /= self._resolved.layout.dp
-        return own
+
+build = DeepspeedZero
 
 
 def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:

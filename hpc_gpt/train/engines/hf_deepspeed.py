@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, name_parameter
+from hpc_gpt.model.tensor_parallel import InitialWeights, TensorParallel, VocabParallelLoss, name_parameter
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints import universal
 from hpc_gpt.train.engines.deepspeed_zero import DeepspeedZero
-from hpc_gpt.train.hf_format import hf_config, hf_name, to_hf, weight_names
+from hpc_gpt.train.export import hf_config, hf_name, to_hf, weight_names
 
 
 def build(resolved: Resolved, device: torch.device) -> HfDeepspeed:

@@ -1,4 +1,6 @@
-"""A model in bf16 or fp16 whose weights are copies of fp32 master weights: the optimizer works on the masters only.
+"""A model in bf16 or fp16 whose weights are copies of fp32 master weights, and AdamW that updates both in one pass.
+
+The optimizer works on the masters only.
 
 Bytes a parameter, for AdamW: weight 2, master 4, gradient 4, moments 8. A half gradient lives from the end of its
 own layer's backward pass to its addition to the master's, which happens at once. Passes over memory in a step, beside
@@ -6,21 +8,52 @@ the backward pass: one to add each gradient, one for the norm, one for the fused
 
 Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
 16 + 12 and 4 more, as the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each further
-micro-batch adds 2 + 4 + 4. `one_pass_adamw` takes 34 and 40 for it.
+micro-batch adds 2 + 4 + 4.
+
+`OnePassAdamW` is AdamW over flat buffers, in one pass that a compiler makes: gradient to moments, master and half
+weight. Master weights, half weights and gradients are end to end in flat buffers. A buffer of gradients exists from the
+first gradient of a step to the end of the step, so that no forward pass has it beside its activations. It holds half
+numbers if a step has one gradient a parameter, and fp32 sums if it has more, of micro-batches or of ranks.
+
+Bytes read and written for a parameter in a step then, counted as the 48 above:
+
+    one micro-batch on one rank, half gradients     copy 2 + 2, norm 2, update 2 + 12 and 12 + 2                     34
+    more, fp32 sums                                 copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
+    each micro-batch more                           2 + 4 + 4                                                        10
+
+The copy is of a gradient that its layer's backward pass has just written. With more ranks the average over them is
+added, 4 + 4 for the division and the all-reduce, as in every mode. Held: weight 2, master 4, moments 8; from the first
+gradient of a step to its end 2, or 4 for sums.
+
+That is with Inductor, which makes one loop a group, without a temporary: seen in the C++ that it writes for a CPU, not
+yet in what it writes for a GPU. Backend aot_eager runs the same formula operation by operation: right, but slow, and
+with temporaries as large as the model's fp32 weights.
+
+Time on a GPU: not measured (tests/benchmarks/update.py does it). On one core of a CPU, 124M parameters: 1.2 times
+fused's. The pass takes as long as torch's own kernel, which writes no halves, but torch's norm of halves makes an fp32
+copy there first, which takes longer than the pass; on a GPU it converts as it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
-from hpc_gpt.train.engines.optimizer import gradients_of, norms_of
-from hpc_gpt.train.engines.private_parts import for_each
+from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.train.engines.kernels import check_backend
+from hpc_gpt.train.engines.optimizer import by_decay, gradients_of, norms_of
+from hpc_gpt.train.engines.private_parts import all_reduce_each, for_each
 
+# Numbers between which a parameter begins: 128 bytes of halves, which every kernel takes as aligned.
+_ALIGNED = 64
+# Numbers whose squares add up in fp32 before these sums do in float64; a CPU would lose digits over more. A buffer is a
+# multiple of it.
+_SUMMED = 1024
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -97,3 +130,223 @@ class MasterWeights:
     def copy_back(self) -> None:
         """The weights follow their masters."""
         for_each("copy_", [*self.weights], [*self.masters])
+
+
+class FlatGroup:
+    """Parameters that decay alike: fp32 `masters`, their `halves`, and within a step their `gradients`, each flat."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], decays: bool, dtype: torch.dtype, sums: torch.dtype) -> None:
+        self.decays = decays
+        self._device, self._sums = weights[0].device, sums
+        self._shapes = [weight.shape for weight in weights]
+        self._starts = [0]  # and after the last one the end of all
+        for shape in self._shapes:
+            self._starts.append(self._starts[-1] + _rounded(shape.numel(), _ALIGNED))
+        self._starts[-1] = _rounded(self._starts[-1], _SUMMED)
+        self.masters = self._empty(torch.float32)
+        self.halves = self._empty(dtype)
+        self.gradients: Tensor | None = None
+
+    def view(self, flat: Tensor, number: int) -> Tensor:
+        """The place of parameter `number` in one of the buffers, or in another that is as long."""
+        shape, start = self._shapes[number], self._starts[number]
+        return flat[start : start + shape.numel()].view(shape)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The places of all parameters, in order."""
+        return [self.view(flat, number) for number in range(len(self._shapes))]
+
+    def begin_gradients(self) -> Tensor:
+        """The buffer, new where there is none; what it holds is to be written."""
+        if self.gradients is None:
+            self.gradients = self._empty(self._sums)
+        return self.gradients
+
+    def _empty(self, dtype: torch.dtype) -> Tensor:
+        """A buffer whose gaps between parameters are zero, as they are read with the rest."""
+        flat = torch.empty(self._starts[-1], dtype=dtype, device=self._device)
+        for shape, start, following in zip(self._shapes, self._starts, self._starts[1:], strict=False):
+            if start + shape.numel() < following:
+                flat[start + shape.numel() : following].zero_()
+        return flat
+
+
+class FlatMasters(MasterWeights):
+    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; `groups` are as `by_decay` has them.
+
+    A gradient is copied or added to its place as soon as it is there, and dropped. `sums` is the buffer's type: the
+    halves' own for one gradient a step, else fp32.
+    """
+
+    @torch.no_grad()
+    def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype, sums: torch.dtype) -> None:
+        weights = list(weights)
+        self.groups: list[FlatGroup] = []
+        self._places: dict[int, tuple[FlatGroup, int]] = {}
+        for part, decays in zip(by_decay(weights), (True, False), strict=True):
+            if part:
+                group = FlatGroup(part, decays, dtype, sums)
+                self.groups.append(group)
+                self._places |= {id(weight): (group, number) for number, weight in enumerate(part)}
+        for weight in weights:
+            group, number = self._places[id(weight)]
+            weight.data = group.view(group.masters, number).copy_(weight)
+        super().__init__(weights, dtype)
+        for weight in self.weights:
+            group, number = self._places[id(weight)]
+            weight.data = group.view(group.halves, number).copy_(weight)
+        self._arrived: set[int] = set()
+
+    def masters_of(self, group: FlatGroup) -> list[nn.Parameter]:
+        """A group's masters, in its order."""
+        return [self.master_of(weight) for weight in self.weights if self._places[id(weight)][0] is group]
+
+    def add(self, weight: Tensor, gradient: Tensor) -> None:
+        """See `MasterWeights`; the first of a step is copied."""
+        place = self.gradient_of(weight)
+        if id(weight) not in self._arrived:
+            self._arrived.add(id(weight))
+            place.copy_(gradient)
+        else:
+            assert place.dtype == torch.float32, "a second gradient in a step that was to have one"
+            place.add_(gradient)
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """See `MasterWeights`. The sums are averaged where they are, all those of a bucket in one call."""
+        half = bucket.buffer()
+        weights = bucket.parameters()
+        for weight, gradient in zip(weights, bucket.gradients(), strict=True):
+            self.add(weight, gradient)
+        sums = [self.gradient_of(weight) for weight in weights]
+        for_each("div_", sums, dist.get_world_size())
+        done: torch.futures.Future[Tensor] = all_reduce_each(sums).then(lambda _: half)
+        return done
+
+    def gradient_of(self, weight: Tensor) -> Tensor:
+        """A view of the place of the weight's gradient."""
+        group, number = self._places[id(weight)]
+        return group.view(group.begin_gradients(), number)
+
+    def norms(self) -> Tensor:
+        """The norms of pieces of the gradients, which are read once; AssertionError unless all have come."""
+        assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} gradients of {len(self.weights)} came"
+        pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
+        return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
+
+    def finish_step(self) -> None:
+        """The update has written the halves; the gradients go."""
+        self._arrived.clear()
+        for group in self.groups:
+            group.gradients = None
+
+
+def _rounded(numbers: int, multiple: int) -> int:
+    return -(-numbers // multiple) * multiple
+
+
+class _Buffers(NamedTuple):
+    """A group's, all flat and equally long: gradients half or fp32, masters and moments fp32, halves."""
+
+    gradients: Tensor
+    masters: Tensor
+    first: Tensor
+    second: Tensor
+    halves: Tensor
+
+
+class OnePassAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which writes the halves
+    too. Rates are read from its groups at each step, all the same.
+
+    It is told as torch's fused kernels are (`optimizer.instruct`) to divide the gradient or to leave everything as it
+    is, and waits for nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of
+    its own buffers. ConfigError if `engine.compile_backend` lacks its compiler.
+    """
+
+    obeys = True  # see optimizer.is_fused
+
+    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
+        device = masters.weights[0].device
+        check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
+        self._flat = masters
+        self._betas, self._eps = (train.beta1, train.beta2), train.eps
+        groups = [
+            {"params": masters.masters_of(group), "weight_decay": train.weight_decay if group.decays else 0.0}
+            for group in masters.groups
+        ]
+        super().__init__(groups, {"lr": train.lr, "betas": self._betas, "eps": self._eps, "fused": True})
+        self.found_inf: Tensor | None = None
+        self.grad_scale: Tensor | None = None
+        self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in masters.groups]
+        # A number for each parameter, as in torch, though all are the same.
+        self._steps = torch.zeros(len(masters.weights), device=device)
+        self._one, self._never = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
+        steps = iter(self._steps)
+        for group, settings, (first, second) in zip(masters.groups, self.param_groups, self._moments, strict=True):
+            for owner, *moments in zip(settings["params"], group.views(first), group.views(second), strict=True):
+                self.state[owner] = {"step": next(steps), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+        self._update = torch.compile(_update, backend=engine.compile_backend, dynamic=False, fullgraph=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step over the gradients that `masters` has collected."""
+        assert closure is None
+        skipped = self._never if self.found_inf is None else self.found_inf.bool()
+        self._steps += ~skipped
+        # Of the bias corrections fp32 would lose digits: 1 - 0.999.
+        count = self._steps[0].double()
+        lr = self.param_groups[0]["lr"]
+        beta1, beta2 = self._betas
+        self._update(
+            [self._buffers(*pair) for pair in zip(self._flat.groups, self._moments, strict=True)],
+            [torch.full_like(self._one, group["lr"] * group["weight_decay"]) for group in self.param_groups],
+            (torch.full_like(count, lr) / (1 - beta1**count)).float(),
+            (1 - beta2**count).sqrt().float(),
+            self._one if self.grad_scale is None else self.grad_scale,
+            skipped,
+            self._betas,
+            self._eps,
+        )
+
+    @staticmethod
+    def _buffers(group: FlatGroup, moments: tuple[Tensor, Tensor]) -> _Buffers:
+        assert group.gradients is not None, "no gradient came"
+        return _Buffers(group.gradients, group.masters, *moments, group.halves)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the state, number by number as torch counts parameters, into the buffers; none begins anew."""
+        owners = [owner for group in self.param_groups for owner in group["params"]]
+        for number, owner in enumerate(owners):
+            kept = state_dict["state"].get(number)
+            for key, place in self.state[owner].items():
+                if kept is None:
+                    place.zero_()
+                else:
+                    place.copy_(kept[key])
+
+
+def _update(
+    groups: list[_Buffers],
+    decays: list[Tensor],
+    step_size: Tensor,
+    root: Tensor,
+    divisor: Tensor,
+    skipped: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """A step of every group, in place. `decays`: rate x weight decay of each; `step_size`: rate / (1 - beta1^step);
+    `root`: sqrt(1 - beta2^step); these, `divisor` and `skipped` are tensors without dimensions."""
+    beta1, beta2 = betas
+    for (gradients, masters, first, second, halves), decay in zip(groups, decays, strict=True):
+        gradient = gradients.float() / divisor
+        mean = beta1 * first + (1 - beta1) * gradient
+        square = beta2 * second + (1 - beta2) * gradient * gradient
+        moved = masters - decay * masters - step_size * mean / (square.sqrt() / root + eps)
+        # What is left out may be no number: it must not be multiplied by anything.
+        moved = torch.where(skipped, masters, moved)
+        first.copy_(torch.where(skipped, first, mean))
+        second.copy_(torch.where(skipped, second, square))
+        masters.copy_(moved)
+        halves.copy_(moved)

@@ -36,7 +36,7 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
     Fused is torch's own kernels: no compiler, one pass, no wait of the host; on the host, for offloaded states, the
     same. Foreach is one launch for all parameters and operation, for-loop one for each. Both make the host wait for
     the gradient's norm, as they cannot be told on the device to leave a step out. Results differ by rounding alone.
-    Mode compiled is `one_pass_adamw`, which is built over flat master weights.
+    Mode compiled is `master_weights.OnePassAdamW`, which is built over flat master weights.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}

@@ -92,6 +92,12 @@ COMPILE_TIME = Use(
     ("torch._dynamo.utils.calculate_time_spent",),
     "compile_s is not measured",
 )
+FLIGHT_RECORDER = Use(
+    "torch",
+    "the record of the last collectives after a hang",
+    ("torch._C._distributed_c10d._dump_fr_trace_json",),
+    "only NCCL's own record is read, and without NCCL none",
+)
 
 # Functions that zero_step exchanges while a step lasts.
 _EXCHANGED = ("is_invalid_grad_norm", "mask_nan_or_inf_with_val_inplace")
@@ -213,7 +219,7 @@ STATES_3 = Use(
     ),
 )
 OPTIONAL = (
-    *(ATTENTION, FOREACH, FUSED, COALESCED, ALLOCATOR, COMPILE_TIME),
+    *(ATTENTION, FOREACH, FUSED, COALESCED, ALLOCATOR, COMPILE_TIME, FLIGHT_RECORDER),
     *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
 REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)

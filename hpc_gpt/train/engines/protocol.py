@@ -1,20 +1,31 @@
-"""What the training loop asks of an engine, and the choice of one by name."""
+"""What the training loop asks of an engine, what the engines share, and the choice of one by name."""
 
 from __future__ import annotations
 
 import importlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.runs.lineage import CONVERTIBLE
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.train.checkpoints.training_state import check_identity, load_random_state, put_identity, put_random_state
 from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines.kernels import attention_kernels
+from hpc_gpt.train.engines.optimizer import LossScaler, Update, learning_rate
+
+if TYPE_CHECKING:
+    from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
+    from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]
 
@@ -68,7 +79,113 @@ class Engine(Protocol):
         """Parameters of the whole model, a tied embedding once."""
 
 
-# Each has `build(resolved, device) -> Engine` and
+class EngineRank:
+    """What every engine has: its rank's place in the layout, the attention kernels, the mean over dp, evaluation."""
+
+    module: Any
+    # The ranks over which a loss is averaged; None for all ranks.
+    _dp_group: dist.ProcessGroup | None = None
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        layout = resolved.layout
+        assert dist.get_world_size() == layout.gpus, f"{dist.get_world_size()} ranks for {layout}"
+        self.device = device
+        self.tp_rank, self.pp_rank, self.dp_rank = layout.coordinate(dist.get_rank())
+        self._resolved = resolved
+        self._attention = attention_kernels(resolved, device)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
+        """Mean loss over `count` micro-batches of each data-parallel rank."""
+        total = torch.zeros((), device=self.device)
+        with self._attention():
+            for tokens, targets in islice(micro_batches, count):
+                total += self._loss(tokens, targets)
+        return self._mean(total / count)
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.module(tokens, targets)
+        return loss
+
+    def _mean(self, own: Tensor) -> Tensor:
+        """The mean over data-parallel ranks."""
+        if self._resolved.layout.dp > 1:
+            dist.all_reduce(own, group=self._dp_group)
+            own /= self._resolved.layout.dp
+        return own
+
+
+class TorchEngine(EngineRank):
+    """What the engines share whose optimizer is stepped here, and not by DeepSpeed: a step, saving and loading.
+
+    A subclass makes `module`, `_model`, which wraps it for training, and the attributes without a value here.
+    """
+
+    _model: nn.Module
+    _parameters: list[Any]
+    _update: Update
+    _checkpoint: ReplicatedCheckpoint | ShardedCheckpoint
+
+    def __init__(self, resolved: Resolved, device: torch.device) -> None:
+        super().__init__(resolved, device)
+        self._step = 0
+        self._scaler = LossScaler(resolved.train.dtype, device)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, skipped ones included."""
+        return self._step
+
+    def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """One optimizer step; see `Engine`."""
+        count = self._resolved.batch.micro_batches
+        total = torch.zeros((), device=self.device)
+        with self._attention():
+            for number, (tokens, targets) in enumerate(islice(micro_batches, count), 1):
+                with self._gradients(last=number == count):
+                    loss = self._model(tokens, targets)
+                    self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        lr = learning_rate(self._resolved.train, self._step)
+        norm, skipped = self._update_weights(lr)
+        self._step += 1
+        return StepResult(self._mean(total / count), norm, lr, skipped)
+
+    def _gradients(self, last: bool) -> AbstractContextManager[None]:
+        """The context of a micro-batch, which decides what becomes of its gradient: reduced, or kept."""
+        raise NotImplementedError
+
+    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+        """Steps the optimizer and drops the gradients; what `Update.apply` gives."""
+        raise NotImplementedError
+
+    def _weights_are_loaded(self) -> None:
+        """Called after a checkpoint was loaded."""
+
+    def save(self, files: RankFiles) -> None:
+        """This rank's part of weights and optimizer states, and its generator state."""
+        rank = dist.get_rank()
+        self._checkpoint.save(files, rank, self._step, self._scaler.read())
+        put_random_state(files, rank, self.device)
+        if rank == 0:
+            put_identity(files, self._resolved, self._step)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, on any layout of this engine; CheckpointError if it is of another model."""
+        differing = check_identity(folder, self._resolved, CONVERTIBLE[self._resolved.engine.name])
+        self._step, scale = self._checkpoint.load(folder, dist.get_rank())
+        self._scaler.restore(scale)
+        self._weights_are_loaded()
+        if not differing:
+            load_random_state(folder, dist.get_rank(), self.device)
+        dist.barrier()
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, a tied embedding once."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+
+# Each has `build(resolved, device) -> Engine`, on every rank after torch.distributed is initialised, and
 # `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`: from a checkpoint that `save` wrote, in one process
 # without torch.distributed, every parameter of the whole model by its full name (`tensor_parallel.full_name`), fp32.
 MODULES = {

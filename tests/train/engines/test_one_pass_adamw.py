@@ -19,10 +19,9 @@ from hpc_gpt.model.tensor_parallel import full_name, name_parameter
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_replicated
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
 from hpc_gpt.train.checkpoints.safe_load import load_safely
-from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.train.engines.one_pass_adamw import FlatMasters, OnePassAdamW
+from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 CPU = torch.device("cpu")
@@ -200,7 +199,8 @@ def test_the_files_are_fuseds(tmp_path: Path) -> None:
         assert _described(ours) == _described(fused)
         sizes = [(folders[mode] / file).stat().st_size for mode in ("fused", "aot_eager")]
         assert sizes[0] == sizes[1]
-    assert dict(read_replicated(folders["aot_eager"])).keys() == dict(read_replicated(folders["fused"])).keys()
+    names = [load_safely(folders[mode] / "weights.pt").keys() for mode in ("aot_eager", "fused")]
+    assert names[0] == names[1]
 
 
 def _described(state: Any) -> Any:
