@@ -18,8 +18,7 @@ from hpc_gpt.cli.experiment_options import experiment_options
 if TYPE_CHECKING:
     from hpc_gpt.launch.prepare import Prepared, Request
     from hpc_gpt.rehearsal.life import Stage
-    from hpc_gpt.rehearsal.preparation import SmallRun
-    from hpc_gpt.rehearsal.rehearsing import Outcome
+    from hpc_gpt.rehearsal.small_run import Outcome, SmallRun
 
 # A rehearsal is of one run, and small by itself.
 _NOT_HERE = ("smoke", "sweep")
@@ -47,7 +46,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     Exit 0 when all of it holds, 3 when the run fails, with the first cause; 130 on Ctrl-C, which ends all of it.
     """
     from hpc_gpt.errors import ConfigError, JobFailed
-    from hpc_gpt.rehearsal.rehearsing import rehearse as live
+    from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
         try:
@@ -103,7 +102,7 @@ def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
     from hpc_gpt.errors import ConfigError
     from hpc_gpt.launch.prepare import Prepared, choose_profile, prepare
     from hpc_gpt.launch.render import render_script
-    from hpc_gpt.rehearsal.preparation import LINKS, make_small
+    from hpc_gpt.rehearsal.small_run import LINKS, make_small
     from hpc_gpt.runs.provenance import list_gpus
     from hpc_gpt.settings.cluster import FALLBACK
 
