@@ -87,6 +87,33 @@ class Rung:
     cell: Cell
 
 
+@dataclass(frozen=True)
+class AskedLadder:
+    """A ladder with its rungs, the name of its bench, and notes for the user."""
+
+    name: str
+    ladder: Ladder
+    rungs: Sequence[Rung]
+    notes: Sequence[str]
+
+
+def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLadder:
+    """The ladder of that name with its rungs, or with those that `rows` names, commas between them."""
+    ladder = LADDERS[name]
+    names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
+    rungs = prepare_ladder(asked, ladder, gpus, names)
+    prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
+    notes = list(dict.fromkeys(note for each in prepared for note in each.notes))
+    notes += [f"not {rung.row.name}: {rung.cell.record.cause}" for rung in rungs if rung.cell.record is not None]
+    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
+    if minutes:
+        notes.append(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less")
+    if not gpus:
+        words = "note: no GPU here, so no memory is measured: what a process takes of the host is another figure"
+        notes.append(words + ("" if asked.smoke else "; --smoke runs the same rungs small"))
+    return AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
+
+
 def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
     """A rung for each row of the ladder, or for those that `rows` names. `gpus`: how many this machine has.
 

@@ -18,9 +18,9 @@ from hpc_gpt.errors import ConfigError
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
     from hpc_gpt.bench.cell import Cell
+    from hpc_gpt.bench.ladder import AskedLadder
     from hpc_gpt.bench.measurement import Row
     from hpc_gpt.bench.preparation import Asked, Cells
-    from hpc_gpt.cli.bench_ladder import AskedLadder
     from hpc_gpt.launch.prepare import Request
 
 _ROUNDS = 3
@@ -151,12 +151,14 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
     """Runs a ladder rung by rung."""
     from dataclasses import replace
 
-    from hpc_gpt.cli.bench_ladder import ask_ladder
+    from hpc_gpt.bench.ladder import ask_ladder
     from hpc_gpt.runs.provenance import list_gpus
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
-    _run(asked, found.name, found.cells, rounds, as_json, found)
+    for note in found.notes:
+        click.echo(note, err=True)
+    _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, as_json, found)
 
 
 def _check_ladder() -> None:
@@ -214,17 +216,22 @@ def _run(
 
 
 def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
+    from hpc_gpt.bench import bench_table
+    from hpc_gpt.bench import ladder as ladder_table
     from hpc_gpt.bench.bench_run import tables_of
-    from hpc_gpt.bench.bench_table import as_text
     from hpc_gpt.terminal import width
     from hpc_gpt.words import plain
 
     rows = bench_run.rows
     if as_json:
-        more = ladder.tables(rows) if ladder else {}
+        more = {"ladder": ladder_table.as_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
         click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
     else:
-        click.echo(ladder.text(rows) if ladder else as_text(rows, width()), nl=False)
+        if ladder:
+            text = ladder_table.as_text(ladder.ladder, ladder.rungs, rows, width())
+        else:
+            text = bench_table.as_text(rows, width())
+        click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:
                 click.echo(plain(f"note: {row.cell}: {flag}"), err=True)
