@@ -120,7 +120,9 @@ def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] 
     Raises ConfigError for an unknown row, and if the user's own settings are wrong.
     """
     files = [read_experiment(group.sweep) for group in ladder.groups]
-    _check_names(files, rows)
+    every = [row for file in files for row in file.rows or ()]
+    for name in rows:
+        choose_row(every, name, files[0].path)
     rungs = []
     for group, file in zip(ladder.groups, files, strict=True):
         chosen = [row for row in file.rows or () if not rows or row.name in rows]
@@ -128,12 +130,6 @@ def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] 
             load_experiment(file, asked.overrides, chosen[0].name, asked.gives_steps)
         rungs += [_rung(asked, group.sweep, file, row, gpus) for row in chosen]
     return rungs
-
-
-def _check_names(files: Sequence[ExperimentFile], names: Sequence[str]) -> None:
-    every = [row for file in files for row in file.rows or ()]
-    for name in names:
-        choose_row(every, name, files[0].path)
 
 
 def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
@@ -317,7 +313,9 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outco
     group = ladder.rungs
     records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
     first, last = records.get(group.base), records.get(group.last)
-    seeds = _seeds(group)
+    seeds: Mapping[str, Mapping[str, Any]] = {
+        line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines
+    }
     seed_first, seed_last = seeds[group.base], seeds[group.last]
     if group.sweep == "memory-ladder":
         return Outcome(
@@ -360,10 +358,6 @@ def _with_reason(line: SeedLine) -> SeedLine:
 
 def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> list[Saving]:
     return [saving for group in ladder.groups for saving in savings_of(group, rungs, _records(group, rungs, rows))]
-
-
-def _seeds(group: Group) -> Mapping[str, Mapping[str, Any]]:
-    return {line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines}
 
 
 def _reserved(record: Record | None) -> float | None:
