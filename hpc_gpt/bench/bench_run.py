@@ -23,8 +23,7 @@ from hpc_gpt.launch.following import GOOD_ENDS
 from hpc_gpt.readers.runs.run_read import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.cluster import DEVICES, ClusterProfile
 from hpc_gpt.settings.resolve import folder_name
 from hpc_gpt.small_files import replace_whole
 

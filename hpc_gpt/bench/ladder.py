@@ -87,13 +87,42 @@ class Rung:
     cell: Cell
 
 
+@dataclass(frozen=True)
+class AskedLadder:
+    """A ladder with its rungs, the name of its bench, and notes for the user."""
+
+    name: str
+    ladder: Ladder
+    rungs: Sequence[Rung]
+    notes: Sequence[str]
+
+
+def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLadder:
+    """The ladder of that name with its rungs, or with those that `rows` names, commas between them."""
+    ladder = LADDERS[name]
+    names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
+    rungs = prepare_ladder(asked, ladder, gpus, names)
+    prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
+    notes = list(dict.fromkeys(note for each in prepared for note in each.notes))
+    notes += [f"not {rung.row.name}: {rung.cell.record.cause}" for rung in rungs if rung.cell.record is not None]
+    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
+    if minutes:
+        notes.append(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less")
+    if not gpus:
+        words = "note: no GPU here, so no memory is measured: what a process takes of the host is another figure"
+        notes.append(words + ("" if asked.smoke else "; --smoke runs the same rungs small"))
+    return AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
+
+
 def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
     """A rung for each row of the ladder, or for those that `rows` names. `gpus`: how many this machine has.
 
     Raises ConfigError for an unknown row, and if the user's own settings are wrong.
     """
     files = [read_experiment(group.sweep) for group in ladder.groups]
-    _check_names(files, rows)
+    every = [row for file in files for row in file.rows or ()]
+    for name in rows:
+        choose_row(every, name, files[0].path)
     rungs = []
     for group, file in zip(ladder.groups, files, strict=True):
         chosen = [row for row in file.rows or () if not rows or row.name in rows]
@@ -101,12 +130,6 @@ def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] 
             load_experiment(file, asked.overrides, chosen[0].name, asked.gives_steps)
         rungs += [_rung(asked, group.sweep, file, row, gpus) for row in chosen]
     return rungs
-
-
-def _check_names(files: Sequence[ExperimentFile], names: Sequence[str]) -> None:
-    every = [row for file in files for row in file.rows or ()]
-    for name in names:
-        choose_row(every, name, files[0].path)
 
 
 def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
@@ -290,7 +313,9 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outco
     group = ladder.rungs
     records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
     first, last = records.get(group.base), records.get(group.last)
-    seeds = _seeds(group)
+    seeds: Mapping[str, Mapping[str, Any]] = {
+        line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines
+    }
     seed_first, seed_last = seeds[group.base], seeds[group.last]
     if group.sweep == "memory-ladder":
         return Outcome(
@@ -333,10 +358,6 @@ def _with_reason(line: SeedLine) -> SeedLine:
 
 def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> list[Saving]:
     return [saving for group in ladder.groups for saving in savings_of(group, rungs, _records(group, rungs, rows))]
-
-
-def _seeds(group: Group) -> Mapping[str, Mapping[str, Any]]:
-    return {line.row.name: line.row.seed for line in sweep_lines(group.sweep, []).lines}
 
 
 def _reserved(record: Record | None) -> float | None:

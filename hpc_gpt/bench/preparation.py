@@ -83,7 +83,10 @@ def prepare_cells(asked: Asked) -> Cells:
     faults: dict[str, UserError] = {}
     for engine in asked.engines or (None,):
         for micro_batch in asked.micro_batches or (None,):
-            over = {**_of_engine(engine), **_of_micro_batch(micro_batch)}
+            over: dict[str, Any] = {} if micro_batch is None else {"layout.micro_batch": micro_batch}
+            if engine is not None:
+                kind, _, stage = engine.partition(":")
+                over |= {"engine.name": kind, "engine.zero_stage": int(stage) if stage else None}
             try:
                 cells.append(prepare_cell(asked, file, row, over, engine))
             except UserError as fault:
@@ -111,11 +114,10 @@ def prepare_cell(
 ) -> Cell:
     """One cell: the experiment's row with `over` laid on it by dotted key, below the user's own settings.
 
-    It goes by `name`, else by its engine, as the user wrote that, and its micro-batch where that was asked for.
+    Its name is `name`, else its engine, as the user wrote that, and its micro-batch if that was asked for.
     """
     notes: list[str] = []
-    experiment = _load(asked, file, row, over)
-    experiment = _possible(experiment, asked, notes)
+    experiment = _possible(_load(asked, file, row, over), asked, notes)
     if name is None:
         micro_batch = f" mbs {experiment.layout.micro_batch}" if asked.micro_batches else ""
         name = f"{engine or experiment.engine.name}{micro_batch}"
@@ -169,25 +171,16 @@ def _check_single(option: str, parts: Sequence[str]) -> None:
         raise ConfigError(f"{option} names {twice[0]} twice", "give each once; --rounds measures each several times")
 
 
-def _of_engine(engine: str | None) -> dict[str, Any]:
-    if engine is None:
-        return {}
-    name, _, stage = engine.partition(":")
-    return {"engine.name": name, "engine.zero_stage": int(stage) if stage else None}
-
-
-def _of_micro_batch(micro_batch: int | None) -> dict[str, Any]:
-    return {} if micro_batch is None else {"layout.micro_batch": micro_batch}
-
-
 def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str, Any]) -> Experiment:
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
     overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
     # A micro-batch of a cell's own leaves the passes of a step as they are.
     experiment = load_row(file, overrides, row, asked.gives_steps, batch_follows=True)
+    if "train.log_every" in own or asked.is_ladder:
+        return experiment
     # Nothing is fetched from the device between the first step and the last.
-    return experiment if "train.log_every" in own or asked.is_ladder else _logging_last(experiment)
+    return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
 
 
 def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
@@ -199,13 +192,9 @@ def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, A
     return needed if asked.steps is None else {**needed, "train.minutes": None}
 
 
-def _logging_last(experiment: Experiment) -> Experiment:
-    return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
-
-
 def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experiment:
-    """Without what the engine or this machine does not have and the experiment need not: compilation, where the user
-    does not ask for it, and of a program that is not ours the bench's own settings."""
+    """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and in
+    Megatron-LM the bench's own settings."""
     engine, train = experiment.engine, experiment.train
     lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
     if engine.name == MEGATRON_LM:
@@ -243,12 +232,12 @@ def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, not
 
 
 def _other_source(file: ExperimentFile, row: str | None) -> str | None:
-    """Where the experiment's own tokens would come from, where it says."""
+    """Where the experiment's own tokens would come from; None if it does not say, or they are random."""
     source = load_experiment(file, None, row, steps_elsewhere=True).data.source
     return None if source == "random" or "data" not in file.tables else source
 
 
 def _name(asked: Asked, file: ExperimentFile, experiment: Experiment) -> str:
-    """What a bench goes by: its experiment, or where none was named, the model."""
+    """The name of a bench: its experiment, or the model if no experiment was named."""
     preset = experiment.model.preset
     return preset if asked.experiment == DEFAULT_BENCH and preset else file.name

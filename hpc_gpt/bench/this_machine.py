@@ -16,8 +16,7 @@ from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import Training, training_of
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, load_profile
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, device_named, load_profile
 from hpc_gpt.settings.resolve import Resolved
 
 LOCAL = "local"

@@ -6,9 +6,9 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,35 +28,10 @@ from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.bench.ladder import Ladder, Rung
+    from hpc_gpt.bench.ladder import AskedLadder
     from hpc_gpt.bench.measurement import Row
 
 _ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class _AskedLadder:
-    """A ladder with its rungs, and what it goes by."""
-
-    name: str
-    ladder: Ladder
-    rungs: Sequence[Rung]
-
-    @property
-    def cells(self) -> list[Cell]:
-        return [rung.cell for rung in self.rungs]
-
-    def text(self, rows: Sequence[Row]) -> str:
-        """What is printed of the rows there are."""
-        from hpc_gpt.bench.ladder import as_text as ladder_as_text
-
-        return ladder_as_text(self.ladder, self.rungs, rows, width())
-
-    def tables(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What `--json` has beside the records."""
-        from hpc_gpt.bench.ladder import as_json as ladder_as_json
-
-        return {"ladder": ladder_as_json(self.ladder, self.rungs, rows)}
 
 
 @click.command()
@@ -174,34 +149,13 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_json: bool) -> None:
     """Runs a ladder rung by rung."""
+    from hpc_gpt.bench.ladder import ask_ladder
+
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
-    found = _ask_ladder(asked, ladder, request.row, len(list_gpus()))
-    _run(asked, found.name, found.cells, rounds, as_json, found)
-
-
-def _ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> _AskedLadder:
-    """The ladder's rungs, or those that `rows` names, with what must be known of them said on stderr."""
-    from hpc_gpt.bench.ladder import LADDERS, prepare_ladder
-
-    ladder = LADDERS[name]
-    names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
-    rungs = prepare_ladder(asked, ladder, gpus, names)
-    prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
-    for note in dict.fromkeys(note for each in prepared for note in each.notes):
+    found = ask_ladder(asked, ladder, request.row, len(list_gpus()))
+    for note in found.notes:
         click.echo(note, err=True)
-    for rung in rungs:
-        if rung.cell.record is not None:
-            click.echo(f"not {rung.row.name}: {rung.cell.record.cause}", err=True)
-    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
-    if minutes:
-        click.echo(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less", err=True)
-    if not gpus:
-        click.echo(
-            "note: no GPU here, so no memory is measured: what a process takes of the host is another figure"
-            + ("" if asked.smoke else "; --smoke runs the same rungs small"),
-            err=True,
-        )
-    return _AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs)
+    _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, as_json, found)
 
 
 def _check_ladder() -> None:
@@ -234,7 +188,7 @@ def _tell(found: Cells) -> None:
 
 
 def _run(
-    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: _AskedLadder | None = None
+    asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
 ) -> None:
     """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
@@ -258,16 +212,21 @@ def _run(
     _judge(bench_run, ladder is not None)
 
 
-def _print(bench_run: Bench, as_json: bool, ladder: _AskedLadder | None) -> None:
+def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
+    from hpc_gpt.bench import bench_table
+    from hpc_gpt.bench import ladder as ladder_table
     from hpc_gpt.bench.bench_run import tables_of
-    from hpc_gpt.bench.bench_table import as_text
 
     rows = bench_run.rows
     if as_json:
-        more = ladder.tables(rows) if ladder else {}
+        more = {"ladder": ladder_table.as_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
         click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
     else:
-        click.echo(ladder.text(rows) if ladder else as_text(rows, width()), nl=False)
+        if ladder:
+            text = ladder_table.as_text(ladder.ladder, ladder.rungs, rows, width())
+        else:
+            text = bench_table.as_text(rows, width())
+        click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:
                 click.echo(plain(f"note: {row.cell}: {flag}"), err=True)

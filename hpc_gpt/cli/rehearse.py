@@ -18,14 +18,14 @@ from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.launch.prepare import Prepared, Request, choose_profile, prepare
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.rehearsal.preparation import LINKS, SmallRun, make_small
+from hpc_gpt.rehearsal.small_run import LINKS, SmallRun, make_small
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import FALLBACK
 from hpc_gpt.settings.smoke import compare
 
 if TYPE_CHECKING:
     from hpc_gpt.rehearsal.life import Stage
-    from hpc_gpt.rehearsal.rehearsing import Outcome
+    from hpc_gpt.rehearsal.small_run import Outcome
 
 # A rehearsal is of one run, and small by itself.
 _NOT_HERE = ("smoke", "sweep")
@@ -52,7 +52,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 when all of it holds, 3 when the run fails, with the first cause; 130 on Ctrl-C, which ends all of it.
     """
-    from hpc_gpt.rehearsal.rehearsing import rehearse as live
+    from hpc_gpt.rehearsal.small_run import rehearse as live
 
     if keep is not None:
         try:

@@ -20,8 +20,7 @@ from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, 
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import list_runs
-from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
-from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Train
 from hpc_gpt.settings.experiment_file import (

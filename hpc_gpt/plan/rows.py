@@ -30,7 +30,7 @@ from hpc_gpt.plan.row_fields import (
     stage_figures,
 )
 from hpc_gpt.plan.training import PublishedShape, Training
-from hpc_gpt.settings.devices import DEVICES, device_named
+from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
 

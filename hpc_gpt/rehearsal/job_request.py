@@ -1,7 +1,8 @@
 """What a job or a step asks for: options, requests, times, signals and hosts, read and written as Slurm does.
 
-sbatch and srun have all their options, because a profile or an experiment may add any: an option that Slurm 22.05 does
-not have is refused in Slurm's words. The other commands have those that hpc-gpt and its scripts use.
+A profile or an experiment may give sbatch and srun any option, so they accept all: those of Slurm 22.05, and others,
+which a newer Slurm or a site's plug-in may have. `ignored_options` names those that a rehearsal does not act on. The
+other commands have the options that hpc-gpt and its scripts use.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ _OPTIONS = {
     "scancel": ("signal/s state/t", "", "quiet/Q"),
     "sacct": ("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
 }
-# Options that change what is started or where its output goes, and that neither the launcher nor job.sh gives. All
-# others that have no effect here are granted: they ask for what only a site has.
-_NOT_REHEARSED = {
-    "sbatch": "array batch error export-file get-user-env hold input nodefile wait wrap",
-    "srun": "bcast chdir error exclude het-group input jobid multi-prog no-allocate nodefile output pty relative",
+# Options that start something else than a job's script and its ranks.
+_NOT_REHEARSED = {"sbatch": ("array", "wrap"), "srun": ("het-group", "jobid", "multi-prog", "no-allocate")}
+# Options that would change where output goes, where something runs or when: a rehearsal goes on without them, and says
+# so. All others that have no effect here are granted: they ask for what only a site has.
+_IGNORED = {
+    "sbatch": ("batch", "error", "export-file", "get-user-env", "hold", "input", "nodefile", "wait"),
+    "srun": ("bcast", "error", "exclude", "input", "nodefile", "output", "pty", "relative"),
 }
 _LEAD_S = 60
 
@@ -60,7 +63,7 @@ class RequestFault(ValueError):
 
 
 class OptionFault(RequestFault):
-    """An option that sbatch or srun does not have, or that lacks its value, in getopt's words."""
+    """An option that lacks its value, or a letter that is no option, in getopt's words."""
 
 
 def not_rehearsed(what: str) -> RequestFault:
@@ -118,10 +121,10 @@ def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], l
             name, value = letters.get(word[1], word[1]), word[2:]
             equals = value
         kind = names.get(name)
-        if name in _NOT_REHEARSED.get(command, "").split() or (kind is None and command not in _NOT_REHEARSED):
+        if name in _NOT_REHEARSED.get(command, ()) or (kind is None and command not in _NOT_REHEARSED):
             raise not_rehearsed(f"{command} {word}")
-        if kind is None:
-            raise OptionFault(f"unrecognized option '--{name}'" if is_long else f"invalid option -- '{name}'")
+        if kind is None and not is_long:
+            raise OptionFault(f"invalid option -- '{name}'")
         if kind == "plain" and equals:
             if is_long:
                 raise OptionFault(f"option '--{name}' doesn't allow an argument")
@@ -132,10 +135,22 @@ def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], l
                 missing = f"option '--{name}' requires an argument"
                 raise OptionFault(missing if is_long else f"option requires an argument -- '{word[1]}'")
             value = left.pop(0)
-        if name == "export" and value != "ALL":
-            raise not_rehearsed(f"{command} --export={value}")
         found[name] = value
     return found, left
+
+
+def ignored_options(command: str, options: Mapping[str, str]) -> list[str]:
+    """The options of a sbatch or srun that a rehearsal does not act on, as one writes them.
+
+    >>> ignored_options("srun", {"output": "x.log", "nodes": "2", "site-plugin": "", "export": "ALL"})
+    ['srun --output=x.log', 'srun --site-plugin']
+    """
+    names, _ = _options_of(command)
+    return [
+        f"{command} --{name}{f'={value}' if value else ''}"
+        for name, value in options.items()
+        if name in _IGNORED[command] or name not in names or (name == "export" and value != "ALL")
+    ]
 
 
 def _options_of(command: str) -> tuple[dict[str, str], dict[str, str]]:

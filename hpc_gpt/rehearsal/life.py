@@ -22,13 +22,19 @@ from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.rehearsal.preparation import HOLD_AFTER_STEPS, SAVE_EVERY, STEPS, SmallRun
 from hpc_gpt.rehearsal.processes import marked
 from hpc_gpt.rehearsal.scheduler import Scheduler
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json_lines
 
+# Enough steps for two interruptions and a few undisturbed ones after each.
+STEPS = 24
+SAVE_EVERY = 4
+# An attempt that is to be interrupted waits for that after so many steps: the save before a due one is complete then.
+_HOLD_AFTER_STEPS = 2 * SAVE_EVERY
 # Nothing here takes minutes, but ranks that share two cores start slowly.
 _PATIENCE_S = 600.0
 _VERB_S = 120.0
@@ -58,11 +64,11 @@ class RehearsalFailed(Exception):
 
 @dataclass
 class Life:
-    """Rehearses one run, from the monotonic time `began`. `report` gets each stage as it happens, `wait` what is waited
-    for."""
+    """Rehearses one run, on so many `gpus` of this machine or, if 0, on its CPU. `began` is a monotonic time. `report`
+    gets each stage as it happens, `wait` what is waited for."""
 
-    small: SmallRun
     prepared: Prepared
+    gpus: int
     slurm: LocalSlurm
     logs: Path
     report: Callable[[Stage], None]
@@ -73,17 +79,18 @@ class Life:
     def rehearse(self, quick: bool) -> None:
         """The whole life. Raises RehearsalFailed, and what submit_run raises."""
         with _environment(self.slurm.environment):
-            self.scheduler.hold(HOLD_AFTER_STEPS if self.small.resumes else None)
+            resumes = can_resume(self.resolved.engine)
+            self.scheduler.hold(_HOLD_AFTER_STEPS if resumes else None)
             run = self.run = self._submit("submitted")
             self._started(1)
-            if self.small.resumes:
+            if resumes:
                 self._saved(run)
                 self._interrupted_by_time(run, is_last=quick)
                 if not quick:
                     self._preempted(run)
             self._finished(run)
             losses = self._losses(run)
-            if self.small.resumes:
+            if resumes:
                 other = self._submit("unbroken")
                 self._finished(other)
                 self._same_losses(losses, self._losses(other))
@@ -101,6 +108,10 @@ class Life:
     def age_s(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.began
+
+    @property
+    def resolved(self) -> Resolved:
+        return self.prepared.resolved
 
     @property
     def scheduler(self) -> Scheduler:
@@ -123,7 +134,7 @@ class Life:
         self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
         job = self._job_of(attempt)
         ranks = len(job.steps[-1].ranks)  # the steps before are a preflight's, on the spare nodes as well
-        wanted = self.small.resolved.gpus
+        wanted = self.resolved.gpus
         state = read_status([self.run])[0].state
         evidence = (
             f"{self._ranks(ranks)} on {' '.join(job.nodes)}, step {min(_steps(attempt))} is done; status says {state}"
@@ -170,7 +181,7 @@ class Life:
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         resubmitted = ""
-        if self.small.resolved.cluster.chain == "none":
+        if self.resolved.cluster.chain == "none":
             self._until("ended", "the job's end", lambda: job.is_over, None)
             resume_run(run)
             resubmitted = " by submit --resume, as the profile's chain is none"
@@ -231,7 +242,7 @@ class Life:
         step = next(step for step in whole if broken[step] != whole[step])
         words = f"step {step}: {broken[step]!r}, unbroken {whole[step]!r}"
         # Sums of GPUs come in an order of their own unless train.deterministic is set.
-        rounding = self.small.gpus > 0 and worst < 1e-3
+        rounding = self.gpus > 0 and worst < 1e-3
         self.say("losses", f"{words}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
 
     def _losses(self, run: RunFolder) -> dict[int, float]:
@@ -307,7 +318,7 @@ class Life:
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
 
     def _ranks(self, count: int | None = None) -> str:
-        count = self.small.resolved.gpus if count is None else count
+        count = self.resolved.gpus if count is None else count
         return f"{count} rank{'s' if count != 1 else ''}"
 
 

@@ -33,6 +33,7 @@ from hpc_gpt.rehearsal.job_request import (
     RequestFault,
     compress_hosts,
     expand_hosts,
+    ignored_options,
     not_rehearsed,
     parse_options,
     read_request,
@@ -60,7 +61,8 @@ class Answer:
 class LocalSlurm:
     """A folder with the stand-ins, and the scheduler behind them, until `close`; then no process and no folder is left.
 
-    `environment` is what a command needs to find them. If this process is killed, a guard ends the rest.
+    `environment` is what a command needs to find them. `ignored` has the options of sbatch and srun that were given and
+    not acted on. If this process is killed, a guard ends the rest.
     """
 
     def __init__(self, nodes: int, gpus: int = 0, timing: Timing | None = None, also: Mapping[str, str] | None = None):
@@ -82,6 +84,7 @@ class LocalSlurm:
             **(also or {}),
         }
         self.environment = {**os.environ, **own}
+        self.ignored: dict[str, None] = {}
         self._guard = subprocess.Popen(
             _program("guard", str(self.folder)),
             stdin=subprocess.PIPE,
@@ -152,7 +155,8 @@ class LocalSlurm:
             raise not_rehearsed(name)
         options, words = parse_options(name, asked["words"])
         if name == "srun":
-            srun = Srun(options, words, asked["environment"], asked["folder"], *files)
+            folder = str(Path(asked["folder"]) / options.get("chdir", ""))
+            srun = Srun(options, words, asked["environment"], folder, *files)
             return self._srun(srun, connection)
         with self.scheduler.lock:
             if name == "sbatch":
@@ -182,6 +186,7 @@ class LocalSlurm:
         request = read_request(script, options, file.name, time.time())
         if "test-only" in options:
             return Answer(err=f"sbatch: Job 1 to start now using {request.nodes} nodes\n")
+        self.ignored |= dict.fromkeys(ignored_options("sbatch", request.options))
         job = self.scheduler.submit(request, script, environment, folder)
         return Answer(f"{job.id}\n" if "parsable" in options else f"Submitted batch job {job.id}\n")
 
@@ -190,6 +195,7 @@ class LocalSlurm:
         job = self.scheduler.find(environment.get("SLURM_JOB_ID", ""))
         if job is None:
             raise RequestFault("Unable to allocate resources: a rehearsal's srun runs inside a job")
+        self.ignored |= dict.fromkeys(ignored_options("srun", srun.options))
         if not srun.command:
             return Answer(err="srun: fatal: No command given to execute.\n", code=1)
         # srun does not read SLURM_CPUS_PER_TASK since 22.05; it reads SRUN_CPUS_PER_TASK.

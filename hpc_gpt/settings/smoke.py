@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpc_gpt.settings.experiment import Data, Dtype, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.experiment_file import warmup_words
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import Resolved
@@ -44,7 +44,10 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
         allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
     )
-    dtype, notes = _dtype(real, has_gpu)
+    dtype, notes = real.train.dtype, list[str]()
+    if dtype == "fp16" and not has_gpu and "deepspeed" in real.engine.name:
+        dtype = "bf16"
+        notes.append("DeepSpeed does not train in fp16 on a CPU: bf16 here")
     engine = replace(
         experiment.engine,
         partition=tuple(stages) if isinstance(real.engine.partition, tuple) else real.engine.partition,
@@ -63,7 +66,7 @@ def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> Smoke:
         engine=engine,
         layout=layout,
         train=train,
-        job=_job(experiment.job),
+        job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
     )
     return Smoke(small, tuple(notes))
 
@@ -122,12 +125,6 @@ def _data(data: Data) -> Data:
     return replace(here, source="random" if data.source == "random" else "stdlib", path=None)
 
 
-def _dtype(real: Resolved, has_gpu: bool) -> tuple[Dtype, list[str]]:
-    if real.train.dtype == "fp16" and not has_gpu and "deepspeed" in real.engine.name:
-        return "bf16", ["DeepSpeed does not train in fp16 on a CPU: bf16 here"]
-    return real.train.dtype, []
-
-
 def _train(train: Train, dtype: Dtype) -> Train:
     """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
     return replace(
@@ -141,7 +138,3 @@ def _train(train: Train, dtype: Dtype) -> Train:
         eval_batches=min(1, train.eval_batches),
         save_every=STEPS if train.save_every else 0,
     )
-
-
-def _job(job: Job) -> Job:
-    return replace(job, time="00:10:00", signal_lead_s=60)

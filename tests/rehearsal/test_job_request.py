@@ -13,6 +13,7 @@ from hpc_gpt.rehearsal.job_request import (
     compress_counts,
     compress_hosts,
     expand_hosts,
+    ignored_options,
     output_path,
     parse_options,
     read_request,
@@ -54,10 +55,20 @@ def test_options_stand_in_all_of_getopts_ways() -> None:
     assert left == ["bash", "-c", "x"]
 
 
-@pytest.mark.parametrize("words", [["--nosuch"], ["-y"], ["--nodes"], ["-N"], ["--parsable=1"]])
-def test_an_option_that_there_is_not_or_that_lacks_its_value_is_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["-y"], ["--nodes"], ["-N"], ["--parsable=1"]])
+def test_a_letter_that_is_no_option_and_an_option_without_its_value_are_refused(words: list[str]) -> None:
     with pytest.raises(OptionFault):
         parse_options("sbatch", words)
+
+
+def test_a_profiles_own_options_are_accepted_and_those_not_acted_on_are_named() -> None:
+    words = ["--error=job.err", "--nice=5", "--hold", "--site-plugin", "--other=2", "job.sh"]
+    options, left = parse_options("sbatch", words)
+    assert left == ["job.sh"]
+    named = ["sbatch --error=job.err", "sbatch --hold", "sbatch --site-plugin", "sbatch --other=2"]
+    assert ignored_options("sbatch", options) == named
+    options, left = parse_options("srun", ["--export=ALL", "--mpi", "pmix", "--output=ranks.log", "bash"])
+    assert (ignored_options("srun", options), left) == (["srun --output=ranks.log"], ["bash"])
 
 
 def test_times_are_read_as_the_scripts_write_them() -> None:

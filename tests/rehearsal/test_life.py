@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 
 from hpc_gpt.rehearsal import life as life_module
-from hpc_gpt.rehearsal.life import Life, RehearsalFailed, Stage
-from hpc_gpt.rehearsal.preparation import STEPS
+from hpc_gpt.rehearsal.life import STEPS, Life, RehearsalFailed, Stage
 
 WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
 
 
 def concluded(broken: dict[int, float], gpus: int) -> Stage:
     told: list[Stage] = []
-    small: Any = SimpleNamespace(gpus=gpus)
     slurm: Any = SimpleNamespace(scheduler=None)
     prepared: Any = None
-    life = Life(small, prepared, slurm, Path(), told.append, lambda _: None, 0.0)
+    life = Life(prepared, gpus, slurm, Path(), told.append, lambda _: None, 0.0)
     life._same_losses(broken, WHOLE)
     (stage,) = told
     return stage
@@ -32,12 +30,11 @@ def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypat
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
     steps = [SimpleNamespace(ranks=[None] * count) for count in (4, 2)]
     job = SimpleNamespace(id=7, nodes=["node1", "node2"], steps=steps)
-    small: Any = SimpleNamespace(gpus=0, resolved=SimpleNamespace(gpus=2))
+    prepared: Any = SimpleNamespace(resolved=SimpleNamespace(gpus=2))
     slurm: Any = SimpleNamespace(scheduler=SimpleNamespace(find={"7": job}.get, jobs={}, fault=None))
     run: Any = SimpleNamespace(attempt=lambda number: attempt, attempts=lambda: [attempt])
     told: list[Stage] = []
-    prepared: Any = None
-    Life(small, prepared, slurm, Path(), told.append, lambda _: None, 0.0, run)._started(1)
+    Life(prepared, 0, slurm, Path(), told.append, lambda _: None, 0.0, run)._started(1)
     assert [stage.evidence for stage in told] == ["2 ranks on node1 node2, step 1 is done; status says running"]
 
 

@@ -15,7 +15,7 @@ from hpc_gpt.readers.fields import dtype_named
 from hpc_gpt.readers.logs.part import Memory, Part
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.cluster import device_named
 from hpc_gpt.settings.layout import Layout
 
 _MOST_GPUS = 64  # of more, rates of three digits do not tell one more or less

@@ -16,7 +16,7 @@ from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.standing import read_standing, words_between
 from hpc_gpt.secrets import hide_secrets, without_secrets
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.cluster import device_named
 from hpc_gpt.settings.ds_config import zero_stage
 from hpc_gpt.settings.engines import has_zero
 from hpc_gpt.settings.resolve import Resolved, config_hash

@@ -13,7 +13,7 @@ from hpc_gpt.readers.causes.first_cause import Cause
 from hpc_gpt.readers.logs.part import Failure
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.settings.devices import DEVICES, peak_tflops
+from hpc_gpt.settings.cluster import DEVICES, peak_tflops
 from hpc_gpt.small_files import read_json
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.cluster import device_named
 from tests.readers.dialects.reading import facts_of, read_text
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.launch.render import sbatch_directives
-from hpc_gpt.rehearsal.preparation import SAVE_EVERY, STEPS, Missing, SmallRun, make_small
-from hpc_gpt.rehearsal.rehearsing import look_at_data
+from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS
+from hpc_gpt.rehearsal.small_run import Missing, SmallRun, check_data, make_small
 from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
+from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import Resolved, resolve
 
@@ -42,7 +43,7 @@ def test_it_is_small_but_as_the_users_in_all_that_slurm_is_asked() -> None:
 
 def test_what_this_machine_lacks_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BASH_FUNC_module%%", raising=False)
-    monkeypatch.setattr("hpc_gpt.rehearsal.preparation._MODULE_INITS", ())
+    monkeypatch.setattr("hpc_gpt.rehearsal.small_run._MODULE_INITS", ())
     site = replace(
         load_profile("generic-slurm"),
         modules=("cuda/12",),
@@ -82,14 +83,14 @@ def test_what_cannot_be_resumed_is_not_interrupted(tmp_path) -> None:
     offloaded = load_experiment("gpt2-meg-ds-zero", {"engine.offload": "optimizer", "engine.zero_stage": 3,
                                                      "engine.offload_path": str(tmp_path)})  # fmt: skip
     small = make_small(resolve(offloaded, load_profile("generic-slurm")), gpus_here=0)
-    assert not small.resumes
+    assert not can_resume(small.resolved.engine)
 
 
 def test_data_that_submit_would_refuse_are_named_and_stop_nothing() -> None:
-    found = look_at_data(real(data__source="tokens", data__path="/nosuch.tokens"))
+    found = check_data(real(data__source="tokens", data__path="/nosuch.tokens"))
     assert isinstance(found, Missing)
     assert "no token file /nosuch.tokens" in found.why
-    assert look_at_data(real(data__source="random")) == "random tokens"
+    assert check_data(real(data__source="random")) == "random tokens"
 
 
 def test_without_gpus_the_ranks_of_a_profile_with_a_device_run_on_the_cpu_and_that_is_said() -> None:
