@@ -40,7 +40,7 @@ def why(run: str, as_json: bool) -> None:
 
 
 def _lines(found: Why) -> list[str]:
-    from hpc_gpt.readers.causes.first_cause import one_line
+    from hpc_gpt.readers.causes import one_line
     from hpc_gpt.report.advice import RETRY_WORDS
 
     record, last, advice = found.record, found.last, found.advice
@@ -61,7 +61,7 @@ def _lines(found: Why) -> list[str]:
 
 
 def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
-    from hpc_gpt.readers.causes.first_cause import one_line
+    from hpc_gpt.readers.causes import one_line
     from hpc_gpt.report.why import followed
 
     lines = []

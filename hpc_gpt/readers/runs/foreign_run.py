@@ -17,10 +17,9 @@ from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.runs.derived import add_gpus, add_memory, add_stages, derive, step_tokens
 from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
-from hpc_gpt.readers.runs.ends import settle_ends
-from hpc_gpt.readers.runs.foreign_times import add_counts, add_losses, add_times
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.log_steps import LogSteps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.run_read import RunRead, add_figures
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.readers.runs.true_params import add_params
@@ -162,12 +161,11 @@ def read_foreign(
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
     add_memory(draft, parts, arguments)
-    causes = settle_ends(draft, run, steps)
+    causes = add_ends(draft, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
     record = add_figures(_record(draft, name, dialect, arguments, parts))
-    record = _with_printed(record, steps, parts)
-    record = _with_tokens_per_s(record, step_tokens(draft))
+    record = _with_printed(record, steps, parts, step_tokens(draft))
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
@@ -277,39 +275,30 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
     )
 
 
-def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part]) -> Record:
-    """With the speed that the program printed, if the record has no figure of its own."""
-    sources = dict(record.sources)
+def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens: int | None) -> Record:
+    """With the speed that the program printed, and that of a step's `tokens`, if the record has no figure of its own.
+
+    A log as nanoGPT's has neither batch, seq nor rate.
+    """
+    found: dict[str, tuple[float, str]] = {}
     chosen = steps.steady if steps.steady.any() else steps.counts
-    flops = steps["tflops"]
-    known = np.flatnonzero(np.isfinite(flops) & chosen)
+    known = np.flatnonzero(np.isfinite(steps["tflops"]) & chosen)
+    facts = [fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)]
     if len(known):
-        median = float(np.median(flops[known]))
-        sources["tflops_printed"] = (
-            f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
-        )
-        record = replace(record, tflops_printed=median)
-    else:
-        printed = [
-            fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)
-        ]
-        if printed:
-            sources["tflops_printed"] = f"{printed[0].place}, median of {len(printed)} figures of the program's own"
-            record = replace(record, tflops_printed=float(np.median([fact.value for fact in printed])))
+        source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+        found["tflops_printed"] = (float(np.median(steps["tflops"][known])), source)
+    elif facts:
+        source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+        found["tflops_printed"] = (float(np.median([fact.value for fact in facts])), source)
     if record.tokens_per_s is None:
         for key, each, what in (("tokens_per_s", 1, ""), ("tokens_per_s_gpu", record.gpus, " of one GPU x gpus")):
-            rates = steps[key][chosen] if len(steps) else steps[key]
-            rates = rates[np.isfinite(rates)]
+            rates = steps[key][chosen & np.isfinite(steps[key])]
             if len(rates) and each:
-                sources["tokens_per_s"] = f"median of the program's own{what} over {len(rates)} lines"
-                record = replace(record, tokens_per_s=float(np.median(rates)) * each)
+                source = f"median of the program's own{what} over {len(rates)} lines"
+                found["tokens_per_s"] = (float(np.median(rates)) * each, source)
                 break
-    return replace(record, sources=sources)
-
-
-def _with_tokens_per_s(record: Record, tokens: int | None) -> Record:
-    """With what a step's tokens give, for a log without batch, seq and rate, as nanoGPT's."""
-    if record.tokens_per_s is not None or not record.step_s or not tokens:
-        return record
-    sources = {**record.sources, "tokens_per_s": f"{tokens} tokens a step / step_s"}
-    return replace(record, tokens_per_s=tokens / record.step_s, sources=sources)
+        else:
+            if record.step_s and tokens:
+                found["tokens_per_s"] = (tokens / record.step_s, f"{tokens} tokens a step / step_s")
+    sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
+    return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources)  # type: ignore[arg-type]
