@@ -35,13 +35,13 @@ _LONGEST_BLOCK = 8  # lines
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
 # Our own watchdog's message: the rank without a heartbeat, or the one that is late.
-_STANDS = re.compile(
+_WATCHDOG = re.compile(
     r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
 )
-_OF = re.compile(r"OpType=([A-Z_a-z]{1,40})")
+_OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
 _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
-_LEFT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
+_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
+_NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 # More ranks than this share that did not report are no one's fault.
 _FEW = 0.25
@@ -50,7 +50,7 @@ NEAR_LINES = 200
 SURVIVED_STEPS = 2
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
 # What a rank says whose collective failed: the reason comes after it, or is another rank's.
-_OF_COLLECTIVES = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
+_IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_WORD = "nothing says why the log ends"
 # How telling a class is: what explains other failures goes before what other failures explain.
 _TELLING = (
@@ -78,7 +78,7 @@ class Cause:
 
     `ended`: a class of state.ENDED, `unknown` if nothing says. `words`: the cause in one line, in the log's words
     after the rank's number; fit to be shown, without secrets. `failure`: where the log says it, None without one.
-    `node`, `rank`: whose it is, if that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
+    `node`, `rank`: whose it is, if that is known; `blames_rank`: the rank was found by its silence. `ordered`: every
     failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
     then the echoes. `sure`: empty if the log says it, else what it rests on.
     """
@@ -95,13 +95,13 @@ class Cause:
 
     @property
     def failed_node(self) -> str | None:
-        """The node, where it is the node's fault: to be left out next time."""
+        """The node, if it is the node's fault: the next attempt leaves it out."""
         blamed = self.ended == "node_failure" or (self.ended in ("hang", "collective_timeout") and self.blames_rank)
         return self.node if blamed else None
 
     @property
     def echoes(self) -> list[Failure]:
-        """What followed from the cause, or is named as a consequence."""
+        """The failures that the cause brought about."""
         return [failure for failure in self.ordered if failure.echo and failure != self.failure]
 
 
@@ -156,7 +156,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """Of consequences alone: a process' own end before its peers' words, then what names a rank and a node."""
+    """Sorts consequences: a process' own end before its peers' messages, then those that name a rank and a node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
     return ended_by_others, not first, failure.node is None, failure.rank is None
@@ -193,7 +193,7 @@ def _survived_before(part: Part, reached_end: bool) -> int:
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
-        # Of many lines a sample is kept: each is one of several.
+        # Of very many lines only a sample is kept: each stands for several.
         enough = needed if steps.stride == 1 else 1
         found += [int(steps.line[-enough])] if len(steps) >= enough else []
     if len(part.progress) >= needed:
@@ -237,7 +237,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
 
 
 def _without_times(failure: Failure) -> tuple[int, int]:
-    # A rank's bare exception without a time may well come of the signal that the scheduler sent it.
+    # A rank's exception without a time may be the effect of the signal that the scheduler sent it.
     return (_telling(replace(failure, ended="cancelled")), 0) if failure.ended == "error" else (_telling(failure), 0)
 
 
@@ -260,13 +260,13 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended in ("collective_timeout", "hang"):
-        # Timeouts take minutes: what comes after one without a time of its own came of the abort, but for these.
+        # Timeouts take minutes: a failure after one, without a time, is an effect of the abort, but for these.
         return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
     if head.ended == "cancelled":
         return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")
     if head.ended != "error":
         return False
-    if _OF_COLLECTIVES.search(head.words):
+    if _IN_COLLECTIVE.search(head.words):
         return _telling(other) < _telling(head)
     other_rank = other.rank is not None and head.rank is not None and other.rank != head.rank
     return other_rank and other.ended in ("gpu_memory", "host_memory", "node_failure")
@@ -289,7 +289,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
     all others; the ranks that report nothing while all others do, the first of them.
     """
     for failure in timeouts:
-        if named := _STANDS.search(failure.words):
+        if named := _WATCHDOG.search(failure.words):
             return int(named[1]), f"the ranks' beats name rank {named[1]}"
         if named := _MISSING.search(failure.words):
             return int(named[1]), f"rank {named[1]} did not come to the barrier"
@@ -299,12 +299,12 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
             reports.setdefault(failure.rank, failure)
     numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.words))}
     if len(numbers) > 2:
-        behind = [rank for rank, number in numbers.items() if number == min(numbers.values())]
-        if len(behind) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
+        late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
+        if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
             most = max(set(numbers.values()), key=list(numbers.values()).count)
-            doing = _OF.search(reports[behind[0]].words)
-            where = f"collective {numbers[behind[0]]}" + (f" ({doing[1]})" if doing else "")
-            return behind[0], f"rank {behind[0]} is at {where}, the others at {most}"
+            doing = _OPERATION.search(reports[late[0]].words)
+            where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
+            return late[0], f"rank {late[0]} is at {where}, the others at {most}"
     stated = (fact.value for part in parts if (fact := part.fact("gpus")))
     size = next((value for value in stated if isinstance(value, int) and 0 < value < 10_000_000), None)
     if size is None and reports and len(reports) == max(reports):
@@ -321,7 +321,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
 
 def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
     """What a launcher says of the one rank that ended of itself with an error, or first; None if it names several."""
-    left = [failure for failure in echoes if failure.rank is not None and _LEFT.search(failure.words)]
+    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
     if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
         return root[0]
     alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
@@ -343,11 +343,11 @@ def _node_of(
     if blamed:
         return None
     lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
-    named = {each.node for part in parts for each in part.failures} | set(_WORD.findall(" ".join(lists)))
+    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
     if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
         return in_name[1]
     only = next(iter(lists)) if len(lists) == 1 else ""
-    return only if _WORD.fullmatch(only) else None
+    return only if _NODE.fullmatch(only) else None
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:

@@ -245,7 +245,7 @@ class AttemptRead:
 
     @property
     def end_s(self) -> float | None:
-        """Epoch seconds of its end, or of its last step if it ended without a word."""
+        """Epoch seconds of its end, or of its last step if no file says when it ended."""
         last = float(self.steps["at"][-1]) if len(self.steps) else math.nan
         return epoch(self.ended.get("time")) or epoch(last)
 

@@ -105,21 +105,14 @@ def _other(text: str) -> str:
 
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     """Every value that parts state of each field, the nearest to what ran first; equal ones once."""
+    facts = (fact for part in parts for fact in part.facts.items())
+    said = [(name, Stated(fact.value, SAID, str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
-    for part in parts:
-        for name, facts in part.facts.items():
-            for fact in facts:
-                _add(found, name, Stated(fact.value, SAID, str(fact.place)))
-    for part in parts:
-        for name, value in asked_at(part).items():
-            _add(found, name, value)
+    for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
+        known = found.setdefault(name, [])
+        if all(each.value != value.value or each.by != value.by for each in known):
+            known.append(value)
     return found
-
-
-def _add(found: dict[str, list[Stated]], name: str, value: Stated) -> None:
-    known = found.setdefault(name, [])
-    if all(each.value != value.value or each.by != value.by for each in known):
-        known.append(value)
 
 
 # Two parts in which one of these differs are not of one run.

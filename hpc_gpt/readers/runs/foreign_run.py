@@ -13,7 +13,6 @@ import numpy as np
 from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
 from hpc_gpt.readers.logs.source import STDIN
-from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.runs.derived import add_gpus, add_memory, add_stages, derive, step_tokens
 from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
@@ -63,10 +62,13 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
     runs = group_logs(logs, silent)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     names = _names(runs)
-    return [
-        read_foreign(run, name, _script(run, scripts), _of_files(run, left_out))
-        for run, name in zip(runs, names, strict=True)
-    ]
+    found_runs = []
+    for run, name in zip(runs, names, strict=True):
+        of_files: Counter[str] = Counter()
+        for file in {part.file for part in run.parts}:
+            of_files.update(left_out.get(file, {}))
+        found_runs.append(read_foreign(run, name, _script(run, scripts), of_files))
+    return found_runs
 
 
 def _rows(parts: Sequence[Part]) -> int:
@@ -94,14 +96,6 @@ def _script(run: RunParts, scripts: Sequence[Script]) -> Script | None:
         if (script := script_beside(name.path, name.stem, scripts)) is not None:
             return script
     return None
-
-
-def _of_files(run: RunParts, left_out: dict[str, dict[str, int]]) -> dict[str, int]:
-    """What was skipped of the run's files, in words."""
-    counts: Counter[str] = Counter()
-    for file in {part.file for part in run.parts}:
-        counts.update(left_out.get(file, {}))
-    return dict(counts)
 
 
 # (folders, whether the log's name is added), from short to long, of a log whose own name says nothing, and of others.
@@ -145,7 +139,8 @@ def read_foreign(
     `name`: unique among the runs of a report. `left_out`: what was skipped of its files, in words -> how often.
     """
     parts = run.parts
-    arguments = _arguments(parts)
+    # Of the last attempt that has a dump, with what only earlier ones have.
+    arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
@@ -171,15 +166,6 @@ def read_foreign(
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
 
 
-def _arguments(parts: Sequence[Part]) -> dict[str, str]:
-    """The dump of the last attempt that has one, with what only earlier ones have."""
-    found: dict[str, str] = {}
-    for part in parts:
-        for key, (text, _) in part.arguments.items():
-            found.setdefault(key, text)
-    return found
-
-
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
     """The program whose log it is: that of the lines of steps, else of the totals, else the one with an engine."""
     if steps.dialect is not None:
@@ -188,14 +174,10 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
         for fact in part.totals.values():
             return fact.dialect
     found = [each for part in parts for each in dialects_of(part)]
+    # Else a training program's, and not that of a launcher or a scheduler.
     trained = [each.name for each in found if each.engine is not None]
-    trains = [each.name for each in found if _trains(each)]
+    trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
     return next(iter([*trained, *trains]), None)
-
-
-def _trains(dialect: Dialect) -> bool:
-    """Whether it is a training program's, and not that of a launcher or a scheduler."""
-    return dialect.engine is not None or any(each.kind in ("step", "progress", "total") for each in dialect.patterns)
 
 
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
@@ -222,10 +204,9 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
     """What the readers left out, and what must be known about the program's figures."""
-    counts = dict(left_out)
+    counts = Counter(left_out)
     for part in parts:
-        for words, count in part.left_out.items():
-            counts[words] = counts.get(words, 0) + count
+        counts.update(part.left_out)
     for words, count in counts.items():
         draft.flag(f"left out: {count:,} {words}")
     found = {each.name: each for part in parts for each in dialects_of(part)}

@@ -267,7 +267,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if lost:
             draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
     else:
-        skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
+        skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
             draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
     saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
@@ -408,7 +408,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)
     if first == last and any(failure.at == last for part in parts for failure in part.failures):
-        first = None  # the one time of day there is tells of the end
+        first = None  # the only time of day is that of the end
     seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
     trained_s = float(seconds.sum()) * steps.interval * steps.stride
     took_s, how, end = trained_s or None, "the sum of the steps' times", None

@@ -300,7 +300,7 @@ def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Stand
 
 
 def _source_of_state(standing: Standing) -> str:
-    """Which file says how the run stands."""
+    """Which file gives the run's state."""
     state, line, attempt = standing.state, standing.line, standing.attempt
     if state.by == "submission":
         return "submissions.jsonl"
