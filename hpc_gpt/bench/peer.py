@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from hpc_gpt.bench.cell import Cell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.process import interrupts_wait
-from hpc_gpt.readers.causes.first_cause import one_line
+from hpc_gpt.readers.causes import one_line
 from hpc_gpt.readers.pattern import SHORT
 from hpc_gpt.readers.runs.discovery import Discovered
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs

@@ -78,7 +78,7 @@ def _read_cause(attempt: Attempt) -> End:
     slurm-<job>.out is not read: what Slurm wrote there is of an earlier start of the job.
     """
     # The readers take longer to load than all the rest does, and at the time limit a job has seconds for its answer.
-    from hpc_gpt.readers.causes.first_cause import first_cause
+    from hpc_gpt.readers.causes import first_cause
     from hpc_gpt.readers.logs.read_log import read_log
 
     try:

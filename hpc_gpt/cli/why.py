@@ -41,7 +41,7 @@ def why(run: str, as_json: bool) -> None:
 
 
 def _lines(found: Why) -> list[str]:
-    from hpc_gpt.readers.causes.first_cause import one_line
+    from hpc_gpt.readers.causes import one_line
 
     record, last, advice = found.record, found.last, found.advice
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
@@ -61,7 +61,7 @@ def _lines(found: Why) -> list[str]:
 
 
 def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
-    from hpc_gpt.readers.causes.first_cause import one_line
+    from hpc_gpt.readers.causes import one_line
     from hpc_gpt.report.why import followed
 
     lines = []

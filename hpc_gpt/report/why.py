@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.readers.causes.first_cause import Cause, first_cause, one_line
+from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs.part import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs.run_read import RunRead

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.causes.first_cause import Cause, first_cause
+from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs.read_log import read_log
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import wait_until

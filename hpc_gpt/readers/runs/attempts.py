@@ -1,21 +1,217 @@
-"""The attempts of our own runs: their steps, when they began and how they ended. From the folder's files alone."""
+"""What the attempts of our own runs left: metrics.jsonl as a step table, and what their files say of start and end.
+
+A run of a million steps takes no more room than its figures.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from hpc_gpt.readers.runs.metrics import Metrics, read_metrics
-from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
-from hpc_gpt.runs.standing import Standing, attempt_classes, read_end, silent_s
-from hpc_gpt.runs.state import class_of
-from hpc_gpt.secrets import hide_secrets
+import numpy as np
+
+from hpc_gpt.readers.fields import MEMORY_FIELDS
+from hpc_gpt.readers.logs.kept import FAULTS, KeptFile, kept_file
+from hpc_gpt.readers.steps import Column, Places, StepTable
+from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
 
 _YEAR_10000 = 253402300800.0
+# Keys of a line of metrics.jsonl, and the columns that they become.
+KEYS = {
+    key: "at" if key == "time" else key
+    for key in (
+        *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s"),
+        "time",
+    )
+}
+_CHUNK = 1 << 22  # bytes of lines that are parsed at once
+_LEAST_KEPT = 50_000  # bytes of a file of which anything is kept: parsing takes longer than for a log's lines
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What the metrics of one attempt say, or of several.
+
+    `steps`: of one attempt; `skipped` counts. `peaks`: the highest GiB of each stage by key of MEMORY_FIELDS.
+    `damaged`: lines that cannot be read.
+    """
+
+    steps: StepTable = field(default_factory=StepTable)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
+    damaged: int = 0
+
+    @staticmethod
+    def joined(several: Sequence[Metrics]) -> Metrics:
+        """The steps of all, in their order."""
+        peaks: dict[str, list[float]] = {}
+        for each in several:
+            for key, stages in each.peaks.items():
+                _raise_peaks(peaks, key, stages)
+        return Metrics(StepTable.joined([each.steps for each in several]), peaks, sum(each.damaged for each in several))
+
+
+@dataclass
+class _Lines:
+    """The lines of a file so far, in their order, those of one step all."""
+
+    columns: dict[str, list[Column]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    line: list[Places] = field(default_factory=list)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
+    damaged: int = 0
+    passed: int = 0  # lines, empty ones with them
+    offset: int = 0  # where in the file the last one ends
+
+    def take(self, chunk: list[bytes]) -> None:
+        """The next lines."""
+        numbers = [self.passed + index for index, line in enumerate(chunk, 1) if line.strip()]
+        objects = _parsed([line for line in chunk if line.strip()])
+        self.passed += len(chunk)
+        self.offset += sum(map(len, chunk))
+        if not all(map(_has_step, objects)):
+            sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
+            self.damaged += len(objects) - len(sound)
+            numbers, objects = [number for number, _ in sound], [values for _, values in sound]
+        self.line.append(np.array(numbers, np.int64))
+        columns = _columns(objects)
+        for key in KEYS:
+            self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
+        for key in MEMORY_FIELDS:
+            found_stages = columns.get(key, ())
+            if any(found_stages):
+                for stages in set(map(_stages, found_stages)):
+                    _raise_peaks(self.peaks, key, stages)
+
+    def joined(self) -> tuple[dict[str, Column], Places]:
+        """The columns by key and the lines' numbers, each as one array."""
+        columns = {key: np.concatenate([np.zeros(0), *parts]) for key, parts in self.columns.items()}
+        return columns, np.concatenate([np.zeros(0, np.int64), *self.line])
+
+
+def read_metrics(path: Path, attempt: int) -> Metrics:
+    """The steps of an attempt's metrics.jsonl in order, the last line of a step; empty if there is no such file.
+
+    A line that is no object with a whole `step` counts as damaged, an empty one as nothing. Of a large file what was
+    read is kept, and the next time only what was appended is read.
+    """
+    lines = _read(path)
+    columns, line = lines.joined()
+    # Of a step that is there twice, the line that was written last.
+    _, last = np.unique(columns["step"][::-1], return_index=True)
+    file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
+    named = {KEYS[key]: column for key, column in columns.items()}
+    steps = StepTable(named, line, np.full(len(line), attempt, np.int64), files=file, count=len(line))
+    return Metrics(steps.take(len(line) - 1 - last), lines.peaks, lines.damaged)
+
+
+def _read(path: Path) -> _Lines:
+    lines = _Lines()
+    if not path.is_file():  # opening a pipe would wait
+        return lines
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        about = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        kept = kept_file(path, about, lambda start, size: os.pread(file.fileno(), size, start), _LEAST_KEPT)
+        if kept is not None:
+            lines = _kept(kept)
+        file.seek(lines.offset)
+        began, tail = lines.offset, b""
+        while chunk := file.readlines(_CHUNK):
+            if not chunk[-1].endswith(b"\n"):  # it is being written: read now, and again when it is whole
+                tail = chunk.pop()
+            lines.take(chunk)
+        if kept is not None and lines.offset > began:
+            columns, line = lines.joined()
+            state = {"peaks": lines.peaks, "damaged": lines.damaged, "passed": lines.passed}
+            kept.store(lines.offset, state, {"columns": np.stack([columns[key] for key in KEYS]), "line": line})
+        if tail:
+            lines.take([tail])
+    return lines
+
+
+def _kept(kept: KeptFile) -> _Lines:
+    """What was kept of a file that is as it was, or longer; else nothing."""
+    with contextlib.suppress(*FAULTS):
+        if (found := kept.load()) is not None:
+            state, arrays = found
+            columns = {key: [column] for key, column in zip(KEYS, arrays["columns"], strict=True)}
+            passed, offset = state["passed"], int(state["offset"])
+            return _Lines(columns, [arrays["line"]], state["peaks"], state["damaged"], passed, offset)
+    return _Lines()
+
+
+def _parsed(lines: list[bytes]) -> list[Any]:
+    """Each line's JSON; None if it is none. All at once if all are sound, which takes half the time."""
+    try:
+        together = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        together = []
+    # Two halves of damaged lines may be sound together: then there are fewer objects than lines.
+    if len(together) == len(lines) and all(isinstance(each, dict) for each in together):
+        return list(together)
+    return [_one(line) for line in lines]
+
+
+def _one(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has_step(values: Any) -> bool:
+    return isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 2**53
+
+
+def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
+    """The values of each key; None for a line that lacks it."""
+    kinds = set(map(tuple, objects))
+    if len(kinds) == 1:  # a run writes the same keys in the same order, line after line
+        return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
+    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS)}
+
+
+_PLAIN = {int, float, bool, type(None)}
+
+
+def _column(values: Sequence[Any]) -> Column:
+    """The values as numbers, NaN for what is none."""
+    if set(map(type, values)) <= _PLAIN:
+        try:
+            return np.array(values, np.float64)
+        except OverflowError:
+            pass
+    return np.array([_number(value) for value in values], np.float64)
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number; a whole number too large for one is infinite."""
+    if not isinstance(value, int | float):
+        return np.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
+
+
+def _stages(value: Any) -> tuple[float, ...]:
+    """The figure of each stage; none if one is missing, as on CPU."""
+    stages = value if isinstance(value, list) else [value]
+    figures = [_number(stage) for stage in stages]
+    return tuple(figures) if all(np.isfinite(figure) for figure in figures) else ()
+
+
+def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float]) -> None:
+    if stages:
+        old = peaks.get(key, [])
+        peaks[key] = [max(pair) for pair in zip(old, stages, strict=True)] if len(old) == len(stages) else list(stages)
 
 
 @dataclass(frozen=True)
@@ -49,7 +245,7 @@ class AttemptRead:
 
     @property
     def end_s(self) -> float | None:
-        """Epoch seconds of its end, or of its last step if it ended without a word."""
+        """Epoch seconds of its end, or of its last step if no file says when it ended."""
         last = float(self.steps["at"][-1]) if len(self.steps) else math.nan
         return epoch(self.ended.get("time")) or epoch(last)
 
@@ -59,56 +255,6 @@ def read_attempt(attempt: Attempt) -> AttemptRead:
     metrics = read_metrics(attempt.metrics, attempt.number)
     trainer, measured = (read_json(attempt.folder / f"{name}.json") for name in ("trainer", "measured"))
     return AttemptRead(attempt, metrics, attempt.started(), trainer, attempt.ended(), measured)
-
-
-def attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Standing) -> list[dict[str, Any]]:
-    """The record's `attempts`: one object each."""
-    tables = []
-    classes = attempt_classes(run, [read.attempt for read in attempts], standing)
-    for read, ended in zip(attempts, classes, strict=True):
-        tables.append(
-            {
-                "attempt": read.attempt.number,
-                "job_id": _text(read.started.get("job_id")),
-                "started": iso(read.start_s),
-                "ended_at": iso(epoch(read.ended.get("time"))),
-                "ended": ended,
-                "cause": _text(read_end(read.attempt).cause),
-                "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
-                "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
-                "node_list": _text(read.started.get("node_list")),
-                "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
-            }
-        )
-    return tables
-
-
-def source_of_state(standing: Standing) -> str:
-    """Which file says how the run stands."""
-    state, line, attempt = standing.state, standing.line, standing.attempt
-    if state.by == "submission":
-        return "submissions.jsonl"
-    if state.by == "mark":
-        return f"cancelled.{IN_QUEUE if line.get('queue') else standing.job_id}"
-    if standing.facts.queued:
-        waits = "a sweep's, waits for its turn"
-        ended = "what ran the sweep ended before its turn"
-        return f"submissions.jsonl: {waits if state.ended == 'pending' else ended}"
-    if standing.waits and state.by == "queue":
-        return f"submissions.jsonl: job {standing.job_id} has made no attempt yet"
-    if state.by == "process" and state.ended == "running":
-        return f"submissions.jsonl: process {line.get('pid')}"
-    where = f"attempts/{attempt.number}" if attempt is not None else "no attempt yet"
-    if state.by == "process":
-        return f"{where} has no ended.json, and process {line.get('pid')} of submissions.jsonl is gone"
-    if attempt is None:
-        return where
-    if state.by in ("next", "ended"):
-        ended = f": {class_of(standing.facts)}, goes on" if state.ended == "pending" else ""
-        return f"{where}/{state.by}.json{ended}"
-    if state.ended == "running":
-        return f"{where} was written to {silent_s(attempt):.0f} s ago"
-    return f"{where} has no ended.json and was last written to {silent_s(attempt):.0f} s ago"
 
 
 def epoch(moment: Any) -> float | None:
@@ -130,11 +276,3 @@ def iso(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _figure(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else hide_secrets(str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,61 +38,61 @@ def dialects_of(part: Part) -> list[Dialect]:
     return [_by_name()[name] for name in names if name in _by_name()]
 
 
-def asked(part: Part) -> dict[str, Any]:
-    """Fields that follow from a part's dump of arguments."""
-    found: dict[str, Any] = {}
-    texts = {key: text for key, (text, _) in part.arguments.items()}
-    for dialect in dialects_of(part) if texts else []:
-        if dialect.settle is not None:
-            found = {**dialect.settle(texts), **found}
-    return found
+class _Watched(UserDict[str, str]):
+    """Arguments that remember which of them were looked at and are there."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.read: dict[str, None] = {}
+        super().__init__(texts)
+
+    def __getitem__(self, key: str) -> str:
+        text = super().__getitem__(key)
+        self.read[key] = None
+        return text
+
+
+def _settled(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
+    """What each dialect makes of a dump of arguments: the dialect, {field: value}, the arguments it looked at."""
+    if part.arguments:
+        for dialect in dialects_of(part):
+            if dialect.settle is not None:
+                watched = _Watched({key: text for key, (text, _) in part.arguments.items()})
+                yield dialect, dialect.settle(watched), list(watched.read)
 
 
 def asked_at(part: Part) -> dict[str, Stated]:
     """Fields that follow from a part's dump, each with the line of the argument that it depends on."""
     found: dict[str, Stated] = {}
-    texts = {key: text for key, (text, _) in part.arguments.items()}
-    for dialect in dialects_of(part) if texts else []:
-        if dialect.settle is None:
-            continue
-        watched = _Watched(texts)
-        settled = dialect.settle(watched)
-        places = _places(dialect, texts, settled, watched.read, part)
-        for name, value in settled.items():
+    for dialect, settled, read in _settled(part):
+        for name, key in _argument_of(dialect, settled, read, part).items():
             if name not in found:
-                key, place = places.get(name, ("", Place(part.file, part.first_line)))
-                found[name] = Stated(value, ASKED, f"{place} (argument{' ' + key if key else 's'})")
+                place = part.arguments[key][1] if key else Place(part.file, part.first_line)
+                found[name] = Stated(settled[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
     return found
 
 
-def _places(
-    dialect: Dialect, texts: Mapping[str, str], settled: Mapping[str, Any], read: Sequence[str], part: Part
-) -> dict[str, tuple[str, Place]]:
+def _argument_of(dialect: Dialect, settled: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
     """The argument that each field depends on: with another text for it, or else without it, the field changes.
 
     Arguments with the field's own value are tried first. If two have it, another text finds the one that counts:
-    leaving out one alone changes nothing.
+    leaving out one alone changes nothing. "" if there is none.
     """
     settle = dialect.settle
     assert settle is not None
-    tried: dict[tuple[str, bool], Mapping[str, Any]] = {}
+    texts = {key: text for key, (text, _) in part.arguments.items()}
 
-    def depends_on(name: str, key: str, missing: bool) -> bool:
-        if (key, missing) not in tried:
-            other = {each: text for each, text in texts.items() if each != key}
-            tried[key, missing] = settle(other if missing else {**other, key: _other(texts[key])})
-        return bool(tried[key, missing].get(name) != settled[name])
+    @cache
+    def changed(key: str, missing: bool) -> Mapping[str, Any]:
+        other = {each: text for each, text in texts.items() if each != key}
+        return settle(other if missing else {**other, key: _other(texts[key])})
 
-    places: dict[str, tuple[str, Place]] = {}
+    found: dict[str, str] = {}
     for name, value in settled.items():
         alike = [key for key in read if texts[key].strip() == str(value)]
-        order = [*alike, *(key for key in read if key not in alike)]
-        trials = ((key, missing) for missing in (False, True) for key in order)
-        key = next((key for key, missing in trials if depends_on(name, key, missing)), None)
-        key = alike[0] if key is None and alike else key
-        if key is not None:
-            places[name] = (key, part.arguments[key][1])
-    return places
+        trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
+        depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
+        found[name] = next(depends, next(iter(alike), ""))
+    return found
 
 
 def _other(text: str) -> str:
@@ -102,46 +103,16 @@ def _other(text: str) -> str:
     return {"True": "False", "False": "True"}.get(text, f"not {text}")
 
 
-class _Watched(Mapping[str, str]):
-    """Arguments that remember which of them were looked at and are there."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self._texts = texts
-        self._read: dict[str, None] = {}
-
-    @property
-    def read(self) -> list[str]:
-        return list(self._read)
-
-    def __getitem__(self, key: str) -> str:
-        text = self._texts[key]
-        self._read[key] = None
-        return text
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     """Every value that parts state of each field, the nearest to what ran first; equal ones once."""
+    facts = (fact for part in parts for fact in part.facts.items())
+    said = [(name, Stated(fact.value, SAID, str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
-    for part in parts:
-        for name, facts in part.facts.items():
-            for fact in facts:
-                _add(found, name, Stated(fact.value, SAID, str(fact.place)))
-    for part in parts:
-        for name, value in asked_at(part).items():
-            _add(found, name, value)
+    for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
+        known = found.setdefault(name, [])
+        if all(each.value != value.value or each.by != value.by for each in known):
+            known.append(value)
     return found
-
-
-def _add(found: dict[str, list[Stated]], name: str, value: Stated) -> None:
-    known = found.setdefault(name, [])
-    if all(each.value != value.value or each.by != value.by for each in known):
-        known.append(value)
 
 
 # Two parts in which one of these differs are not of one run.
@@ -153,13 +124,13 @@ Marks = Mapping[str, frozenset[Any]]
 
 def marks(part: Part) -> Marks:
     """What tells one run from another: layout, shape and batch, as far as the part says."""
-    settled = asked(part)
-    found: dict[str, frozenset[Any]] = {}
-    for name in _MARKS:
-        values = {fact.value for fact in part.facts.get(name, ())} | ({settled[name]} if name in settled else set())
-        if values:
-            found[name] = frozenset(values)
-    return found
+    asked: dict[str, Any] = {}
+    for _, settled, _ in _settled(part):
+        asked = {**settled, **asked}
+    found = {name: {fact.value for fact in part.facts.get(name, ())} for name in _MARKS}
+    for name in found.keys() & asked.keys():
+        found[name].add(asked[name])
+    return {name: frozenset(values) for name, values in found.items() if values}
 
 
 def contradict(one: Marks, other: Marks) -> bool:

@@ -13,14 +13,12 @@ import numpy as np
 from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
 from hpc_gpt.readers.logs.source import STDIN
-from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.readers.runs.derived import add_gpus, add_memory, add_stages, derive, step_tokens
 from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
-from hpc_gpt.readers.runs.ends import settle_ends
-from hpc_gpt.readers.runs.foreign_times import add_counts, add_losses, add_times
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.log_steps import LogSteps, run_steps, steps_to_show
+from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
 from hpc_gpt.readers.runs.run_read import RunRead, add_figures
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.readers.runs.true_params import add_params
@@ -64,10 +62,13 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
     runs = group_logs(logs, silent)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
     names = _names(runs)
-    return [
-        read_foreign(run, name, _script(run, scripts), _of_files(run, left_out))
-        for run, name in zip(runs, names, strict=True)
-    ]
+    found_runs = []
+    for run, name in zip(runs, names, strict=True):
+        of_files: Counter[str] = Counter()
+        for file in {part.file for part in run.parts}:
+            of_files.update(left_out.get(file, {}))
+        found_runs.append(read_foreign(run, name, _script(run, scripts), of_files))
+    return found_runs
 
 
 def _rows(parts: Sequence[Part]) -> int:
@@ -95,14 +96,6 @@ def _script(run: RunParts, scripts: Sequence[Script]) -> Script | None:
         if (script := script_beside(name.path, name.stem, scripts)) is not None:
             return script
     return None
-
-
-def _of_files(run: RunParts, left_out: dict[str, dict[str, int]]) -> dict[str, int]:
-    """What was skipped of the run's files, in words."""
-    counts: Counter[str] = Counter()
-    for file in {part.file for part in run.parts}:
-        counts.update(left_out.get(file, {}))
-    return dict(counts)
 
 
 # (folders, whether the log's name is added), from short to long, of a log whose own name says nothing, and of others.
@@ -146,7 +139,8 @@ def read_foreign(
     `name`: unique among the runs of a report. `left_out`: what was skipped of its files, in words -> how often.
     """
     parts = run.parts
-    arguments = _arguments(parts)
+    # Of the last attempt that has a dump, with what only earlier ones have.
+    arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
     epoch_steps = planned / epochs if planned and epochs else None
@@ -162,24 +156,14 @@ def read_foreign(
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
     add_memory(draft, parts, arguments)
-    causes = settle_ends(draft, run, steps)
+    causes = add_ends(draft, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
     record = add_figures(_record(draft, name, dialect, arguments, parts))
-    record = _with_printed(record, steps, parts)
-    record = _with_tokens_per_s(record, step_tokens(draft))
+    record = _with_printed(record, steps, parts, step_tokens(draft))
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)
-
-
-def _arguments(parts: Sequence[Part]) -> dict[str, str]:
-    """The dump of the last attempt that has one, with what only earlier ones have."""
-    found: dict[str, str] = {}
-    for part in parts:
-        for key, (text, _) in part.arguments.items():
-            found.setdefault(key, text)
-    return found
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
@@ -190,14 +174,10 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
         for fact in part.totals.values():
             return fact.dialect
     found = [each for part in parts for each in dialects_of(part)]
+    # Else a training program's, and not that of a launcher or a scheduler.
     trained = [each.name for each in found if each.engine is not None]
-    trains = [each.name for each in found if _trains(each)]
+    trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
     return next(iter([*trained, *trains]), None)
-
-
-def _trains(dialect: Dialect) -> bool:
-    """Whether it is a training program's, and not that of a launcher or a scheduler."""
-    return dialect.engine is not None or any(each.kind in ("step", "progress", "total") for each in dialect.patterns)
 
 
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
@@ -224,10 +204,9 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
     """What the readers left out, and what must be known about the program's figures."""
-    counts = dict(left_out)
+    counts = Counter(left_out)
     for part in parts:
-        for words, count in part.left_out.items():
-            counts[words] = counts.get(words, 0) + count
+        counts.update(part.left_out)
     for words, count in counts.items():
         draft.flag(f"left out: {count:,} {words}")
     found = {each.name: each for part in parts for each in dialects_of(part)}
@@ -277,39 +256,30 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
     )
 
 
-def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part]) -> Record:
-    """With the speed that the program printed, if the record has no figure of its own."""
-    sources = dict(record.sources)
+def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens: int | None) -> Record:
+    """With the speed that the program printed, and that of a step's `tokens`, if the record has no figure of its own.
+
+    A log as nanoGPT's has neither batch, seq nor rate.
+    """
+    found: dict[str, tuple[float, str]] = {}
     chosen = steps.steady if steps.steady.any() else steps.counts
-    flops = steps["tflops"]
-    known = np.flatnonzero(np.isfinite(flops) & chosen)
+    known = np.flatnonzero(np.isfinite(steps["tflops"]) & chosen)
+    facts = [fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)]
     if len(known):
-        median = float(np.median(flops[known]))
-        sources["tflops_printed"] = (
-            f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
-        )
-        record = replace(record, tflops_printed=median)
-    else:
-        printed = [
-            fact for part in parts for fact in part.facts.get("tflops", ()) if isinstance(fact.value, int | float)
-        ]
-        if printed:
-            sources["tflops_printed"] = f"{printed[0].place}, median of {len(printed)} figures of the program's own"
-            record = replace(record, tflops_printed=float(np.median([fact.value for fact in printed])))
+        source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
+        found["tflops_printed"] = (float(np.median(steps["tflops"][known])), source)
+    elif facts:
+        source = f"{facts[0].place}, median of {len(facts)} figures of the program's own"
+        found["tflops_printed"] = (float(np.median([fact.value for fact in facts])), source)
     if record.tokens_per_s is None:
         for key, each, what in (("tokens_per_s", 1, ""), ("tokens_per_s_gpu", record.gpus, " of one GPU x gpus")):
-            rates = steps[key][chosen] if len(steps) else steps[key]
-            rates = rates[np.isfinite(rates)]
+            rates = steps[key][chosen & np.isfinite(steps[key])]
             if len(rates) and each:
-                sources["tokens_per_s"] = f"median of the program's own{what} over {len(rates)} lines"
-                record = replace(record, tokens_per_s=float(np.median(rates)) * each)
+                source = f"median of the program's own{what} over {len(rates)} lines"
+                found["tokens_per_s"] = (float(np.median(rates)) * each, source)
                 break
-    return replace(record, sources=sources)
-
-
-def _with_tokens_per_s(record: Record, tokens: int | None) -> Record:
-    """With what a step's tokens give, for a log without batch, seq and rate, as nanoGPT's."""
-    if record.tokens_per_s is not None or not record.step_s or not tokens:
-        return record
-    sources = {**record.sources, "tokens_per_s": f"{tokens} tokens a step / step_s"}
-    return replace(record, tokens_per_s=tokens / record.step_s, sources=sources)
+        else:
+            if record.step_s and tokens:
+                found["tokens_per_s"] = (tokens / record.step_s, f"{tokens} tokens a step / step_s")
+    sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
+    return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from hpc_gpt.readers.runs.log_steps import (
     step_span,
 )
 
-# Arguments that may differ between attempts of one run: who runs it, where from, for how long, what is told of it.
+# Arguments that may differ between attempts of one run: who runs it, where from, for how long, what is reported of it.
 _OF_AN_ATTEMPT = re.compile(
     r"(?:^|_)(?:rank|port|addr|address|host|hosts|hostname|nodelist|node_list|job|time|date|load|resume|resumed|finetune"
     r"|iteration|consumed|exit|tensorboard|wandb|log_?dir|logging_dir|run_name|profile|verbose|debug)(?:_|$)",
@@ -218,11 +218,11 @@ def _same_folder(one: Part, other: Part) -> bool:
 
 def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
     """Rule 5: what a job's script, launcher or scheduler wrote beside the program's own log."""
-    told = [run for run in runs if run.has_steps]
+    training = [run for run in runs if run.has_steps]
     silent = [run for run in runs if not run.has_steps]
     by_folder: dict[Path, list[RunParts]] = defaultdict(list)
     by_job: dict[str, list[RunParts]] = defaultdict(list)
-    for run in told:
+    for run in training:
         by_folder[run.names[0].path.parent].append(run)
         for job_id in run.job_ids:
             by_job[job_id].append(run)
@@ -231,9 +231,8 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
         ids = run.job_ids
         of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
         beside = by_folder.get(run.names[0].path.parent, [])
-        own = any(part.arguments or part.started for part in run.parts)
         # A run whose logs name no job may be that of any.
-        wanted = of_job if of_job else [] if own else [each for each in beside if not (ids and each.job_ids)]
+        wanted = of_job if of_job else [] if _begins(run) else [each for each in beside if not (ids and each.job_ids)]
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
             joined.add(id(run))
@@ -374,15 +373,15 @@ def _begins(run: RunParts) -> bool:
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
     """The main one among runs that are ranks of one, by what they hold; None if they are runs of their own."""
-    told = [run for run in runs if run.has_steps]
+    training = [run for run in runs if run.has_steps]
     first = min(runs, key=lambda run: _main_first([run]))
     others = [run for run in runs if run is not first]
     if any(contradict(run.marks, first.marks) for run in others):
         return None
-    if len(told) == 1 or not told:
+    if len(training) == 1 or not training:
         own = [run for run in others if _begins(run)]
         # Megatron's first rank dumps the arguments, and its last one prints the steps.
-        return first if not own or (len(own) == len(told) == 1 and not _begins(first)) else None
-    if len(told) < len(runs):
+        return first if not own or (len(own) == len(training) == 1 and not _begins(first)) else None
+    if len(training) < len(runs):
         return None
     return first if all(_same_steps(run.attempts[-1][0], first.attempts[-1][0]) is False for run in others) else None

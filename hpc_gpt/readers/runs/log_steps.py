@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,7 +14,7 @@ from hpc_gpt.readers.fields import STEP_FIELDS
 from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.steps import Column, Mask, Places, StepTable, steps_that_count
 
-# The fields by which a line of steps tells its time, the best first.
+# The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _MOST_STEPS = 1e15  # no run trains as many
 _LARGEST = 1e18  # of any figure of a step
@@ -45,9 +46,9 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
     neither number, time nor loss are of the steps of others, and lines that only look like steps count for nothing
     beside a known program's.
     """
-    told = ("step", "loss", "consumed_samples", *TIMES)
+    wanted = ("step", "loss", "consumed_samples", *TIMES)
     found = [
-        (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in told)
+        (name, steps) for name, steps in part.steps.items() if len(steps) and any(field in steps for field in wanted)
     ]
     known = [pair for pair in found if pair[0] not in _last_resorts()]
     return min(known or found, key=lambda pair: _worth(*pair), default=None)
@@ -149,7 +150,7 @@ def join_epochs(one: Part, other: Part) -> Part:
     return replace(
         one,
         last_line=other.last_line,
-        dialects=_summed(one.dialects, other.dialects),
+        dialects=dict(Counter(one.dialects) + Counter(other.dialects)),
         facts=facts,
         steps=steps,
         progress=one.progress + [(step + offset, elapsed, line) for step, elapsed, line in other.progress],
@@ -163,12 +164,8 @@ def join_epochs(one: Part, other: Part) -> Part:
         ends=one.ends + other.ends,
         first_at=one.first_at if one.first_at is not None else other.first_at,
         last_at=other.last_at if other.last_at is not None else one.last_at,
-        left_out=_summed(one.left_out, other.left_out),
+        left_out=dict(Counter(one.left_out) + Counter(other.left_out)),
     )
-
-
-def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def run_steps(
@@ -177,7 +174,7 @@ def run_steps(
     epoch_steps: float | None = None,
     batch: int | None = None,
 ) -> LogSteps:
-    """The steps of all attempts, of each those of the part that tells most.
+    """The steps of all attempts, of each those of the part with most lines.
 
     `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data;
     `batch`: samples of one step.
@@ -187,10 +184,10 @@ def run_steps(
     intervals: dict[int, int] = {}
     numbered = True
     for number, parts in enumerate(attempts, 1):
-        told = _told(parts)
-        if told is None:
+        chosen = _main_part(parts)
+        if chosen is None:
             continue
-        part, name, steps = told
+        part, name, steps = chosen
         interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1
         columns = {key: steps[key].copy() for key in _TAKEN}
         if "skipped" not in steps and "skipped_so_far" in steps:
@@ -220,13 +217,13 @@ def run_steps(
     return found
 
 
-def _told(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
+def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
     """The part of an attempt whose lines of steps are taken, its dialect and those lines.
 
     It is the first of those with most lines. If they have no loss, as those of a pipeline's first stage, it is the
     first part of about as many lines that has one.
     """
-    found = [(part, *told) for part in parts if (told := main_steps(part)) is not None]
+    found = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
     if not found:
         return None
     best = max(found, key=lambda each: each[2].count)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_gpt.readers.causes.first_cause import one_a_line
+from hpc_gpt.readers.causes import one_a_line
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs.matches import all_patterns
 from hpc_gpt.readers.logs.part import Failure

@@ -17,28 +17,40 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.readers.causes.blame import (
-    FIRST_OBSERVED,
-    join_blocks,
-    node_of,
-    nodes_of_ranks,
-    only_one_that_left,
-    rank_of_file,
-    rank_to_blame,
-)
 from hpc_gpt.readers.logs.part import Failure, Part
 from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 
+# torchelastic's report of a failed group: lines of one rank's host, number and exit code.
+FIRST_OBSERVED = "the first that its launcher saw fail"
+_ROOT = re.compile(r"^Root Cause ")
+_HOST = re.compile(r"^host +: ")
+_RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
+_EXIT = re.compile(r"^exitcode +: (-?\d+)")
+_LONGEST_BLOCK = 8  # lines
+_SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
+_MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
+# Our own watchdog's message: the rank without a heartbeat, or the one that is late.
+_WATCHDOG = re.compile(
+    r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
+)
+_OPERATION = re.compile(r"OpType=([A-Z_a-z]{1,40})")
+_NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err|log|txt)$)")
+_OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
+_NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
+_RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
+# More ranks than this share that did not report are no one's fault.
+_FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
 SURVIVED_STEPS = 2
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
 # What a rank says whose collective failed: the reason comes after it, or is another rank's.
-_OF_COLLECTIVES = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
+_IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 _NO_WORD = "nothing says why the log ends"
 # How telling a class is: what explains other failures goes before what other failures explain.
 _TELLING = (
@@ -66,7 +78,7 @@ class Cause:
 
     `ended`: a class of state.ENDED, `unknown` if nothing says. `words`: the cause in one line, in the log's words
     after the rank's number; fit to be shown, without secrets. `failure`: where the log says it, None without one.
-    `node`, `rank`: whose it is, if that can be told; `blames_rank`: the rank was found by its silence. `ordered`: every
+    `node`, `rank`: whose it is, if that is known; `blames_rank`: the rank was found by its silence. `ordered`: every
     failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
     then the echoes. `sure`: empty if the log says it, else what it rests on.
     """
@@ -83,13 +95,13 @@ class Cause:
 
     @property
     def failed_node(self) -> str | None:
-        """The node, where it is the node's fault: to be left out next time."""
+        """The node, if it is the node's fault: the next attempt leaves it out."""
         blamed = self.ended == "node_failure" or (self.ended in ("hang", "collective_timeout") and self.blames_rank)
         return self.node if blamed else None
 
     @property
     def echoes(self) -> list[Failure]:
-        """What followed from the cause, or is named as a consequence."""
+        """The failures that the cause brought about."""
         return [failure for failure in self.ordered if failure.echo and failure != self.failure]
 
 
@@ -102,8 +114,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
     survived: list[Failure] = []
     open_: list[Failure] = []
     for part in parts:
-        rank, survived_before = rank_of_file(part.file), _survived_before(part, reached_end)
-        for failure in join_blocks(one_a_line([*part.failures, *_said_ends(part)])):
+        rank, survived_before = _rank_of_file(part.file), _survived_before(part, reached_end)
+        ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
+        for failure in _join_blocks(one_a_line([*part.failures, *(Failure(*end) for end in ends)])):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             failures.append(failure)
             (survived if failure.place.line < survived_before else open_).append(failure)
@@ -118,17 +131,18 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
         sure = "only its consequences are in the logs"
     if chosen is None:
         return Cause("unknown", _NO_WORD, None, None, survived, survived=survived)
-    nodes = nodes_of_ranks(failures)
+    # From every line that names both, as srun's and torchelastic's do; the first one counts.
+    nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why, node = chosen.rank, "", None
     if chosen.ended in ("collective_timeout", "hang"):
-        blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
+        blamed, why = _rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
     if chosen.ended not in OF_SCHEDULER:
-        left = only_one_that_left(echoes) if rank is None else None
+        left = _only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
             sure = "; ".join(filter(None, (sure, "the rank is the one that the launcher says ended first")))
-        node = node_of(chosen, rank, nodes, parts, why != "")
+        node = _node_of(chosen, rank, nodes, parts, why != "")
     if chosen.ended == "error" and _KILLED.search(chosen.words):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, for want of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
@@ -142,7 +156,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """Of consequences alone: a process' own end before its peers' words, then what names a rank and a node."""
+    """Sorts consequences: a process' own end before its peers' messages, then those that name a rank and a node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
     return ended_by_others, not first, failure.node is None, failure.rank is None
@@ -173,20 +187,13 @@ def _plainness(failure: Failure) -> tuple[bool, bool]:
     return failure.ended == "error" and not failure.echo, failure.ended == "error"
 
 
-def _said_ends(part: Part) -> list[Failure]:
-    """What a program says of its own end, if that is no success."""
-    return [
-        Failure(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"
-    ]
-
-
 def _survived_before(part: Part, reached_end: bool) -> int:
     """The line before which a part's failures ended nothing, for training continued after it; 0 without one."""
     needed = 1 if reached_end else SURVIVED_STEPS
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
-        # Of many lines a sample is kept: each is one of several.
+        # Of very many lines only a sample is kept: each stands for several.
         enough = needed if steps.stride == 1 else 1
         found += [int(steps.line[-enough])] if len(steps) >= enough else []
     if len(part.progress) >= needed:
@@ -230,7 +237,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
 
 
 def _without_times(failure: Failure) -> tuple[int, int]:
-    # A rank's bare exception without a time may well come of the signal that the scheduler sent it.
+    # A rank's exception without a time may be the effect of the signal that the scheduler sent it.
     return (_telling(replace(failure, ended="cancelled")), 0) if failure.ended == "error" else (_telling(failure), 0)
 
 
@@ -253,13 +260,138 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended in ("collective_timeout", "hang"):
-        # Timeouts take minutes: what comes after one without a time of its own came of the abort, but for these.
+        # Timeouts take minutes: a failure after one, without a time, is an effect of the abort, but for these.
         return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
     if head.ended == "cancelled":
         return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")
     if head.ended != "error":
         return False
-    if _OF_COLLECTIVES.search(head.words):
+    if _IN_COLLECTIVE.search(head.words):
         return _telling(other) < _telling(head)
     other_rank = other.rank is not None and head.rank is not None and other.rank != head.rank
     return other_rank and other.ended in ("gpu_memory", "host_memory", "node_failure")
+
+
+def _rank_of_file(file: str) -> int | None:
+    """The rank whose log a file is by its name.
+
+    >>> [_rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
+    [3, 12, None, None]
+    """
+    found = _RANK_IN_FILE.findall(file)
+    return int(found[-1]) if found else None
+
+
+def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
+    """(the rank that kept the others waiting, why it is that one) of a collective that timed out; (None, "").
+
+    In this order: the rank that our own watchdog names, or a barrier; the one that reports an earlier collective than
+    all others; the ranks that report nothing while all others do, the first of them.
+    """
+    for failure in timeouts:
+        if named := _WATCHDOG.search(failure.words):
+            return int(named[1]), f"the ranks' beats name rank {named[1]}"
+        if named := _MISSING.search(failure.words):
+            return int(named[1]), f"rank {named[1]} did not come to the barrier"
+    reports: dict[int, Failure] = {}
+    for failure in timeouts:
+        if failure.rank is not None:
+            reports.setdefault(failure.rank, failure)
+    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.words))}
+    if len(numbers) > 2:
+        late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
+        if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
+            most = max(set(numbers.values()), key=list(numbers.values()).count)
+            doing = _OPERATION.search(reports[late[0]].words)
+            where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
+            return late[0], f"rank {late[0]} is at {where}, the others at {most}"
+    stated = (fact.value for part in parts if (fact := part.fact("gpus")))
+    size = next((value for value in stated if isinstance(value, int) and 0 < value < 10_000_000), None)
+    if size is None and reports and len(reports) == max(reports):
+        size = max(reports) + 1  # one rank below the highest is silent
+    if size is None or len(reports) < 2 or size > 100_000:
+        return None, ""
+    silent = [rank for rank in range(size) if rank not in reports]
+    if silent and len(silent) <= max(1, int(_FEW * size)):
+        one = len(silent) == 1
+        ranks = ", ".join(map(str, silent[:8])) + (", …" if len(silent) > 8 else "")
+        return silent[0], f"rank{'' if one else 's'} {ranks} did not report it, {len(reports)} of {size} ranks did"
+    return None, ""
+
+
+def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
+    """What a launcher says of the one rank that ended of itself with an error, or first; None if it names several."""
+    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
+    if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
+        return root[0]
+    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
+    return left[0] if alone else None
+
+
+def _node_of(
+    failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
+) -> str | None:
+    """The node of a failure: the one its line names, else its rank's, else its file's, else the only one there is."""
+    if failure.node and not blamed:
+        return failure.node
+    if rank is not None and rank in nodes:
+        return nodes[rank]
+    if failure.ended == "node_failure":
+        every = (each for part in parts for each in part.failures if each.node and not each.echo)
+        if (other := next((each for each in every if each.ended == "node_failure"), None)) is not None:
+            return other.node
+    if blamed:
+        return None
+    lists = {str(fact.value) for part in parts for fact in part.facts.get("node_list", [])}
+    named = {each.node for part in parts for each in part.failures} | set(_NODE.findall(" ".join(lists)))
+    if (in_name := _NODE_IN_FILE.search(failure.place.file)) and in_name[1] in named:
+        return in_name[1]
+    only = next(iter(lists)) if len(lists) == 1 else ""
+    return only if _NODE.fullmatch(only) else None
+
+
+def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures, ascending by line, with each whole block as one: its rank, its node, its exit code.
+
+    The block below `Root Cause` says that it was the first observed. Lines of a block that was cut off stay as they
+    are.
+    """
+    joined: list[Failure] = []
+    begun: list[Failure] = []
+    for failure in failures:
+        another = _HOST.match(failure.words) and any(_HOST.match(each.words) for each in begun)
+        if begun and (another or not 0 < failure.place.line - begun[0].place.line <= _LONGEST_BLOCK):
+            joined += begun
+            begun = []
+        if failure.echo and any(regex.match(failure.words) for regex in (_ROOT, _HOST, _RANK)):
+            begun.append(failure)
+        elif begun and _EXIT.match(failure.words) and (whole := _joined(begun, failure)):
+            joined.append(whole)
+            begun = []
+        else:
+            joined.append(failure)
+    return sorted([*joined, *begun], key=lambda failure: failure.place.line)
+
+
+def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
+    rank = next((failure.rank for failure in begun if _RANK.match(failure.words)), None)
+    if rank is None:
+        return None
+    node = next((failure.node for failure in begun if _HOST.match(failure.words)), None)
+    words = f"rank {rank} {_how(end)}"
+    if any(_ROOT.match(failure.words) for failure in begun):
+        words = f"{words}, {FIRST_OBSERVED}"
+    return replace(end, words=words, rank=rank, node=None if node == "localhost" else node)
+
+
+def _how(failure: Failure) -> str:
+    found = _EXIT.match(failure.words)
+    code = int(found[1]) if found else 0
+    try:
+        return (
+            f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+    except ValueError:
+        return f"was ended by signal {-code}"

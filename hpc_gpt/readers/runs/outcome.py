@@ -1,4 +1,4 @@
-"""What came of a run that another program logged: its step time, losses, skipped and NaN steps, saves, tokens.
+"""What came of a run that another program logged: step time, losses, counts, tokens, and how its attempts ended.
 
 The seconds of a step are, in this order: the step's own time; by tokens or samples a second, if the batch is known; by
 the time since the run's start; by the time of day of the lines; a total runtime over the steps. Only the first is
@@ -8,14 +8,20 @@ printed as such, so a flag says if it is one of the others. Bars give no step ti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations
+from hpc_gpt.readers.runs.grouping import RunParts
+from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, reaches, step_span
 from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Column, Mask, StepTimes, time_steps
+from hpc_gpt.runs.state import Facts, class_of
 
 # Times of day in whole seconds tell a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
@@ -261,7 +267,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if lost:
             draft.flag(f"{lost} line{'s' if lost > 1 else ''} with a loss that is no number")
     else:
-        skipped = sum(told.totals.get("skipped", 0.0) for part in parts for told in part.steps.values())
+        skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
             draft.set("skipped_steps", int(min(skipped, 1e15)), "lines that say that a step was skipped")
     saves = [took for part in parts for _, took, _ in part.saves if took is not None and 0 < took < 1e9]
@@ -303,3 +309,118 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     if 0 < count < 10**12:
         draft.set("tokens_total", count * each_step, f"inferred: {count} steps x {each_step} tokens")
     return None
+
+
+_ZONE = "as printed, taken as UTC"
+_LATEST = 4e9  # epoch seconds: no clock of a log shows the year 2096
+
+
+@dataclass(frozen=True)
+class _End:
+    """An attempt of a log: its steps, its cause with the place of it, and its time in epoch seconds.
+
+    `end` is None if no line after its steps tells the time: the last time of day is then not that of its end.
+    `took_s`: how many seconds it took at least, `how` that is known.
+    """
+
+    first_step: int | None
+    last_step: int | None
+    cause: Cause
+    words: str | None
+    begin: float | None
+    end: float | None
+    took_s: float | None
+    how: str
+
+
+def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
+    """Add the attempts, `ended`, `cause` and what goes with them; returns the cause of each attempt's end."""
+    planned = draft.whole("steps_planned")
+    ends = [_end(number, parts, steps, planned) for number, parts in enumerate(run.attempts, 1)]
+    ids = [name.job_id for name in run.names if name.job_id]
+    if "job_id" not in draft and ids:
+        draft.infer("job_id", ids[-1], "the log's name")
+    tables = []
+    for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
+        said, nodes = (
+            next((str(fact.value) for part in parts if (fact := part.fact(name))), None)
+            for name in ("job_id", "node_list")
+        )
+        named = next((name.job_id for name in run.names if name.job_id and str(name.path) == parts[0].file), None)
+        tables.append(
+            {
+                "attempt": number,
+                "job_id": said or named,
+                "started": iso(end.begin),
+                "ended_at": iso(end.end),
+                "ended": end.cause.ended,
+                "cause": end.words,
+                "first_step": end.first_step,
+                "last_step": end.last_step,
+                "node_list": nodes,
+                "file": parts[0].file,
+            }
+        )
+    for table, following in pairwise(tables):
+        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
+        ended = "" if table["ended"] == "unknown" else str(table["ended"])
+        table["ended"] = class_of(Facts(said=ended, again=again, followed=True))
+    last, parts = ends[-1], run.attempts[-1]
+    done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
+    failure = last.cause.failure
+    where = str(failure.place) if failure else next(done, f"{parts[0].file}:{parts[0].last_line}")
+    draft.set("attempts", tables, f"the logs: {len(tables)} start{'s' if len(tables) > 1 else ''}")
+    draft.set("ended", last.cause.ended, where)
+    if last.words:
+        draft.set("cause", last.words, where)
+    if last.cause.failed_node:
+        draft.set("failed_node", last.cause.failed_node, where)
+    if last.cause.sure and failure:
+        draft.flag(f"the first cause is not certain: {last.cause.sure}")
+    begun = next((end.begin for end in ends if end.begin is not None), None)
+    if begun is not None:
+        draft.set("started", iso(begun), f"the log's first time of day, {_ZONE}")
+    if last.end is not None and last.cause.ended not in ("unknown", "running"):
+        draft.set("ended_at", iso(last.end), f"the log's last time of day, {_ZONE}")
+    timed = [end for end in ends if end.took_s]
+    if timed and (gpus := draft.whole("gpus")):
+        hours = sum(end.took_s or 0.0 for end in timed) / 3600
+        some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
+        draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
+    if len(ends) > 1:
+        draft.flag(f"{len(ends)} attempts: what a later one trained again counts as trained last")
+    return [end.cause for end in ends]
+
+
+def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None) -> _End:
+    spans = [span for part in parts if (span := step_span(part))]
+    cause = first_cause(parts, any(reaches(span, planned) for span in spans) or any(part.totals for part in parts))
+    first_step, last_step = (
+        min((span[0] for span in spans), default=None),
+        max((span[1] for span in spans), default=None),
+    )
+    words: str | None = cause.words + (f" ({cause.failure.place})" if cause.failure else "")
+    if cause.ended == "unknown" and cause.failure is None:
+        words = "the log ends before the first step"
+        if last_step is not None:
+            words = f"the log ends at step {last_step:.0f}" + (f" of {planned}" if planned else "")
+    firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]
+    lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
+    first, last = min(firsts, default=None), max(lasts, default=None)
+    if first == last and any(failure.at == last for part in parts for failure in part.failures):
+        first = None  # the only time of day is that of the end
+    seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
+    trained_s = float(seconds.sum()) * steps.interval * steps.stride
+    took_s, how, end = trained_s or None, "the sum of the steps' times", None
+    if first is not None and last is not None and last > first and last - first >= 0.9 * trained_s:
+        took_s, how, end = last - first, "the time from the first to the last line", last
+    return _End(
+        None if first_step is None else max(1, int(first_step)),
+        None if last_step is None else int(last_step),
+        cause,
+        words or None,
+        first,
+        end,
+        took_s,
+        how,
+    )

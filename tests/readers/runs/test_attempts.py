@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.runs import metrics as own_metrics
-from hpc_gpt.readers.runs.metrics import KEYS, Metrics, read_metrics
+from hpc_gpt.readers.runs import attempts as own_metrics
+from hpc_gpt.readers.runs.attempts import KEYS, Metrics, read_metrics
 from hpc_gpt.small_files import read_json, read_json_lines
 from tests.made_runs import metrics_line
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.causes.first_cause import Cause, first_cause
+from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs.read_log import read_log
 
 PROGRAMS = {

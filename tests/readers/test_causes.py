@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.causes.first_cause import Cause, first_cause
+from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs.part import Failure, Part, Place
 from hpc_gpt.runs.state import ENDED
 from tests.readers.reading import read_lines

@@ -1,1 +1,0 @@
-"""What an attempt failed of: the first cause over all its ranks."""
