@@ -13,6 +13,7 @@ from typing import Any, get_args
 from hpc_gpt.plan.training import Offload, OptimizerMode
 from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Recompute
+from hpc_gpt.words import plain
 
 # The `program` of a row that is a record of our own: its engines hold their states as they do here.
 OURS = "hpc-gpt"
@@ -188,7 +189,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # a whole number of more than 4,300 digits
         text = "a number of thousands of digits"
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = plain(text)
     return text if len(text) <= 40 else text[:37] + "..."
 
 

@@ -33,6 +33,7 @@ from hpc_gpt.plan.training import PublishedShape, Training
 from hpc_gpt.settings.cluster import DEVICES, device_named
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape, partition_layers, stage_layers
+from hpc_gpt.words import plain
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
@@ -112,7 +113,7 @@ def _printable(value: object) -> str:
     """A row's own id or source as one printable line."""
     if value is None or isinstance(value, (Mapping, list)):
         return ""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:200])
+    return plain(str(value)[:200])
 
 
 def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: MachineOf) -> Row:

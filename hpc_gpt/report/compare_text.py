@@ -13,7 +13,7 @@ from hpc_gpt.report.compare import Apart, Comparison, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import cut, plain, show_digits, show_value, show_whole
+from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole
 
 # Differing settings that are shown; --json has them all.
 SHOWN = 24
@@ -94,13 +94,13 @@ def title(run: RunRead) -> str:
         parts.append(f"tp{record.tp}-pp{record.pp}-dp{record.dp}")
     if record.gpus:
         what = "rank" if record.dialect == DIALECT and not record.device else "GPU"
-        parts.append(f"{record.gpus} {what}{'' if record.gpus == 1 else 's'}")
+        parts.append(counted(record.gpus, what))
     parts += [str(part) for part in (record.device, record.engine, record.dtype) if part]
     return plain(", ".join(parts))
 
 
 def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
-    show = show_digits if speed.name == "step_s" else show_digits if speed.name == "tflops_model" else show_whole
+    show = show_digits if speed.name in ("step_s", "tflops_model") else show_whole
     text = f"{show(speed.a)} -> {show(speed.b)}{' s' if speed.name == 'step_s' else ''}"
     if place == 0 and all(comparison.rounds):
         text += f", medians of {_rounds(*comparison.rounds)}"
@@ -115,8 +115,7 @@ def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
 
 def _rounds(of_a: int, of_b: int) -> str:
     """`3 rounds each`, `3 rounds and 1`."""
-    plural = "s" if of_a != 1 else ""
-    return f"{of_a} round{plural} each" if of_a == of_b else f"{of_a} round{plural} and {of_b}"
+    return f"{counted(of_a, 'round')} {'each' if of_a == of_b else f'and {of_b}'}"
 
 
 def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
@@ -174,7 +173,7 @@ def _notes(comparison: Comparison, stated: Sequence[Apart], a: str, b: str) -> l
         own = [apart.key for apart in comparison.apart if not apart.is_stated and getattr(apart, side) is not None]
         if own:
             some = ", ".join(cut(key, 40) for key in own[:6]) + (", …" if len(own) > 6 else "")
-            notes.append(f"only {name} states {len(own)} setting{'s' if len(own) > 1 else ''}: {some}")
+            notes.append(f"only {name} states {counted(len(own), 'setting')}: {some}")
     return notes
 
 

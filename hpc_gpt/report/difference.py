@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.words import counted
 
 Values = NDArray[np.float64]
 
@@ -89,7 +90,7 @@ def series_of(values: Values) -> Series | str:
     """The finite values as a series, or in words why they give no interval."""
     finite = values[np.isfinite(values)]
     if len(finite) < FEWEST:
-        return f"has {len(finite)} steady step{'' if len(finite) == 1 else 's'}, and an interval needs {FEWEST}"
+        return f"has {counted(len(finite), 'steady step')}, and an interval needs {FEWEST}"
     kept = finite[:: -(-len(finite) // MOST)]
     alike = persistence(kept)
     worth = independent_count(len(kept), alike)

@@ -17,7 +17,7 @@ from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.svg import number, safe
 from hpc_gpt.runs.record import Record
-from hpc_gpt.words import show_digits
+from hpc_gpt.words import counted, show_digits
 
 LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
@@ -171,7 +171,7 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
         yield LOOK, f"{skipped:,.0f} steps skipped", ""
     if again := trained_again(run.steps):
         restarts = len(set(run.steps.attempt.tolist())) - 1
-        yield LOOK, f"{again:,} steps trained again after {restarts} restart{'s' if restarts != 1 else ''}", ""
+        yield LOOK, f"{again:,} steps trained again after {counted(restarts, 'restart')}", ""
     yield from _speed(record, medians, "spread widely" in told)
 
 
