@@ -329,8 +329,11 @@ def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
 
 def seconds_of(value: Any) -> float:
     """A number of a small file as it was written, 0 if it is none or not finite."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else 0.0
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    except OverflowError:  # an integer of more than 308 digits
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_runs_are_shown_reported_verified_and_compared(made):
         assert set(differing) == {"code"}
     compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
     assert compared.code == 0, compared.stderr
-    assert "engine.name" in compared.stdout
+    assert "ddp -> fsdp" in compared.stdout
 
 
 @pytest.mark.parametrize("name", RESUMED)
