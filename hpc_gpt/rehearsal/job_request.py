@@ -1,8 +1,8 @@
 """What a job or a step asks for: options, requests, times, signals and hosts, read and written as Slurm does.
 
-A profile or an experiment may give sbatch and srun any option, so they accept all: those of Slurm 22.05, and others,
-which a newer Slurm or a site's plug-in may have. `ignored_options` names those that a rehearsal does not act on. The
-other commands have the options that hpc-gpt and its scripts use.
+A profile or an experiment may give sbatch and srun any option of Slurm 22.05, so they accept all of them;
+`ignored_options` names those that a rehearsal does not act on. The other commands have the options that hpc-gpt and its
+scripts use.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RequestFault(ValueError):
 
 
 class OptionFault(RequestFault):
-    """An option that lacks its value, or a letter that is no option, in getopt's words."""
+    """A word that is no option, or an option that lacks its value, in getopt's words."""
 
 
 def not_rehearsed(what: str) -> RequestFault:
@@ -123,8 +123,8 @@ def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], l
         kind = names.get(name)
         if name in _NOT_REHEARSED.get(command, ()) or (kind is None and command not in _NOT_REHEARSED):
             raise not_rehearsed(f"{command} {word}")
-        if kind is None and not is_long:
-            raise OptionFault(f"invalid option -- '{name}'")
+        if kind is None:
+            raise OptionFault(f"unrecognized option '--{name}'" if is_long else f"invalid option -- '{name}'")
         if kind == "plain" and equals:
             if is_long:
                 raise OptionFault(f"option '--{name}' doesn't allow an argument")
@@ -142,14 +142,13 @@ def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], l
 def ignored_options(command: str, options: Mapping[str, str]) -> list[str]:
     """The options of a sbatch or srun that a rehearsal does not act on, as one writes them.
 
-    >>> ignored_options("srun", {"output": "x.log", "nodes": "2", "site-plugin": "", "export": "ALL"})
-    ['srun --output=x.log', 'srun --site-plugin']
+    >>> ignored_options("srun", {"output": "x.log", "nodes": "2", "export": "ALL"})
+    ['srun --output=x.log']
     """
-    names, _ = _options_of(command)
     return [
         f"{command} --{name}{f'={value}' if value else ''}"
         for name, value in options.items()
-        if name in _IGNORED[command] or name not in names or (name == "export" and value != "ALL")
+        if name in _IGNORED[command] or (name == "export" and value != "ALL")
     ]
 
 

@@ -212,11 +212,10 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
 def test_options_of_a_site_are_accepted_and_those_not_acted_on_are_kept_in_a_list(
     slurm: LocalSlurm, commands: Commands
 ) -> None:
-    text = "#SBATCH --error=job.err --mail-user=me\nsrun --output=ranks.log --site-plugin=2 --chdir=/ pwd"
+    text = "#SBATCH --error=job.err --mail-user=me\nsrun --output=ranks.log --chdir=/ pwd"
     commands.wait_end(commands.submit("job", text, "--hold"))
     assert commands.output("job") == "/\n"
-    named = ["sbatch --error=job.err", "sbatch --hold", "srun --output=ranks.log", "srun --site-plugin=2"]
-    assert list(slurm.ignored) == named
+    assert list(slurm.ignored) == ["sbatch --error=job.err", "sbatch --hold", "srun --output=ranks.log"]
 
 
 @pytest.mark.parametrize(
