@@ -188,6 +188,11 @@ def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     return read
 
 
+def test_what_is_dropped_in_any_case_is_dropped_in_every_run_of_the_tests() -> None:
+    every, these = plain_path_runs.EVERY_CASE, plain_path_runs.CASES
+    assert {use for case in these.values() for use in case[2]} == {use for case in every.values() for use in case[2]}
+
+
 @pytest.mark.xdist_group("private-parts")
 @pytest.mark.parametrize("case", plain_path_runs.CASES)
 def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, Any], case: str) -> None:
