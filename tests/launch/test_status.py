@@ -100,6 +100,12 @@ def test_a_controller_that_is_down_hides_nothing_that_the_folder_knows(slurm_say
     row = read_status([slurm_run()])[0]
     assert (row.state, row.cause, row.is_over) == ("running", status.NO_ANSWER, False)
     assert read_own_status(slurm_run()).state == "unknown", "to who is about to act"
+    # Nothing was written for a day, and nobody can say whether the job is still there.
+    silent = slurm_run()
+    for path in [silent.path, *silent.path.rglob("*")]:
+        os.utime(path, (STARTED, STARTED))
+    [row] = read_status([silent])
+    assert (row.state, row.cause, row.is_over) == ("unknown", status.NO_ANSWER, False)
 
 
 def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
