@@ -114,8 +114,8 @@ def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
     if state != "running" or width(stderr=True) is None:
         return state
     attempts = run.attempts()
-    beats = read_heartbeats(attempts[-1].heartbeats) if attempts else {}
-    step = max((beat.step for beat in beats.values()), default=0)
+    heartbeats = read_heartbeats(attempts[-1].heartbeats) if attempts else {}
+    step = max((heartbeat.step for heartbeat in heartbeats.values()), default=0)
     return f"{state}  step {step}/{statuses[0].steps}" if step else state
 
 

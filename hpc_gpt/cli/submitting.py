@@ -151,13 +151,13 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     return submitted
 
 
-def _resume_same(run: RunFolder, outlook: Forecast | None, dry_run: bool) -> Submitted | None:
-    """The run's own job.sh once more. Of a dry run the outlook is all there is to say."""
-    for line in outlook.lines if outlook else ():
+def _resume_same(run: RunFolder, forecast: Forecast | None, dry_run: bool) -> Submitted | None:
+    """The run's own job.sh once more. Of a dry run the forecast is all there is to say."""
+    for line in forecast.lines if forecast else ():
         click.echo(line, err=True)
     if dry_run:
         check_resumption(run, dry=True)
-    if dry_run and outlook is None:
+    if dry_run and forecast is None:
         raise ConfigError(
             "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
         )
@@ -165,7 +165,7 @@ def _resume_same(run: RunFolder, outlook: Forecast | None, dry_run: bool) -> Sub
         click.echo(f"would run: the run's own {run.job_script}", err=True)
         click.echo("dry run: nothing was written or submitted", err=True)
         return None
-    return resume_run(run, outlook.jobs if outlook and run.resolved().cluster.chain == "singleton" else 1)
+    return resume_run(run, forecast.jobs if forecast and run.resolved().cluster.chain == "singleton" else 1)
 
 
 def _is_given(name: str) -> bool:
