@@ -18,7 +18,9 @@ from typing import Any
 from hpc_gpt.bench.bench_table import is_on_cpu
 from hpc_gpt.bench.cell import Cell, order_of, ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row_of
+from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.this_machine import advice_on_memory
+from hpc_gpt.errors import JobFailed
 from hpc_gpt.launch.following import GOOD_ENDS
 from hpc_gpt.readers.runs.run_read import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
@@ -139,6 +141,28 @@ class Bench:
                 "no peak of memory is measured without a GPU; Plan GiB is what plan thinks of these settings on one"
             )
         return hints
+
+    def check_rows(self, is_ladder: bool) -> None:
+        """JobFailed if the first row has no speed, or a row failed for another reason than memory or what the machine
+        lacks; of a ladder it is enough that one row has a speed."""
+        rows = self.rows
+        failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
+        climbs = is_ladder and any(row.is_measured for row in rows)
+        if rows and not rows[0].is_measured and rows[0] not in failed and not climbs:
+            failed.insert(0, rows[0])
+        if not failed:
+            return
+        words = "; ".join(
+            f"{row.cell}: no speed was found"
+            if row.record.ended in GOOD_ENDS
+            else f"{row.cell} ended as {row.record.ended}"
+            for row in failed
+        )
+        place = failed[0].places[0]
+        hint = f"its output is in {place}" if place.is_file() else f"hpc-gpt why {place}"
+        if place.is_file() and failed[0].record.ended in GOOD_ENDS:
+            hint = f"--peer-pattern finds it, {PATTERN_EXAMPLE}"
+        raise JobFailed(words, self.advice.get(failed[0].cell) or hint)
 
     def _report(self, cell: Cell, label: str, found: Measured) -> None:
         record = found.record

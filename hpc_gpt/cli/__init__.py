@@ -1,4 +1,4 @@
-"""hpc-gpt, the command: verbs parse, call and print. A verb's module loads when the verb runs or explains itself."""
+"""The command hpc-gpt. Verbs parse, call and print. A verb's module is imported when it runs or shows its help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_gpt.errors import UserError
 
 
 class Verb(NamedTuple):
-    """Where a verb's command is, and the first sentence of its help, for what lists the verbs without loading them."""
+    """A verb's module, and the first sentence of its help, so that verbs are listed without importing them."""
 
     module: str
     short_help: str
@@ -23,41 +23,41 @@ class Verb(NamedTuple):
 
 # In the order of a run's life. The command has the verb's name in its module, or the name with `_command`.
 VERBS = {
-    "plan": Verb("plan", "Find the layouts that fit in memory, and how fast each is, before anyone queues."),
-    "doctor": Verb("doctor", "Look for what would go wrong before EXPERIMENT is submitted."),
+    "plan": Verb(
+        "plan", "Find the layouts that fit in memory and predict how fast each is, before anything is queued."
+    ),
+    "doctor": Verb("doctor", "Check what could go wrong before EXPERIMENT is submitted."),
     "render": Verb("render", "Print the job script of EXPERIMENT."),
-    "rehearse": Verb("rehearse", "Run the whole life of EXPERIMENT's job on this machine, before a night of queue."),
+    "rehearse": Verb("rehearse", "Run the whole life of EXPERIMENT's job on this machine, before it waits in a queue."),
     "submit": Verb("submit", "Submit EXPERIMENT to Slurm, or start it here."),
-    "status": Verb("status", "Show how runs stand."),
-    "logs": Verb("logs", "Print RUN's log."),
-    "stop": Verb("control", "Ask runs to save and end."),
-    "save": Verb("control", "Ask runs to save now and go on."),
-    "requeue": Verb("control", "Ask runs to save and go back to the queue."),
+    "status": Verb("status", "Show the state of runs."),
+    "logs": Verb("status", "Print RUN's log."),
+    "stop": Verb("control", "Ask runs to save a checkpoint and end."),
+    "save": Verb("control", "Ask runs to save a checkpoint now and continue."),
+    "requeue": Verb("control", "Ask runs to save a checkpoint and go back to the queue."),
     "cancel": Verb("control", "Cancel runs, queued or running."),
     "report": Verb(
         "report",
         "Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.",
     ),
-    "compare": Verb("compare", "Say whether a run is faster than another, and what they do not share."),
-    "bench": Verb(
-        "bench", "Train EXPERIMENT on random tokens on this machine, and print how fast it is and what that takes."
-    ),
-    "why": Verb("why", "Say why RUN ended: the first cause of all ranks."),
-    "verify": Verb("verify", "Say what of RUN differs from now."),
+    "compare": Verb("compare", "Say whether one run is faster than another, and how their settings differ."),
+    "bench": Verb("bench", "Train EXPERIMENT on random tokens on this machine, and print its speed and memory."),
+    "why": Verb("why", "Say why RUN ended: the first cause over all ranks."),
+    "verify": Verb("verify", "Say what has changed since RUN was submitted."),
     "export": Verb("export", "Write the weights of RUN for transformers."),
     "data": Verb("data", "Make a token file from SOURCE."),
     "profile": Verb("profile", "List, show and detect cluster profiles."),
     "completion": Verb("completion", "Print a shell's completion script."),
     "help": Verb(
         "topics",
-        "List an experiment's keys and a record's, the engines, a template's variables, how runs end; how a sweep and "
-        "published rows are written.",
+        "List the keys of an experiment and of a record, the engines, a template's variables, how runs end; how to "
+        "write a sweep and published rows.",
     ),
 }
 
 
 class VerbGroup(click.Group):
-    """Loads a verb's module when the verb runs or its own help is asked for; lists the verbs without that."""
+    """Imports a verb's module only when the verb runs or its own help is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -92,7 +92,7 @@ class VerbGroup(click.Group):
 
 
 def _shortened(verb: Verb, room: int = 45) -> str:
-    """The short help in so many columns, as click shortens one; 45 are what it gives to a shell."""
+    """The short help cut to `room` columns as click cuts it; click gives a shell 45."""
     return click.Command(None, help=verb.short_help).get_short_help_str(room)
 
 
@@ -127,20 +127,17 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command and exits. A mistake of the user's ends in `Error: …`, an empty line and `hint: …`."""
-    # A shell's `<&-` and `>&-` closed them; the first file to be opened would take their place.
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    """Runs the command and exits. A user's mistake is printed as `Error: …`, an empty line and `hint: …`."""
+    # A shell can close these with `<&-` and `>&-`. The first file opened would then get their descriptor.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own
     if "--no-color" in own:
         os.environ["NO_COLOR"] = "1"
-    # These two may stand anywhere in the line.
+    # These two options are accepted anywhere on the command line.
     given = [word for word in own if word not in ("--debug", "--no-color")] + given[len(own) :]
     sys.exit(_run(given, debug))
 
@@ -174,7 +171,7 @@ def _run(arguments: list[str], debug: bool) -> int:
             click.echo("", err=True)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain once more when it closes stdout.
+        # The reader closed the pipe, as `| head` does. Otherwise Python prints a second error when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as fault:
@@ -186,12 +183,12 @@ def _run(arguments: list[str], debug: bool) -> int:
     except Exception as fault:
         if debug:
             raise
-        _complain(f"{type(fault).__name__}: {fault}", "this is a fault of hpc-gpt; --debug shows where")
+        _complain(f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where")
         return 1
 
 
 def _keys_meant(fault: click.NoSuchOption) -> list[str]:
-    """The experiment's keys of the name of an option that there is not; none of a verb that sets no keys."""
+    """The experiment's keys that an unknown option may mean; none if the verb has no --set."""
     if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
         return []
     from hpc_gpt.settings.experiment import experiment_keys

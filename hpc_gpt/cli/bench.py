@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.bench.cell import Cell
-from hpc_gpt.bench.peer import PATTERN_EXAMPLE, add_peers, read_peers
+from hpc_gpt.bench.peer import add_peers, read_peers
 from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, Cells, parse_engines, parse_micro_batches, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
-from hpc_gpt.errors import ConfigError, JobFailed
-from hpc_gpt.launch.following import GOOD_ENDS
+from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.prepare import Request
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.provenance import list_gpus
@@ -29,7 +28,6 @@ from hpc_gpt.words import plain
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
     from hpc_gpt.bench.ladder import AskedLadder
-    from hpc_gpt.bench.measurement import Row
 
 _ROUNDS = 3
 
@@ -42,7 +40,7 @@ _ROUNDS = 3
     "engines",
     metavar="ENGINE[:STAGE],...",
     envvar=variables_of(("--engines", "--engine")),
-    help="Engines to measure side by side, each with its ZeRO stage if need be: ddp,deepspeed-zero:3,fsdp.",
+    help="Engines to compare, each with its ZeRO stage if needed: ddp,deepspeed-zero:3,fsdp.",
 )
 @click.option(
     "--micro-batch-size",
@@ -50,37 +48,37 @@ _ROUNDS = 3
     "micro_batches",
     metavar="N,...",
     envvar=variables_of(("--micro-batch-size", "--mbs")),
-    help="Micro-batches to try one after the other, as 1,2,4,8. One that finds no memory is marked.",
+    help="Micro-batches to try, as 1,2,4,8. One that runs out of memory is marked.",
 )
-@click.option("--steps", type=int, metavar="N", help="Steps of each run, the first few being warm-up.")
+@click.option("--steps", type=int, metavar="N", help="Steps of each run; the first few are warm-up.")
 @click.option(
     "--rounds",
     type=int,
     metavar="K",
-    help=f"Measure each row so often, in turns; {_ROUNDS} where there are several rows, else 1.",
+    help=f"How often to measure each row, in turns; {_ROUNDS} if there are several rows, else 1.",
 )
 @click.option(
     "--peer",
     "peers",
     multiple=True,
     metavar="NAME='COMMAND'",
-    help="A program of yours, measured in turns with our rows: your shell runs the command as it stands, and the log "
-    "readers find its tokens/s in what it prints. May be repeated.",
+    help="A program of yours, measured in turns with our rows. Your shell runs the command as it is, and the log "
+    "readers find tokens/s in what it prints. May be repeated.",
 )
 @click.option(
     "--peer-pattern",
     "patterns",
     multiple=True,
     metavar="[NAME=]REGEX",
-    help="What finds a peer's tokens/s instead: its one group is the figure of a line; the median counts, the first "
-    "few lines left out. Behind a peer's name for that one, else for every other. May be repeated.",
+    help="Find a peer's tokens/s by this instead: its one group is the figure of a line; the median counts, without "
+    "the first few lines. NAME= gives it to one peer, otherwise it is for all others. May be repeated.",
 )
 @click.option(
     "--ladder",
     type=click.Choice(["colab", "memory", "mingpt"]),
-    help="Run a seed's ladder rung by rung instead of EXPERIMENT, in its own columns, its figures beside ours, and "
-    "what each rung saves and costs; --row NAME,... for some of its rungs. memory has each memory technique on gpt2 "
-    "behind its own rungs.",
+    help="Run a seed's ladder rung by rung instead of EXPERIMENT. Prints its own columns, its figures beside ours, "
+    "and what each rung saves and costs; --row NAME,... for some of its rungs. memory also has each memory technique "
+    "on gpt2, after its own rungs.",
 )
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "records": [...]}.')  # fmt: skip
 def bench(
@@ -94,20 +92,19 @@ def bench(
     ladder: str | None,
     as_json: bool,
 ) -> None:
-    """Train EXPERIMENT on random tokens on this machine, and print how fast it is and what that takes.
+    """Train EXPERIMENT on random tokens on this machine, and print its speed and memory.
 
-    Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. A row is printed for each engine and
-    micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, what the GPU and its
-    allocator did. Several rows are measured in turns over several rounds: each is the median of its rounds, the ratio
-    to the first row beside it. --cluster only tells which machine this is; nothing is queued.
+    Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. Prints a row for each engine and
+    micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, and figures of the GPU and its
+    allocator. Several rows are measured in turns over several rounds: each shows the median of its rounds and the ratio
+    to the first row. --cluster only says which machine this is; nothing is queued.
 
-    Nothing is saved. Each round is a run under logs/, the rows are records in bench.json beside them, for report and
-    compare. Ctrl-C ends the run that is under way and keeps the rows that are done. Exit 3 where the first row finds
-    no memory, or a row fails of anything else.
+    No checkpoint is saved. Each round is a run under logs/; the rows are records in bench.json beside them, for report
+    and compare. Ctrl-C ends the current run and keeps the rows that are done. Exit 3 if the first row runs out of
+    memory, or any row fails for another reason.
 
-    A rung of a ladder that this machine cannot run, for want of GPUs or of memory, is marked with the reason, and the
-    ladder goes on. Its rungs train for as long as the seed's did, five minutes each of colab, unless --steps says how
-    many steps.
+    A rung of a ladder that this machine cannot run, for lack of GPUs or memory, is marked with the reason, and the next
+    one is run. The rungs train as long as the seed's, five minutes each for colab, unless --steps is given.
 
     \b
     hpc-gpt bench
@@ -127,7 +124,7 @@ def bench(
     asked = _asked(request, engines, micro_batches, steps)
     found = prepare_cells(asked)
     cells = add_peers(found.cells, programs)
-    _tell(found)
+    _print_notes(found)
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
 
 
@@ -159,15 +156,15 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
 
 
 def _check_ladder() -> None:
-    """What a ladder has itself is not given beside it on the command line; a variable is for other benches."""
+    """ConfigError if the command line also gives what the ladder itself has; variables are for other benches."""
     given = click.get_current_context().get_parameter_source
     by_line = click.core.ParameterSource.COMMANDLINE
     names = {"experiment": "EXPERIMENT", "engines": "--engines", "micro_batches": "--mbs", "peers": "--peer"}
     for name, words in names.items():
         if given(name) is by_line:
             raise ConfigError(
-                f"--ladder and {words} do not go together: a ladder's rungs are the seed's own",
-                f"two commands, or one without {words}; --set changes what all rungs have",
+                f"--ladder and {words} do not go together: the rungs of a ladder are the seed's own",
+                f"use two commands, or leave {words} out; --set changes a value of all rungs",
             )
 
 
@@ -178,8 +175,8 @@ def _check_count(option: str, count: int | None) -> None:
         )
 
 
-def _tell(found: Cells) -> None:
-    """What was changed for the bench, and what is predicted, each thing once."""
+def _print_notes(found: Cells) -> None:
+    """Prints what was changed for the bench and what is predicted, each once."""
     for note in found.notes:
         click.echo(note, err=True)
     foresights = [cell.prepared.foresight for cell in found.cells if cell.prepared]
@@ -190,7 +187,7 @@ def _tell(found: Cells) -> None:
 def _run(
     asked: Asked, name: str, cells: Sequence[Cell], rounds: int, as_json: bool, ladder: AskedLadder | None = None
 ) -> None:
-    """Measures, and prints what there is, whatever has ended it: a ladder in its own way."""
+    """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
     from hpc_gpt.launch.submission import check_submission
 
@@ -204,12 +201,12 @@ def _run(
             bench_run.run()
         except KeyboardInterrupt:
             done = len(bench_run.rows)
-            words = f"{done} of {len(cells)} rows were measured, and are" if done else "no row was measured; its log is"
+            words = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
             click.echo(f"interrupted: {words} kept in {bench_run.folder.path}", err=True)
             raise
         finally:
             _print(bench_run, as_json, ladder)
-    _judge(bench_run, ladder is not None)
+    bench_run.check_rows(is_ladder=ladder is not None)
 
 
 def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
@@ -236,36 +233,9 @@ def _print(bench_run: Bench, as_json: bool, ladder: AskedLadder | None) -> None:
         click.echo(f"next: hpc-gpt report {bench_run.folder.path}", err=True)
 
 
-def _judge(bench_run: Bench, is_ladder: bool) -> None:
-    """JobFailed where the first row has no speed, of a ladder no row, or a row for any reason but memory and what the
-    machine lacks."""
-    rows = bench_run.rows
-    failed = [row for row in rows if not (row.is_measured or row.is_out_of_memory or row.record.ended == "refused")]
-    climbs = is_ladder and any(row.is_measured for row in rows)
-    if rows and not rows[0].is_measured and rows[0] not in failed and not climbs:
-        failed.insert(0, rows[0])
-    if failed:
-        words = "; ".join(_failed_words(row) for row in failed)
-        raise JobFailed(words, bench_run.advice.get(failed[0].cell) or _hint(failed[0]))
-
-
-def _failed_words(row: Row) -> str:
-    well = row.record.ended in GOOD_ENDS
-    return f"{row.cell}: no speed was found" if well else f"{row.cell} ended as {row.record.ended}"
-
-
-def _hint(row: Row) -> str:
-    place = row.places[0]
-    if not place.is_file():
-        return f"hpc-gpt why {place}"
-    return (
-        f"--peer-pattern finds it, {PATTERN_EXAMPLE}" if row.record.ended in GOOD_ENDS else f"its output is in {place}"
-    )
-
-
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a bench as Ctrl-C does: what it has started would otherwise go on without it."""
+    """SIGTERM and SIGHUP end a bench as Ctrl-C does; otherwise what it started would keep running."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -16,28 +16,29 @@ from hpc_gpt.paths import logs_folder
 @click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=completion.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
-    """Say whether a run is faster than another, and what they do not share.
+    """Say whether one run is faster than another, and how their settings differ.
 
-    The steady steps of both, the ratio of their medians and its 95 % interval (blocks of steps are drawn anew, since
-    neighbours are alike): "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percent are of speed: twice as fast
-    is 100 % faster. The interval is about these runs' steps; that a repeat would be as fast, it does not say. Where a
-    step is not the same work, tokens/s are compared. Below it: losses at equal steps, memory, how each ended, and the
-    settings that differ, those that decide speed first.
+    Prints the ratio of the median steady-state steps with its 95 % interval, by a block bootstrap, since neighbouring
+    steps are alike: "faster by 4 % (3.1 to 4.9)", or "no difference shown". Percent are of speed: twice as fast is
+    100 % faster. The interval is about these runs' steps, not about how fast a repeat would be. If a step is not the
+    same work in both, tokens/s are compared. Then come losses at equal steps, memory, how each ended, and the settings
+    that differ, those that decide speed first.
 
-    Two rows of a bench are compared by their rounds, in pairs, as these were measured in turns: the geometric mean of
-    the ratios of tokens/s, and Student's t. Few rounds make the interval wide, one round gives none.
+    Two rows of a bench are compared by their rounds. Rounds of one bench are paired, since they were measured in turns:
+    the geometric mean of the ratios of tokens/s, with Student's t. Few rounds make the interval wide; one round gives
+    none.
 
-    A and B are runs by id, prefix, job id or folder, anyone's log or folder with the logs of one run, a record.json, or
-    a row of a bench, as report names it: BENCH#2 is the second. Of more than two each is compared with the first.
+    A and B are runs by id, prefix, job id or folder, any program's log or a folder with the logs of one run, a
+    record.json, or a row of a bench: BENCH#2 is the second. Of more than two, each is compared with the first.
     """
     from hpc_gpt.report.compare import compare_runs
     from hpc_gpt.report.compare_text import as_tables, as_text, title
     from hpc_gpt.report.gather import read_compared
 
     if len(names) < 2:
-        raise ConfigError(f"compare needs two runs or more, but {len(names)} is given", "hpc-gpt compare RUN_A RUN_B")
+        raise ConfigError(f"compare needs two runs or more, but got {len(names)}", "hpc-gpt compare RUN_A RUN_B")
     if names.count("-") > 1:
-        raise ConfigError("standard input is named twice, and can be read once", "give one of the logs as a file")
+        raise ConfigError("standard input is named twice, but can be read only once", "give one of the logs as a file")
     logs = logs_folder()
     runs = [read_compared(name, logs) for name in names]
     comparisons = [compare_runs(runs[0], run) for run in runs[1:]]
@@ -52,7 +53,10 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
         click.echo("\n" + as_text(comparison, letters[0], letter), nl=False)
     intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
     if intervals > 1:
-        click.echo(f"\nnote: each of the {intervals} intervals holds for itself, at 95 %", err=True)
+        click.echo(
+            f"\nnote: each of the {intervals} intervals has 95 % confidence by itself, not all of them together",
+            err=True,
+        )
 
 
 def _letter(place: int) -> str:

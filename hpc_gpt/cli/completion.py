@@ -1,6 +1,7 @@
 """hpc-gpt completion, and what the shell offers after TAB: experiments, profiles, runs, keys.
 
-Every verb imports this module, and `--help` and TAB are to be fast: each function imports what it needs. None may fail.
+Every verb imports this module, and `--help` and TAB must be fast, so each function imports what it needs. A function
+that completes never raises.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
     from hpc_gpt.settings.experiment_file import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
-    # Names that a shell would have to quote are left to its own completion of files.
+    # The shell completes names that need quoting by itself.
     names += sorted(name for name in glob(f"{escape(begun)}*.toml") if re.fullmatch(r"[\w./+-]+", name))
     return _or_files(begun, names)
 
 
 def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
     """The names, or the paths that the shell finds if there is no name."""
-    # click takes a list for strings by its first item, so all are items. The file comes first: bash's script forgets
-    # what came before a file, and completes files if nothing follows.
+    # click looks at the first item to tell strings from items, so all are items. The file item comes first: bash's
+    # script drops what came before it, and completes files if nothing follows.
     return [CompletionItem(begun, type="file"), *map(CompletionItem, names)]
 
 
@@ -72,7 +73,7 @@ def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[
 
 
 def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Keys of a record, after the keys and commas that are typed already."""
+    """Keys of a record, after the keys and commas already typed."""
     from hpc_gpt.runs.record import RECORD_KEYS
 
     done, comma, last = begun.rpartition(",")
@@ -81,11 +82,11 @@ def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 
 
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Rows that can run of the line's EXPERIMENT, of the default one if the line has none."""
+    """The possible rows of the EXPERIMENT on the line, else of the default experiment."""
     from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
 
     with contextlib.suppress(OSError, ValueError):
-        # click reads no argument of a line whose option has no value yet: the argument stays in ctx.args.
+        # While an option still lacks its value, click leaves the arguments in ctx.args.
         experiment = ctx.params.get("experiment") or next(iter(ctx.args), DEFAULT_EXPERIMENT)
         sweep = find_sweep(experiment)
         return [row.name for row in sweep.possible if row.name.startswith(begun)] if sweep is not None else []
@@ -99,7 +100,7 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Run ids, newest first, then ids of sweeps. If `begun` begins none of them, the job ids that it begins."""
+    """Run ids, newest first, then sweep ids; job ids if none of these starts with `begun`."""
     from hpc_gpt.paths import logs_dir
     from hpc_gpt.runs.run_folder import job_ids, list_runs
 

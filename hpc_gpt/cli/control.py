@@ -1,4 +1,4 @@
-"""hpc-gpt stop, save, requeue, cancel: what a user asks of runs that are under way."""
+"""hpc-gpt stop, save, requeue, cancel: requests to runs that are queued or running."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, named_runs
 
 _names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completion.runs)
-_wait = click.option("--wait", is_flag=True, help="Follow until it has happened; Ctrl-C only ends the wait.")
+_wait = click.option("--wait", is_flag=True, help="Wait until it has happened; Ctrl-C ends only the wait.")
 
 
 @click.command()
 @_names
 @_wait
 def stop(names: tuple[str, ...], wait: bool) -> None:
-    """Ask runs to save and end.
+    """Ask runs to save a checkpoint and end.
 
-    Through a file in the run folder, which the ranks see at a step's edge within a second or two: it works where only
-    the shared disk reaches the nodes, and with Slurm down. The run ends as stopped; nothing retries it or puts it back
-    into the queue, but submit --resume takes it up again, and so does scontrol requeue of its job by hand. One that
-    waits ends so when it starts; cancel takes it out of the queue. RUN is a run id, an unambiguous prefix, a job id or
-    a folder; a sweep's id, folder or array means its runs.
+    The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
+    only the shared disk reaches the nodes, and if Slurm is down. The run ends as stopped and is neither retried nor
+    requeued; submit --resume resumes it, and so does scontrol requeue of its job. A queued run ends when it starts;
+    cancel takes it out of the queue. RUN is a run id, an unambiguous prefix, a job id or a folder; a sweep's id,
+    folder or array means its runs.
     """
     _ask("stop", names, wait)
 
@@ -36,9 +36,10 @@ def stop(names: tuple[str, ...], wait: bool) -> None:
 @_names
 @_wait
 def save(names: tuple[str, ...], wait: bool) -> None:
-    """Ask runs to save now and go on.
+    """Ask runs to save a checkpoint now and continue.
 
-    Through a file in the run folder, as stop does. --wait says after which step it is saved. RUN is as for stop.
+    The request is a file in the run folder, as for stop. --wait prints after which step it was saved. RUN is as for
+    stop.
     """
     _ask("save", names, wait)
 
@@ -47,10 +48,10 @@ def save(names: tuple[str, ...], wait: bool) -> None:
 @_names
 @_wait
 def requeue(names: tuple[str, ...], wait: bool) -> None:
-    """Ask runs to save and go back to the queue.
+    """Ask runs to save a checkpoint and go back to the queue.
 
-    Through a file in the run folder, as stop does; Slurm must be up when the attempt ends. The run resumes where it
-    was, on other nodes perhaps. RUN is as for stop.
+    The request is a file in the run folder, as for stop; Slurm must be up when the attempt ends. The run resumes from
+    this checkpoint, perhaps on other nodes. RUN is as for stop.
     """
     _ask("requeue", names, wait)
 
@@ -61,8 +62,8 @@ def requeue(names: tuple[str, ...], wait: bool) -> None:
 def cancel(names: tuple[str, ...], yes: bool) -> None:
     """Cancel runs, queued or running.
 
-    Nothing brings the job back; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous
-    prefix, a job id or a folder; a sweep's id, folder or array means its runs.
+    The job is gone; what was saved stays. Asks first on a terminal. RUN is a run id, an unambiguous prefix, a job id
+    or a folder; a sweep's id, folder or array means its runs.
     """
     runs = _runs(names)
     rows = read_status(runs)
@@ -78,17 +79,16 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
             click.echo(f"{run.run_id}: nothing to cancel, it is {read_status([run])[0].state}")
         else:
             click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
-            click.echo(f"next: hpc-gpt submit --resume {run.run_id} takes it up again", err=True)
+            click.echo(f"next: hpc-gpt submit --resume {run.run_id} resumes it", err=True)
 
 
 def _runs(names: tuple[str, ...]) -> list[RunFolder]:
-    """The runs of these names, each once."""
     found = [run for name in names for run in named_runs(name, logs_folder())]
     return list({run.path: run for run in found}.values())
 
 
 def _ask(verb: str, names: tuple[str, ...], wait: bool) -> None:
-    """Exits with 1 where no run could be asked, or one that was waited for did something else."""
+    """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     answers = ask_runs(_runs(names), verb)
     for asked in answers:
         click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)

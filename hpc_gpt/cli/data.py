@@ -13,7 +13,9 @@ _DEMO_VOCAB = 256  # the demo reads bytes
 
 @click.command()
 @click.argument("source")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The token file; by default NAME.tokens here.")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), help="The token file; NAME.tokens in this folder unless given."
+)
 @click.option("--tokenizer", default="byte", show_default=True, help="byte, char, a tokenizer.json, or tiktoken:NAME.")
 @click.option(
     "--format",
@@ -21,13 +23,13 @@ _DEMO_VOCAB = 256  # the demo reads bytes
     type=click.Choice(["tokens", "megatron"]),
     default="tokens",
     show_default=True,
-    help="megatron: its pair of files, OUTPUT.bin and OUTPUT.idx.",
+    help="megatron: a pair of files, OUTPUT.bin and OUTPUT.idx.",
 )
 def data(source: str, output: Path | None, tokenizer: str, form: str) -> None:
     """Make a token file from SOURCE.
 
-    SOURCE is a text file, a jsonl file, either by gzip or Zstandard, a folder of them, or `stdlib`, which is the
-    Python standard library's own sources on this machine. Tokenizer `char` writes its table beside the token file.
+    SOURCE is a text file or a jsonl file, either also as .gz or .zst, a folder of these, or `stdlib`: the sources of
+    the Python standard library on this machine. Tokenizer `char` writes its character table beside the token file.
 
     \b
     hpc-gpt data corpus.jsonl -o corpus.tokens

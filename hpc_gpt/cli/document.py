@@ -1,4 +1,4 @@
-"""Writes every verb's `--help` into a page, between two marks, so that the page says what the command says.
+"""Writes every verb's `--help` into a page, between two marks.
 
 python -m hpc_gpt.cli.document README.md
 """
@@ -18,7 +18,7 @@ MARKS = ("<!-- verbs: written by python -m hpc_gpt.cli.document README.md -->", 
 
 
 def document(page: str) -> str:
-    """The page with the part between its marks written anew; ValueError if a mark is missing."""
+    """The page with new text between its marks; ValueError if a mark is missing."""
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
@@ -30,7 +30,7 @@ def document(page: str) -> str:
 def help_texts(
     group: click.Group, path: str = "hpc-gpt", parent: click.Context | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(words of the command, its `--help` at WIDTH columns) of a group and of every verb under it."""
+    """(the command, its `--help` at WIDTH columns) of a group and of every verb in it."""
     settings = {**group.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     ctx = click.Context(group, parent, path.split()[-1], **settings)
     yield path, _help(group, ctx)
@@ -48,7 +48,7 @@ def _help(command: click.Command, ctx: click.Context) -> str:
 
 
 def main() -> None:
-    """Brings the named pages up to date."""
+    """Updates the pages named as arguments."""
     for name in sys.argv[1:] or ["README.md"]:
         path = Path(name)
         path.write_text(document(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,7 +1,7 @@
 """The options of an experiment, which several verbs share, their HPC_GPT_* variables, and the request they make.
 
-A flag wins over its HPC_GPT_* variable, that over the experiment, that over the cluster profile, that over a default.
-`submit --help` loads in 0.15 s, so what makes the request is imported there.
+Precedence: option, HPC_GPT_* variable, experiment, cluster profile, default. `submit --help` has 0.15 s, so what makes
+the request is imported in the function that does.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
     (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
     (("--pipeline-model-parallel-size", "--pp"), "layout.pp", int, "Pipeline stages."),
-    (("--data-parallel-size", "--dp"), "layout.dp", int, "Data parallel size; follows from the others if left out."),
+    (("--data-parallel-size", "--dp"), "layout.dp", int, "Data parallel size; derived from the others unless given."),
     (("--micro-batch-size", "--mbs"), "layout.micro_batch", int, "Samples in one pass of one replica."),
     (("--global-batch-size", "--gbs"), "layout.global_batch", int, "Samples in one step."),
-    (("--gas",), "layout.micro_batches", int, "Micro-batches a step (gradient accumulation steps)."),
+    (("--gas",), "layout.micro_batches", int, "Micro-batches of a step (gradient accumulation steps)."),
     (("--engine",), "engine.name", str, "Engine: deepspeed-3d, deepspeed-zero, fsdp, ddp, … (hpc-gpt help engines)."),
     (("--zero-stage",), "engine.zero_stage", int, "ZeRO stage."),
     (("--seq-length", "--seq"), "model.seq", int, "Tokens in a sample."),
     (("--account", "-A"), "job.account", str, "Account to charge."),
     (("--partition", "-p"), "job.partition", str, "Partition."),
     (("--qos", "-q"), "job.qos", str, "Quality of service."),
-    (("--constraint", "-C"), "job.constraint", str, "Node features wanted."),
+    (("--constraint", "-C"), "job.constraint", str, "Required node features."),
     (("--time", "-t"), "job.time", str, "Time limit, as for sbatch."),
-    (("--cpus-per-task", "-c"), "job.cpus_per_task", int, "CPUs of each rank."),
-    (("--exclude", "-x"), "job.exclude", str, "Nodes to stay off."),
+    (("--cpus-per-task", "-c"), "job.cpus_per_task", int, "CPUs for each rank."),
+    (("--exclude", "-x"), "job.exclude", str, "Nodes to exclude."),
     (("--nodelist", "-w"), "job.nodelist", str, "Nodes to use."),
     (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch."),
     (("--job-name", "-J"), "job.name", str, "Name of the job."),
     (("--reservation",), "job.reservation", str, "Reservation."),
-    (("--mem",), "job.mem", str, "Memory a node, as for sbatch."),
-    (("--comment",), "job.comment", str, "A comment Slurm keeps."),
+    (("--mem",), "job.mem", str, "Memory of a node, as for sbatch."),
+    (("--comment",), "job.comment", str, "A comment for Slurm to keep."),
     (
         ("--max-gpu-hours",),
         "job.max_gpu_hours",
         float,
-        "Budget of the run: no link begins, and none goes on, beyond it.",
+        "Budget of the run: its job chain ends before it takes more.",
     ),
 )
 
 
-# The options that say how large a run is to be.
+# The options that set the size of a run.
 _SIZES = {"model.preset", *(f"layout.{name}" for name in ("gpus", "nodes", "tp", "pp", "dp"))}
 
-# What only `plan` has; `--set` says the same to the others.
+# What only `plan` has as options; other verbs take these keys by `--set`.
 _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--hidden",), "model.hidden", int, "Hidden size."),
     (("--layers",), "model.layers", int, "Layers."),
@@ -77,43 +77,43 @@ _PLANNED_OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
 
 
 def experiment_options(function: F) -> F:
-    """EXPERIMENT and every option above; the verb gets one keyword, `request`."""
+    """Adds EXPERIMENT and every option above to a verb, which gets them as one keyword, `request`."""
     more = (
         click.option("--exclusive", "job__exclusive", is_flag=True, default=None, envvar="HPC_GPT_EXCLUSIVE",
-                     help="Whole nodes, unshared."),
+                     help="Take whole nodes."),
         _ACROSS_NODES,
         click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
         _SET,
         click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
-                     help="Your own child of base.sh.j2."),
+                     help="A template of your own that extends base.sh.j2."),
         click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
                      help="Cluster profile, by name or file."),
         click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
-                     help="Shrink it to 5 steps of a tiny model on at most 8 ranks, here unless --cluster says where."),
+                     help="Shrink it to 5 steps of a tiny model on at most 8 ranks; runs here without --cluster."),
         click.option("--force", is_flag=True, envvar="HPC_GPT_FORCE",
-                     help="Also what is predicted not to fit in memory."),
+                     help="Accept what is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True, envvar="HPC_GPT_SWEEP",
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
         click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
-                     help="A row of EXPERIMENT; without it and --sweep the first that can run."),
+                     help="A row of EXPERIMENT; the first that can run unless --row or --sweep is given."),
         _EXPERIMENT,
     )  # fmt: skip
     return _with_options(function, _OPTIONS, *more)
 
 
 def planning_options(function: F) -> F:
-    """As `experiment_options`, but only what a plan depends on."""
+    """Like `experiment_options`, but only what a plan depends on."""
     shared = [option for option in _OPTIONS if not option[1].startswith("job.")]
     return _with_options(function, (*shared, *_PLANNED_OPTIONS), _ACROSS_NODES, *_SHARED)
 
 
 def bench_options(function: F) -> F:
-    """As `experiment_options`, but only what a run on one machine takes; the verb has its own engines and
-    micro-batches."""
+    """Like `experiment_options`, but only what a run on one machine takes. The verb has options of its own for engines
+    and micro-batches."""
     own = ("engine.name", "layout.micro_batch", "layout.nodes")
     shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
     smoke = click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
-                         help="A tiny model, and 5 steps unless --steps says how many.")  # fmt: skip
+                         help="A tiny model, and 5 steps without --steps.")  # fmt: skip
     return _with_options(function, shared, smoke, *_SHARED)
 
 
@@ -146,7 +146,7 @@ _SHARED = (
     click.option("--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completion.profiles,
                  help="Cluster profile, by name or file."),
     click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completion.rows,
-                 help="A row of EXPERIMENT; without it the first that can run."),
+                 help="A row of EXPERIMENT; the first that can run unless given."),
     _EXPERIMENT,
 )  # fmt: skip
 
@@ -172,15 +172,15 @@ def _request(values: dict[str, Any]) -> Request:
         by_variable, settings_on_line = settings | by_variable, {}
     else:
         settings_on_line = settings
-    # A variable gives way to the whole command line, --set included; a flag of its own beats --set.
+    # Any option on the command line, --set included, wins over a variable; a key's own option wins over --set.
     on_line = settings_on_line | by_option
     overrides = by_variable | on_line
     if "layout.nodes" in overrides and "layout.gpus" not in overrides:
-        overrides["layout.gpus"] = None  # as many as the nodes have, not as the experiment says
+        overrides["layout.gpus"] = None  # those of the nodes, not the experiment's number
     elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
         overrides["layout.nodes"] = None
     if "model.preset" in overrides:
-        # The preset's sizes, not those the experiment gives its own model.
+        # The preset's sizes, not those of the experiment's own model.
         overrides = {"model.hidden": None, "model.layers": None, "model.heads": None} | overrides
     sized = bool(
         _SIZES & {*by_option, *by_variable}
@@ -203,7 +203,7 @@ def _request(values: dict[str, Any]) -> Request:
 
 
 def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
-    """Dotted key -> value of the options that HPC_GPT_* variables set, or of those on the command line."""
+    """Dotted key -> value of the options set by HPC_GPT_* variables, or on the command line."""
     source = click.get_current_context().get_parameter_source
     return {
         name.replace("__", "."): value
@@ -212,11 +212,11 @@ def _keys_given(given: dict[str, Any], by_variable: bool) -> dict[str, Any]:
     }
 
 
-# --- HPC_GPT_*: the variables of an option, those that contradict each other, and those that nothing reads
+# --- HPC_GPT_* variables
 
 
 def variables_of(names: Iterable[str]) -> list[str]:
-    """The variables of an option with these names, one for each long name.
+    """The variables of an option, one for each of its long names.
 
     >>> variables_of(("--nodes", "-N")), variables_of(("--micro-batch-size", "--mbs"))
     (['HPC_GPT_NODES'], ['HPC_GPT_MICRO_BATCH_SIZE', 'HPC_GPT_MBS'])
@@ -225,7 +225,7 @@ def variables_of(names: Iterable[str]) -> list[str]:
 
 
 def check_variables(ctx: click.Context) -> None:
-    """ConfigError for an option with two variables that differ; a line on stderr for each variable nothing reads."""
+    """Prints each HPC_GPT_* variable that nothing reads; ConfigError if two variables of one option differ."""
     for parameter in ctx.command.params:
         _check_one(parameter, ctx)
     for line in _unread(ctx):
@@ -250,7 +250,7 @@ def _names(parameter: click.Parameter) -> Sequence[str]:
 
 
 def _value(parameter: click.Parameter, ctx: click.Context, text: str) -> Any:
-    """The value that a variable's text means; the text where it means none."""
+    """A variable's text as its option reads it; the text itself if the option refuses it."""
     try:
         return parameter.type.convert(text, parameter, ctx)
     except click.BadParameter:
@@ -270,7 +270,7 @@ def _unread(ctx: click.Context) -> list[str]:
         other = group.get_command(ctx, verb)
         assert other is not None
         known |= _of_options(other)
-    ends = sorted(name.removeprefix(PREFIX) for name in known)  # what all of them begin with makes nothing alike
+    ends = sorted(name.removeprefix(PREFIX) for name in known)  # the common prefix would make all alike
     lines = []
     for name in unread:
         if name not in known:

@@ -17,17 +17,19 @@ from hpc_gpt.runs.run_folder import find_run
 @click.command()
 @click.argument("run", shell_complete=completion.runs)
 @click.option("--format", "form", type=click.Choice(["hf"]), default="hf", show_default=True, help="What to write.")
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="The new folder; by default RUN-hf, in this one.")
-@click.option("--step", type=int, help="The checkpoint of this step, not the newest.")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), help="The new folder; RUN-hf in this folder unless given."
+)
+@click.option("--step", type=int, help="The checkpoint of this step; the newest unless given.")
 def export(run: str, form: str, out: Path | None, step: int | None) -> None:
     """Write the weights of RUN for transformers.
 
-    The newest sound checkpoint becomes a folder with safetensors and config.json, which
+    Writes the newest intact checkpoint as a folder with safetensors and config.json, which
     transformers.AutoModelForCausalLM.from_pretrained loads as GPT-2. Needs pip install 'hpc-gpt[hf]'.
     """
     found = find_run(run, logs_folder())
     folder = out or Path(f"{found.run_id}-{form}")
-    # A process of its own: this one never loads torch.
+    # In another process: the launcher never imports torch.
     command = [sys.executable, "-m", "hpc_gpt.train.export", str(found.path), str(folder)]
     command += [] if step is None else [str(step)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}

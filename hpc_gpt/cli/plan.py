@@ -38,28 +38,37 @@ from hpc_gpt.terminal import width, write_heading
 _TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _FILE = click.Path(path_type=Path)
 _FLAGS = {"model.preset": "--model", "model.seq": "--seq"}
-# Said by flags of the candidate's own.
-_SETTLED = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",
-            "layout.global_batch")  # fmt: skip
-# What the planner may choose beside the engine itself, where no EXPERIMENT names it.
+# The command gives these by options of its own.
+_GIVEN = ("layout.gpus", "layout.tp", "layout.pp", "layout.dp", "layout.micro_batch", "layout.micro_batches",
+          "layout.global_batch")  # fmt: skip
+# What the planner may choose of [engine] if no EXPERIMENT is named.
 _CHOSEN = ("name", "zero_stage", "recompute")
 
 
 @click.command()
 @planning_options
-@click.option("--why", metavar="LAYOUT", help="Explain one layout, as tp4-pp16-dp1, line by line with its arithmetic.")
-@click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits, whatever --model says.")
+@click.option(
+    "--why", metavar="LAYOUT", help="Explain one layout, such as tp4-pp16-dp1, with its arithmetic line by line."
+)
+@click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
 @click.option("--tokens", type=float, default=_TOKENS, metavar="N",
-              help="Budget of tokens that days and GPU-hours are told for; 300e9 unless given.")  # fmt: skip
+              help="Tokens to train on, for days and GPU-hours; 300e9 unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write one page that draws memory and time there.")  # fmt: skip
-@click.option("--validate", type=_FILE, metavar="ROWS", help="Predict published rows, and print what was measured.")
+              help="Also write a page with charts of memory and time.")  # fmt: skip
+@click.option(
+    "--validate",
+    type=_FILE,
+    metavar="ROWS",
+    help="Predict published rows, and print the predictions beside what was measured.",
+)
 @click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS|ROWS",
-              help="Fit the planner's constants to your records, or to rows, and store them in the profile of "
-              "--cluster; with --validate store nothing. May be repeated.")  # fmt: skip
-@click.option("--calibration", metavar="NAME", help="Take the constants of that cluster.")
-@click.option("--cross-validate", is_flag=True, help="With --validate: also fit without each source, and predict it.")
+              help="Fit the planner's constants to records or rows, and store them in the profile of --cluster; "
+              "with --validate store nothing. May be repeated.")  # fmt: skip
+@click.option("--calibration", metavar="NAME", help="Use the constants of that cluster.")
+@click.option(
+    "--cross-validate", is_flag=True, help="With --validate: also predict each source with constants fitted without it."
+)
 def plan(
     request: Request,
     why: str | None,
@@ -72,11 +81,11 @@ def plan(
     calibration: str | None,
     cross_validate: bool,
 ) -> None:
-    """Find the layouts that fit in memory, and how fast each is, before anyone queues.
+    """Find the layouts that fit in memory and predict how fast each is, before anything is queued.
 
-    Every (tp, pp, dp), micro-batch, ZeRO stage, recomputation and offload of the model on so many GPUs of the cluster
-    that its memory holds, the fastest first, and why the others lose. What an option settles is not searched.
-    EXPERIMENT gives model, batch, dtype and engine; its layout is searched all the same.
+    Searches every (tp, pp, dp), micro-batch, ZeRO stage, recomputation and offload for the model on these GPUs, and
+    prints what fits, the fastest first, with the reason why the others are slower. What an option gives is not
+    searched. EXPERIMENT gives model, batch, dtype and engine; its layout is searched anyway.
 
     \b
     hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g
@@ -85,10 +94,12 @@ def plan(
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
     if cross_validate and validate is None:
-        raise ConfigError("--cross-validate is for --validate", "give --validate ROWS, too")
+        raise ConfigError("--cross-validate needs --validate", "add --validate ROWS")
     for name, given in (("--why", why), ("--max-model", max_model), ("--html", html)):
         if given and (validate is not None or calibrate):
-            raise ConfigError(f"{name} does not go with --validate or --calibrate", f"two commands: one without {name}")
+            raise ConfigError(
+                f"{name} does not go with --validate or --calibrate", f"use two commands, one without {name}"
+            )
     if validate is not None:
         from hpc_gpt.cli.plan_rows import run_validate
 
@@ -99,7 +110,7 @@ def plan(
 
         cluster = request.cluster or user_default()
         if cluster is None:
-            raise ConfigError("--calibrate stores what it finds in a cluster's profile", "name one with --cluster")
+            raise ConfigError("--calibrate stores the constants in a cluster profile", "name one with --cluster")
         run_calibrate(calibrate, cluster, calibration, as_json)
         return
     if not 0 < tokens < 1e30:
@@ -110,7 +121,7 @@ def plan(
         check_page(html)
     if max_model:
         if why is not None:
-            raise ConfigError("--why and --max-model do not go together", "two commands: one without --why")
+            raise ConfigError("--why and --max-model do not go together", "use two commands, one without --why")
         _largest(ask_plan(request, tokens, calibration, largest=True), as_json, html)
         return
     asked = ask_plan(request, tokens, calibration, why=why)
@@ -118,13 +129,13 @@ def plan(
 
 
 def _search(asked: PlanAsked, must_fit: bool) -> Searched:
-    """LayoutError with the nearest where nothing fits, unless that is to be explained."""
+    """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
     searched = search(asked.question, asked.machine, asked.constants)
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    settled = [name for name in ("tp", "pp", "dp") if name in asked.question.settled]
-    otherwise = f"leave --{', --'.join(settled)} open" if settled else "use a smaller model"
+    given = [name for name in ("tp", "pp", "dp") if name in asked.question.settled]
+    otherwise = f"leave out --{', --'.join(given)}" if given else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
@@ -160,7 +171,7 @@ def _print_table(asked: PlanAsked, searched: Searched, figures: Figures) -> None
     words = [legend(searched), f"best, {best.layout}:"]
     words += [f"  {line}" for line in figures_words(figures, asked.question.gpus)]
     words += [
-        f"  constants: {asked.source}; the band is what that is worth",
+        f"  constants: {asked.source}; the range of the step time is their error",
         left_out_words(searched),
         unchecked(searched),
     ]
@@ -213,7 +224,7 @@ def _largest(asked: PlanAsked, as_json: bool, html: Path | None) -> None:
         if found.next_larger is not None:
             larger = found.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
-            click.echo(f"the next, {count_words(larger.params)} parameters, {sizes}, does not fit, or leaves no room")
+            click.echo(f"the next, {count_words(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         click.echo(f"family: {FAMILY}\n")
         _print_table(asked, found.searched, figures[0])
     if not as_json:
@@ -221,10 +232,10 @@ def _largest(asked: PlanAsked, as_json: bool, html: Path | None) -> None:
 
 
 def _submit_command(asked: PlanAsked, training: Training) -> str:
-    """The `hpc-gpt submit` of a candidate, in words that a shell takes.
+    """The `hpc-gpt submit` of a candidate, quoted for a shell.
 
-    Without an EXPERIMENT `submit` would choose for itself, so engine and dtype are named. If the engine is another one
-    than the default experiment's, the model is named too: then the defaults of every key apply.
+    Without EXPERIMENT it gives engine and dtype, which `submit` would choose otherwise. If the engine is not that of
+    the default experiment it also gives the model, so that the default of every key applies.
     """
     request, base, planned = asked.request, asked.base, asked.experiment
     words = ["hpc-gpt", "submit"]
@@ -235,7 +246,7 @@ def _submit_command(asked: PlanAsked, training: Training) -> str:
     if request.cluster is not None:
         words += ["--cluster", request.cluster]
     for key, value in request.given.items():
-        if not key.startswith("engine.") and key not in _SETTLED:
+        if not key.startswith("engine.") and key not in _GIVEN:
             words += _option(key, value)
     words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
     words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]

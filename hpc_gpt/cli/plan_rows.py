@@ -1,4 +1,4 @@
-"""What `plan --validate` and `plan --calibrate` do and print."""
+"""`plan --validate` and `plan --calibrate`: read, call and print."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def run_validate(
 ) -> None:
     """Predicts every row of a file and prints it beside what was published. Writes nothing.
 
-    `calibration` names a cluster of `calibrate_files`, or without them a cluster profile with a [calibration]. Records
-    among `calibrate_files` are of the machine of profile `cluster`.
+    `calibration`: a cluster in `calibrate_files`, or without these a cluster profile with a [calibration]. `cluster`:
+    the profile of the machine that made the records in `calibrate_files`.
     """
     rows = read_rows(rows_file)
     profile = load_profile(cluster) if cluster is not None else None
     read = [read_any(path, profile) for path in calibrate_files]
     others = [row for each in read for row in each.rows]
-    _say_left_out([entry for each in read for entry in each.left_out])
+    _print_unused([entry for each in read for entry in each.left_out])
     clusters = calibrate_clusters(others)
     always = _always(calibration, clusters, given=bool(calibrate_files))
     entries = predict_rows(rows, choosing(clusters, always))
@@ -97,7 +97,7 @@ def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None =
         left_out += read.left_out
     fitted = _fitted_for(profile, rows, left_out, calibration)
     path = store_calibration(cluster, fitted)
-    _say_left_out(left_out)
+    _print_unused(left_out)
     if as_json:
         tables = {"schema": SCHEMA, "profile": str(path), "calibration": fitted.to_tables()}
         tables["left_out"] = [{"id": entry.id, "left_out": entry.reason} for entry in left_out]
@@ -108,11 +108,11 @@ def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None =
     for name, residual in sorted(fitted.residuals.items(), key=lambda pair: -abs(pair[1])):
         click.echo(f"{residual:+8.1%}  {name}")
     count = len(fitted.residuals)
-    click.echo(f"mean error of the {count} step times they were fitted to: {_percent(fitted.mean_error)}")
+    click.echo(f"mean error over the {count} fitted step times: {_percent(fitted.mean_error)}")
     click.echo(f"stored in {path}", err=True)
 
 
-def _say_left_out(entries: Sequence[LeftOut]) -> None:
+def _print_unused(entries: Sequence[LeftOut]) -> None:
     for entry in entries:
         click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
 
@@ -120,9 +120,9 @@ def _say_left_out(entries: Sequence[LeftOut]) -> None:
 def _fitted_for(
     profile: ClusterProfile, rows: Sequence[Row], left_out: Sequence[LeftOut], calibration: str | None
 ) -> Calibrated:
-    """The rows of the cluster that is named, fitted; else those of the profile's machine.
+    """Constants fitted to the rows of the cluster `calibration`, else to those of the profile's device and node size.
 
-    Of several clusters of the same device and node size the one of the profile's name, else of its fabric, counts.
+    Of several such clusters the one with the profile's name counts, else those with its fabric.
     """
     names = dict.fromkeys(row.cluster for row in rows if row.cluster)
     if calibration is not None:
@@ -137,7 +137,7 @@ def _fitted_for(
         if not alike:
             without = _some([f"{entry.id}: {entry.reason}" for entry in left_out])
             raise ConfigError(
-                f"no row is of profile {profile.name}: {per_node} {device} a node"
+                f"no row is of profile {profile.name}: {per_node} {device} per node"
                 + (f"; left out: {without}" if without else ""),
                 "give rows of that device and node size, or choose a cluster with --calibration NAME",
             )
@@ -150,9 +150,7 @@ def _fitted_for(
                 err=True,
             )
     if not fastest(chosen):
-        raise ConfigError(
-            "no row tells the time of a step", "calibrating needs sec_per_iter or another figure of speed"
-        )
+        raise ConfigError("no row has the time of a step", "calibration needs sec_per_iter or another figure of speed")
     return calibrate(profile.name, chosen)
 
 
@@ -198,8 +196,8 @@ def _print_scores(scores: Scores, title: str) -> None:
     out, ran = scores.said_to_fit, scores.said_not_to
     click.echo(
         f"fits: {scores.fits_judged - len(out) - len(ran)} of {scores.fits_judged} right"
-        + (f"; said to fit, but ran out: {_some(out)}" if out else "")
-        + (f"; said not to fit, but ran: {_some(ran)}" if ran else "")
+        + (f"; predicted to fit, but ran out: {_some(out)}" if out else "")
+        + (f"; predicted not to fit, but ran: {_some(ran)}" if ran else "")
     )
     if scores.picks:
         good = [pick for pick in scores.picks if pick.is_good]
@@ -227,7 +225,6 @@ def _print_left_out(entries: Sequence[Entry]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The names, of many the first."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -26,13 +26,13 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def profile() -> None:
     """List, show and detect cluster profiles.
 
-    A profile says how one site wants its jobs. Your own lie in the config folder, clusters/NAME.toml.
+    A profile says how one site wants its jobs. Your own are in the config folder, clusters/NAME.toml.
     """
 
 
 @profile.command("list")
 def list_() -> None:
-    """Every profile, with what it says of itself and where it lies."""
+    """List every profile with its description; yours are marked."""
     names = list_profiles()
     default = user_default() or FALLBACK
     width = max(len(name) for name in names)
@@ -40,13 +40,15 @@ def list_() -> None:
         own = "  (yours)" if path.is_relative_to(config_dir()) else ""
         mark = "*" if name == default else " "
         click.echo(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}")
-    click.echo(f'\n* taken without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
+    click.echo(
+        f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True
+    )
 
 
 @profile.command("show")
 @click.argument("name", shell_complete=completion.profiles)
 def show(name: str) -> None:
-    """Every key of profile NAME as it stands after `extends`."""
+    """Print every key of profile NAME, with what it extends."""
     settings = asdict(load_profile(name))
     tables = {key: settings.pop(key) for key in ("container", "environment", "machine", "calibration")}
     for key, value in settings.items():
@@ -59,24 +61,24 @@ def show(name: str) -> None:
 
 
 @profile.command("detect")
-@click.option("--name", metavar="NAME", help="Keep it as clusters/NAME.toml in the config folder.")
+@click.option("--name", metavar="NAME", help="Write it to clusters/NAME.toml in the config folder.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE.")
-@click.option("--partition", "-p", metavar="PARTITION", help="The partition it is for; by default one with GPUs.")
+@click.option("--partition", "-p", metavar="PARTITION", help="The partition it is for; one with GPUs unless given.")
 def detect(name: str | None, output: Path | None, partition: str | None) -> None:
     """Write a commented profile of the cluster that you are on.
 
-    It is what sinfo, scontrol and sacctmgr say: GPUs, CPUs, partition, your accounts and qos, features, limits and
-    requeueing. Without --name and -o it goes to stdout. No file is overwritten.
+    Its values are from sinfo, scontrol and sacctmgr: GPUs, CPUs, partition, your accounts and qos, features, limits
+    and requeueing. Without --name and -o it is printed. No file is overwritten.
     """
     if name is not None and output is not None:
-        raise ConfigError("--name and --output are two places for one profile", "give one of the two")
+        raise ConfigError("--name and --output do not go together", "give one of the two")
     if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise ConfigError(
-            f"--name {name!r} is no name of a profile", "use letters, digits, dots, dashes and underscores"
+            f"--name {name!r} is not a valid profile name", "use letters, digits, dots, dashes and underscores"
         )
     path = config_dir() / "clusters" / f"{name}.toml" if name is not None else output
     if path is not None and path.exists():
-        raise ConfigError(f"{path} is there already, and nothing is overwritten", "give another name, or move it away")
+        raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name, or move it away")
     site = read_site()
     chosen = choose_partition(site, partition)
     text = profile_text(site, chosen)
@@ -90,13 +92,13 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path} is there already, and nothing is overwritten", "give another name") from None
+        raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name") from None
     click.echo(f"wrote {path}")
     click.echo(f"next: hpc-gpt doctor --cluster {shlex.quote(name or str(path))}", err=True)
 
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:
-    """What is set of a table, those within it last."""
+    """Prints the keys of a table that are set, the tables in it last."""
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
     own = {key: value for key, value in table.items() if key not in inner and value is not None}
     if own:

@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,17 @@ import click
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.errors import ConfigError, JobFailed
-from hpc_gpt.launch.prepare import Prepared, Request, choose_profile, prepare
+from hpc_gpt.launch.prepare import Prepared, Request, prepare
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.rehearsal.small_run import LINKS, SmallRun, make_small
+from hpc_gpt.rehearsal.small_run import LINKS, SmallRun, make_small, with_slurm
 from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.cluster import FALLBACK
 from hpc_gpt.settings.smoke import compare
 
 if TYPE_CHECKING:
     from hpc_gpt.rehearsal.life import Stage
     from hpc_gpt.rehearsal.small_run import Outcome
 
-# A rehearsal is of one run, and small by itself.
+# A rehearsal is of one run, and always small.
 _NOT_HERE = ("smoke", "sweep")
 
 
@@ -38,19 +36,19 @@ _NOT_HERE = ("smoke", "sweep")
               help="Keep the rehearsed runs there, in a new or empty folder.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, ok, cause, stages, not_rehearsed, …")
 def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) -> None:
-    """Run the whole life of EXPERIMENT's job on this machine, before a night of queue.
+    """Run the whole life of EXPERIMENT's job on this machine, before it waits in a queue.
 
-    The job script that submit would send really runs here, at --smoke size, under stand-ins for Slurm's commands: it is
-    submitted, saves, gets USR2 ahead of its time limit, saves and goes back to the queue, resumes, is preempted once,
-    resumes again and finishes, with the losses of a run that nothing interrupted. Waits are spared. What cannot be
-    shown here is named. Nothing is left running and nothing of yours is written, but for --keep. Takes a minute or two.
+    The job script that submit would send runs here, at --smoke size, with stand-ins for Slurm's commands. It is
+    submitted, saves, gets USR2 before its time limit, saves and is requeued, resumes, is preempted once, resumes again
+    and finishes, with the same losses as an uninterrupted run. Waiting times are skipped. What cannot be shown here is
+    listed. Nothing is left running, and nothing of yours is written except to --keep. Takes a minute or two.
 
     \b
     hpc-gpt rehearse demo
     hpc-gpt rehearse gpt2-meg-ds-3d --gpus 64 --pp 16 --cluster jean-zay-v100-32g
     hpc-gpt rehearse memory-ladder --row batch64 --quick --json
 
-    Exit 0 when all of it holds, 3 when the run fails, with the first cause; 130 on Ctrl-C, which ends all of it.
+    Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
@@ -58,30 +56,39 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
         try:
             keep.mkdir(parents=True, exist_ok=True)
             if any(keep.iterdir()):
-                raise ConfigError(f"--keep {keep}: there is something in that folder", "name a new one")
+                raise ConfigError(f"--keep {keep}: that folder is not empty", "name a new one")
         except OSError as fault:
             raise ConfigError(f"--keep {keep}: {fault.strerror}", "name a folder that you can write") from None
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
-    real, small, prepared = _prepare(request)
-    for line in _beginning(real, small):
+    request, note = with_slurm(request)
+    if note:
+        click.echo(note, err=True)
+    real = prepare(request)
+    small = make_small(real.resolved, len(list_gpus()))
+    script = render_script(small.resolved, request.template)
+    prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=LINKS))
+    click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
+    for line in (*compare(real.resolved, small.resolved), *small.notes):
+        click.echo(f"  {line}", err=True)
+    for line in real.notes:
         click.echo(line, err=True)
 
     at_terminal = sys.stderr.isatty()
 
     def wait(what: str) -> None:
         if at_terminal:
-            click.echo(f"\r\x1b[K{'':10}waits for {what}", nl=False, err=True)
+            click.echo(f"\r\x1b[K{'':10}waiting for {what}", nl=False, err=True)
 
-    def tell(stage: Stage) -> None:
+    def show(stage: Stage) -> None:
         if at_terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
         click.echo(
             f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", err=as_json
         )
 
-    outcome = live(real, small, prepared, quick, keep, tell, wait)
+    outcome = live(real, small, prepared, quick, keep, show, wait)
     took_s = time.monotonic() - began
     if as_json:
         folder = str(keep.resolve()) if keep is not None else None
@@ -95,32 +102,11 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
         for line in outcome.log:
             click.echo(f"  | {line}", err=True)
         look = f"look at {keep}" if keep is not None else "--keep DIR keeps the run to look at"
-        raise JobFailed(f"the rehearsal of {name} failed at {outcome.cause}", f"mend it and rehearse again; {look}")
+        raise JobFailed(f"the rehearsal of {name} failed at {outcome.cause}", f"fix it and rehearse again; {look}")
     click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s", err=as_json)
     if keep is not None:
         click.echo(f"kept in {keep}", err=True)
     click.echo(f"next: {_next_words(request)}", err=True)
-
-
-def _prepare(request: Request) -> tuple[Prepared, SmallRun, Prepared]:
-    """(what submit would send, the small run, what is sent in its place)."""
-    if choose_profile(request, queueing=False).scheduler == "local":
-        if request.cluster is not None:
-            raise ConfigError(
-                f"profile {request.cluster} has no Slurm to rehearse",
-                f"hpc-gpt submit --smoke runs it here; or use --cluster {FALLBACK}",
-            )
-        click.echo(f"your own profile has no Slurm to rehearse: {FALLBACK} in its place", err=True)
-        request = replace(request, cluster=FALLBACK)
-    real = prepare(request)
-    small = make_small(real.resolved, len(list_gpus()))
-    script = render_script(small.resolved, request.template)
-    return real, small, Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=LINKS))
-
-
-def _beginning(real: Prepared, small: SmallRun) -> list[str]:
-    title = f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}"
-    return [title, *(f"  {line}" for line in (*compare(real.resolved, small.resolved), *small.notes)), *real.notes]
 
 
 def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | None, took_s: float) -> dict[str, Any]:
@@ -142,8 +128,8 @@ def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | Non
 
 
 def _next_words(request: Request) -> str:
-    """The submit that this was a rehearsal of: this very line, without what only a rehearsal has; what submit would ask
-    about is named."""
+    """The `hpc-gpt submit` that was rehearsed: this command line without the options of rehearse, and with the default
+    experiment named, about which submit would ask."""
     words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
     while left:
         word = left.pop(0)

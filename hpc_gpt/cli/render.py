@@ -14,13 +14,13 @@ from hpc_gpt.launch.prepare import Request, prepare, prepare_sweep
 @click.command()
 @experiment_options
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="For --sweep: where to write the scripts, NAME.sh for each row.")  # fmt: skip
+              help="With --sweep: write the scripts there, NAME.sh for each row.")  # fmt: skip
 def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
-    The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or a file or folder under experiments/
-    by name. Without one it is seed 001's own 64-GPU run, with --model the default of every key (hpc-gpt help keys).
-    Needs no Slurm.
+    The script is complete: plain sbatch takes it. EXPERIMENT is a TOML file, or the name of a file or folder under
+    experiments/. Without EXPERIMENT it is seed 001's own 64-GPU run; if --model is given, the default of every key
+    (hpc-gpt help keys). Needs no Slurm.
 
     \b
     hpc-gpt render demo --cluster generic-slurm > job.sh
@@ -29,7 +29,7 @@ def render(request: Request, folder: Path | None) -> None:
     """
     if request.sweep is not (folder is not None):
         raise ConfigError(
-            "--sweep makes a script for each row, which -o FOLDER takes",
+            "--sweep makes a script for each row and needs -o FOLDER to write them to",
             "add -o FOLDER" if request.sweep else "add --sweep, or write > job.sh for one script",
         )
     if folder is None:

@@ -1,4 +1,4 @@
-"""`hpc-gpt report`: the figures of runs and of anyone's logs, as a table, a page or for another program."""
+"""hpc-gpt report: the figures of runs and of any program's logs, as a table, a page or for another program."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="SET|KEY,...",
     shell_complete=completion.columns,
-    help="A seed's own by its name, as gpt2-meg; usual; keys of a record, as gpus,tp,step_s; "
-    "auto: the seed's where all runs are of its sweep.",
+    help="The name of a seed's table, such as gpt2-meg; usual; keys of a record, such as gpus,tp,step_s; "
+    "auto: the seed's if all runs are of its sweep.",
 )
 @click.option(
     "--sort",
     default="",
     metavar="KEY,...",
     shell_complete=completion.record_keys,
-    help="By keys of a record; -KEY from high to low. Otherwise oldest first.",
+    help="Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
 )
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write one page with charts there.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with charts.")
 @click.option(
     "--audit",
     type=click.Path(path_type=Path),
     metavar="TABLE",
-    help="Recompute a published table (.md, .csv) from its own formula and the logs of PATH; exit 1 if a cell breaks.",
+    help="Check a published table (.md, .csv) against its own formula and the logs of PATH; exit 1 if a cell is wrong.",
 )
 @click.option(
     "--formula",
     type=click.Choice(["seed", "hardware", "model"]),
-    help="With --audit: the formula of TFLOPs where the table's document states none.",
+    help="With --audit: the formula of TFLOPs if the table's document states none.",
 )
 @click.option(
     "--predictions",
     is_flag=True,
-    help="What the planner predicted of each run beside what was measured, and the mean error.",
+    help="Print what the planner predicted for each run beside what was measured, and the mean error.",
 )
 @click.option(
     "--tensorboard",
@@ -92,10 +92,10 @@ def report(
 ) -> None:
     """Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.
 
-    A PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
-    folder that holds some (logs/ unless given); a run by id, prefix or job id; a bench, by its folder: its rows, not
-    its rounds; or a sweep as experiments/gpt2-meg: its runs under logs/, in the seed's columns. The record.json of our
-    own runs is brought up to date; nothing else is written. The step time is the median of the steps after warm-up.
+    PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
+    folder of run folders (logs/ unless given); a run id, prefix or job id; a bench folder, for its rows; or a sweep
+    such as experiments/gpt2-meg, for its runs under logs/ in the seed's columns. Updates the record.json of our own
+    runs and writes nothing else. The step time is the median of the steps after warm-up.
     """
     from hpc_gpt.report.gather import gather_paths
 
@@ -104,12 +104,12 @@ def report(
         others = {"--html": html, "--tensorboard": tensorboard, "--wandb": wandb, "--sort": sort}
         for name, given in {**others, "--columns": columns != "auto", "--predictions": predictions}.items():
             if given:
-                raise ConfigError(f"--audit and {name} do not go together", f"two commands: one without {name}")
+                raise ConfigError(f"--audit and {name} do not go together", f"use two commands, one without {name}")
         sys.exit(_audit(audit, paths, form, formula))
     if formula is not None:
-        raise ConfigError("--formula is for --audit", "a record has every formula; hpc-gpt help record")
+        raise ConfigError("--formula needs --audit", "a record has TFLOPs by every formula; see hpc-gpt help record")
     if predictions and columns != "auto":
-        raise ConfigError("--predictions has columns of its own", "leave --columns out")
+        raise ConfigError("--predictions has its own columns", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
     gathered = gather_paths(paths, logs_dir())
@@ -118,21 +118,21 @@ def report(
     if form == "table" and not gathered.runs and not text and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
         if not paths:
-            click.echo("hint: hpc-gpt report PATH reads a log, or a folder of anyone's logs", err=True)
+            click.echo("hint: hpc-gpt report PATH reads a log, or a folder of logs, of any program", err=True)
     click.echo(text, nl=False)
-    _tell(gathered, form)
+    _print_notes(gathered, form)
     _write(gathered, html, tensorboard, wandb)
     if gathered.unread:
         sys.exit(1)
 
 
 def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | None) -> int:
-    """The exit code: 1 where a cell breaks. Without a PATH no log stands behind the table."""
+    """Audits a table, and returns the exit code: 1 if a cell is wrong. Without PATH no log is read."""
     from hpc_gpt.report.audit import as_json, as_text, audit
     from hpc_gpt.report.gather import Gathered, gather_paths
 
     if form not in ("table", "json"):
-        raise ConfigError(f"--audit has no format {form}", "without --format, or with --json")
+        raise ConfigError(f"--audit has no format {form}", "leave --format out, or use --json")
     gathered = gather_paths(paths, logs_dir()) if paths else Gathered()
     found = audit(table, gathered.runs, formula)
     click.echo(as_json(found) if form == "json" else as_text(found), nl=False)
@@ -142,11 +142,13 @@ def _audit(table: Path, paths: Sequence[str], form: str, formula: FormulaName | 
 
 
 def _check_keys(columns: str, sort: str) -> None:
-    """What is misspelt is refused before an hour of reading."""
+    """ConfigError for an unknown key, before what may be an hour of reading."""
     if columns not in ("auto", "usual", "seed", *SEED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
-            raise ConfigError("--columns names no column", "keys of a record with commas between them, as gpus,step_s")
+            raise ConfigError(
+                "--columns names no column", "give keys of a record with commas between them, such as gpus,step_s"
+            )
     sort_records([], _keys(sort))
 
 
@@ -155,7 +157,7 @@ def _keys(words: str) -> list[str]:
 
 
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
-    """What would be refused at the end is refused before an hour of reading."""
+    """Refuses a target that cannot be written before what may be an hour of reading."""
     if html is not None:
         from hpc_gpt.report.page import check_target
 
@@ -172,7 +174,7 @@ def _sort(gathered: Gathered, sort: str) -> None:
 
 
 def _text(gathered: Gathered, form: str, columns: str) -> str:
-    """What goes to stdout; nothing for a table without a run."""
+    """What goes to stdout; nothing for a table without runs."""
     lines = _seed_lines(gathered, columns)
     if lines is not None:
         return seed_text(lines, form, width())
@@ -181,16 +183,15 @@ def _text(gathered: Gathered, form: str, columns: str) -> str:
 
 
 def _predicted(gathered: Gathered, form: str) -> str:
-    """What the planner said beside what was measured; how many runs it was not asked of goes to stderr."""
     lines = predictions_of(gathered.records)
     without = len(gathered.records) - len(lines)
     if without:
-        click.echo(f"note: {without} of {len(gathered.records)} runs hold no prediction", err=True)
+        click.echo(f"note: {without} of {len(gathered.records)} runs have no prediction", err=True)
     return predictions_text(lines, form)
 
 
 def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
-    """The lines of a seed's own table; None where the columns are others."""
+    """The lines of a seed's own table; None if --columns asks for others."""
     if columns not in ("auto", "seed", *SEED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
@@ -200,14 +201,13 @@ def _seed_lines(gathered: Gathered, columns: str) -> SweepLines | None:
     if found is None and columns == "seed":
         raise ConfigError(
             "--columns seed shows one sweep, but these runs are of several or of none",
-            f"name the runs of one, as hpc-gpt report gpt2-meg, or the columns: {', '.join(SEED_TABLES)}",
+            f"name the runs of one, as in hpc-gpt report gpt2-meg, or its columns: {', '.join(SEED_TABLES)}",
         )
     return sweep_lines(found, gathered.records, gathered.sweeps.get(found)) if found is not None else None
 
 
-def _tell(gathered: Gathered, form: str) -> None:
-    """What looks wrong, to stderr."""
-    # In JSON they stand with the figures.
+def _print_notes(gathered: Gathered, form: str) -> None:
+    """Prints to stderr what looks wrong; in JSON the flags are in the records."""
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
         click.echo(plain(f"note: {words}"), err=True)
     if gathered.unwritten:
@@ -223,7 +223,7 @@ _MOST_FLAGS = 60
 
 
 def _flags(gathered: Gathered) -> list[str]:
-    """What looks wrong, each thing once with the runs that it is said of."""
+    """Each flag once, with the runs that have it."""
     runs: dict[str, list[str]] = {}
     for record in gathered.records:
         for flag in record.flags:
@@ -237,7 +237,7 @@ def _flags(gathered: Gathered) -> list[str]:
 
 
 def _write(gathered: Gathered, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
-    """The page and the exports, and where they are, to stderr."""
+    """Writes the page and the exports, and prints to stderr where they are."""
     if html is not None:
         from hpc_gpt.report.page import write_page
 

@@ -1,20 +1,22 @@
-"""hpc-gpt status"""
+"""hpc-gpt status, logs: the state of runs, and what they print."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import sys
 import time
 
 import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import UserError
+from hpc_gpt.launch.following import follow_logs, log_path, read_tail
 from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.status import RunStatus, SweepStatus, by_sweep, fold, read_status
 from hpc_gpt.paths import logs_folder
-from hpc_gpt.runs.run_folder import find_runs, singles_out
+from hpc_gpt.runs.run_folder import find_run, find_runs, singles_out
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen
 from hpc_gpt.words import Grid, plain
@@ -30,14 +32,14 @@ _RIGHT = {"attempts", "step", "loss", "tokens/s"}
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Seconds, for --watch."
 )
-@click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep; its id or job opens it, too.")
-@click.option("--all", "show_all", is_flag=True, help="Every run; without it the newest 20.")
+@click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep, as its id or job id gives.")
+@click.option("--all", "show_all", is_flag=True, help="Every run; the newest 20 unless given.")
 def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, show_all: bool) -> None:
-    """Show how runs stand.
+    """Show the state of runs.
 
-    State, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a folder; by
-    default the newest 20 under logs/. A sweep is one line, which its id, its folder, its array's job id or --open
-    opens. Slurm is asked once, whatever the number of runs; accounting is not needed.
+    Prints state, job, attempts, last step, loss, tokens/s. RUN is a run id, an unambiguous prefix, a job id or a
+    folder; without RUN the newest 20 under logs/. A sweep is one line; its id, folder or array job id, or --open, shows
+    a line for each of its runs. Slurm is asked once for all runs; accounting is not needed.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -105,8 +107,33 @@ def _cells(row: RunStatus) -> tuple[str, ...]:
     )
 
 
+@click.command()
+@click.argument("run", shell_complete=completion.runs)
+@click.option(
+    "--follow", "-f", is_flag=True, help="Print what the run writes, over all its attempts, until it has ended."
+)
+@click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
+@click.option("--path", is_flag=True, help="Print the log's path instead.")
+def logs(run: str, follow: bool, attempt: int | None, tail: int | None, path: bool) -> None:
+    """Print RUN's log.
+
+    The log has the output of all ranks of the last attempt. RUN is a run id, an unambiguous prefix, a job id or a
+    folder.
+    """
+    found = find_run(run, logs_folder())
+    if path:
+        click.echo(str(log_path(found, attempt)))
+    elif follow:
+        follow_logs(found, attempt, tail, sys.stdout.buffer)
+    else:
+        text, _ = read_tail(log_path(found, attempt), tail)
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
 def first_submit(*settings: str) -> str:
-    """The demo, which runs anywhere, with some `--set`: on the user's own cluster, or without one and Slurm, here."""
+    """The command that submits the demo with some `--set`; on this machine if there is neither a profile nor Slurm."""
     try:
         own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
     except UserError:

@@ -1,4 +1,4 @@
-"""hpc-gpt submit: its options and its help, which load in 0.15 s. `submitting` does the work."""
+"""hpc-gpt submit: its options and help, which load in 0.15 s. `submitting` does the work."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 @click.command()
 @experiment_options
 @click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
-              help="Print script and command, ask sbatch --test-only; write nothing. What submit refuses is refused, "
-              "but for a Slurm that is away.")  # fmt: skip
+              help="Print script and command, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
+              "unless only Slurm cannot be reached.")  # fmt: skip
 @click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
-              help="Do not ask whether to queue the default experiment.")  # fmt: skip
+              help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
-              help="Follow the job to its end; exit 3 if it failed. Ctrl-C stops the job.")  # fmt: skip
+              help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
-              help="For --sweep: so many of an array at a time.")  # fmt: skip
+              help="With --sweep: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
-              help="For --sweep: leave out the rows that are refused or do not fit, and say which.")  # fmt: skip
+              help="With --sweep: leave out the rows that are refused or do not fit, and print them.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
-              help="How far: tokens=30e9, steps=N or loss=X; says how many jobs and GPU-hours that takes, and when it "
-              "is done.")  # fmt: skip
+              help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completion.runs,
-              help="Go on from RUN's checkpoint: in its own folder, or with other options as a new run.")  # fmt: skip
+              help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip
 def submit(
     request: Request,
     dry_run: bool,
@@ -43,13 +42,14 @@ def submit(
 ) -> None:
     """Submit EXPERIMENT to Slurm, or start it here.
 
-    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or a file or folder
-    under experiments/ by name. Without one it is seed 001's own 64-GPU run, which is queued if its size is named, a
-    terminal agrees or --yes is given; with --model it is the default of every key (hpc-gpt help keys).
+    --cluster local starts it on this machine, a process for each rank. EXPERIMENT is a TOML file, or the name of a
+    file or folder under experiments/. Without EXPERIMENT it is seed 001's own 64-GPU run, which is queued if an option
+    gives its size, if you agree at the terminal, or with --yes; if --model is given, the default of every key (hpc-gpt
+    help keys).
 
-    A run that its time limit ends goes on by itself, as the profile's chain says: the same job once more (requeue), or
-    jobs that wait for each other (singleton). --until tells beforehand what the chain takes, from earlier runs of the
-    same settings under logs/, else as predicted. --max-gpu-hours ends it as budget, saved, before it takes more.
+    If the time limit ends a run, its job chain continues it, as `chain` in the profile says: Slurm requeues the job
+    (requeue), or further jobs wait for it (singleton). --until prints what the chain will take, from earlier runs with
+    the same settings under logs/, else as predicted. --max-gpu-hours ends the run, saved, before it takes more.
 
     \b
     hpc-gpt submit demo --cluster local --wait

@@ -1,4 +1,4 @@
-"""What `hpc-gpt submit` does: one run, a run that goes on from another, or all rows of a sweep."""
+"""What `hpc-gpt submit` does: submits a run, resumes one, or submits all rows of a sweep."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 def submit_one(
     request: Request, until: tuple[str, ...], resume: str | None, dry_run: bool, yes: bool, wait: bool
 ) -> None:
-    """Submit one run, or go on with the one that `resume` names; with `wait` follow it to its end."""
+    """Submits one run, or resumes the run `resume`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
     if resume is not None:
         submitted = _resume(resume, request, dry_run)
@@ -65,10 +65,10 @@ def submit_one(
             _dry_run(prepared)
             return
         submitted = submit_run(prepared, logs_folder())
-        _foretell(prepared)
+        _print_foretold(prepared)
     interrupts = 0
     try:
-        _say(submitted, wait)
+        _print_submitted(submitted, wait)
     except KeyboardInterrupt:
         if not wait:
             raise
@@ -79,7 +79,7 @@ def submit_one(
 
 
 def _ask_first(prepared: Prepared, request: Request) -> None:
-    """Asks on a terminal whether to queue what nobody has named; ConfigError with an example off it."""
+    """Asks whether to queue the default experiment; ConfigError with an example if there is no terminal."""
     run = prepared.resolved
     if run.cluster.scheduler == "local":
         return
@@ -91,7 +91,7 @@ def _ask_first(prepared: Prepared, request: Request) -> None:
         cluster = f" --cluster {request.cluster}" if request.cluster else ""
         raise ConfigError(
             words,
-            f"name what to train, as hpc-gpt submit demo{cluster}, or its size, as --gpus {run.gpus}; --yes queues it",
+            f"name what to train, as hpc-gpt submit demo{cluster}, or its size, --gpus {run.gpus}; --yes queues it",
         )
     click.echo(words, err=True)
     if not _agrees("queue it?"):
@@ -100,7 +100,7 @@ def _ask_first(prepared: Prepared, request: Request) -> None:
 
 
 def _agrees(question: str) -> bool:
-    """The answer on the terminal; the end of the input is a no."""
+    """The answer at the terminal; end of input is a no."""
     try:
         return click.confirm(question, err=True)
     except click.Abort as end:
@@ -111,8 +111,8 @@ def _agrees(question: str) -> bool:
 
 
 def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
-    """The same run once more, or a new one that goes on from it where the command line changes anything; None for a
-    dry run."""
+    """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; None for a dry
+    run."""
     ctx = click.get_current_context()
     given = [
         parameter
@@ -127,15 +127,14 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     ]
     if others:
         raise ConfigError(
-            f"--resume goes on with a run's own experiment; {', '.join(others)} would be another",
+            f"--resume continues a run's own experiment; {', '.join(others)} would be another",
             "leave them out, or submit a new run",
         )
     run = find_run(name, logs_folder())
-
     assert request.until is not None
     if not given and not changed_length(run.resolved(), request.until, request.given):
         return _resume_same(run, forecast_same(run, request.until, earlier_runs()), dry_run)
-    # What HPC_GPT_* variables say was the run's to heed when it was submitted.
+    # HPC_GPT_* variables were read when the run was submitted, and count no more.
     profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs()
@@ -145,21 +144,21 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     if dry_run:
         _dry_run(prepared)
         return None
-    click.echo(f"goes on from {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
+    click.echo(f"resumes {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
     submitted = resume_elsewhere(prepared, parent, logs_folder())
-    _foretell(prepared)
+    _print_foretold(prepared)
     return submitted
 
 
 def _resume_same(run: RunFolder, forecast: Forecast | None, dry_run: bool) -> Submitted | None:
-    """The run's own job.sh once more. Of a dry run the forecast is all there is to say."""
+    """Starts the run's own job.sh again; a dry run only prints the forecast."""
     for line in forecast.lines if forecast else ():
         click.echo(line, err=True)
     if dry_run:
         check_resumption(run, dry=True)
     if dry_run and forecast is None:
         raise ConfigError(
-            "--resume without other options starts the run's own job.sh as it is", f"see {run.job_script}"
+            "--resume without other options starts the run's own job.sh unchanged", f"see {run.job_script}"
         )
     if dry_run:
         click.echo(f"would run: the run's own {run.job_script}", err=True)
@@ -173,8 +172,7 @@ def _is_given(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _foretell(prepared: Prepared) -> None:
-    """What is predicted of a run that nothing has refused."""
+def _print_foretold(prepared: Prepared) -> None:
     for line in prepared.foretold:
         click.echo(line, err=True)
 
@@ -182,7 +180,7 @@ def _foretell(prepared: Prepared) -> None:
 def _dry_run(prepared: Prepared) -> None:
     check_submission([prepared], logs_folder(), dry=True)
     click.echo(prepared.script, nl=False)
-    _foretell(prepared)
+    _print_foretold(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":
         chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
         command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
@@ -194,7 +192,7 @@ def _dry_run(prepared: Prepared) -> None:
     click.echo("dry run: nothing was written or submitted", err=True)
 
 
-def _say(submitted: Submitted, wait: bool) -> None:
+def _print_submitted(submitted: Submitted, wait: bool) -> None:
     run = submitted.run
     leaked = _ignored_variables() if submitted.scheduler == "slurm" else []
     if leaked:
@@ -202,7 +200,7 @@ def _say(submitted: Submitted, wait: bool) -> None:
     if submitted.scheduler == "slurm":
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
         if len(submitted.links) > 1:
-            click.echo(f"{len(submitted.links) - 1} more wait for it: {', '.join(submitted.links[1:])}", err=True)
+            click.echo(f"{len(submitted.links) - 1} more jobs wait for it: {', '.join(submitted.links[1:])}", err=True)
     else:
         click.echo(f"started {run.run_id} as process {submitted.job_id}")
     click.echo(f"run folder {run.path}", err=True)
@@ -212,7 +210,7 @@ def _say(submitted: Submitted, wait: bool) -> None:
 
 
 def _ignored_variables() -> list[str]:
-    """SBATCH_* of the user's own shell: outside a job they are meant, so their loss is said."""
+    """The SBATCH_* variables of the user's shell. Outside a job the user set them on purpose."""
     if "SLURM_JOB_ID" in os.environ:
         return []
     return sorted(name for name in os.environ if name.startswith("SBATCH_"))
@@ -224,11 +222,11 @@ def _ignored_variables() -> list[str]:
 def submit_sweep(
     request: Request, until: tuple[str, ...], dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool
 ) -> None:
-    """Queues every row that can run and says what became of each; on this machine runs them, to the last one's end."""
+    """Queues every row that can run and prints what became of each; on this machine runs them all."""
     request = replace(request, until=parse_until(until))
     if not request.sweep:
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
-        raise ConfigError(f"{option} is for --sweep", "add --sweep, or leave it out")
+        raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
     prepared = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit)
     here = prepared.rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
@@ -240,7 +238,7 @@ def submit_sweep(
     prepared, sweep = _sound(prepared, skip_unfit, lambda rows: write_sweep(prepared.name, rows, logs_folder()))
     rows = prepared.rows
     _print_rows(prepared)
-    click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, linked in {sweep.folder}", err=True)
+    click.echo(f"sweep {sweep.id}: {len(rows)} runs of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
         _run_here(sweep, rows)
         return
@@ -262,12 +260,12 @@ def submit_sweep(
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
-        raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request, and submit those rows")
+        raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request and submit those rows")
 
 
 def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prepared]], T]) -> tuple[PreparedSweep, T]:
-    """The sweep, and what `check` gives of its rows; without the rows that it refuses where those are to be left out
-    and there are others. Raises RowFaults, and what else `check` raises."""
+    """(the sweep, what `check` returns for its rows). With `skip_unfit` the rows that `check` refuses are left out if
+    others remain. Raises RowFaults, and whatever else `check` raises."""
     try:
         return prepared, check(prepared.rows)
     except RowFaults as refusal:
@@ -281,7 +279,7 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
 
 
 def _print_rows(prepared: PreparedSweep) -> None:
-    """What a smoke run made small, what is predicted, and which rows cannot run."""
+    """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
     for note in prepared.told:
         click.echo(note, err=True)
     for row in prepared.impossible:
@@ -291,7 +289,7 @@ def _print_rows(prepared: PreparedSweep) -> None:
 
 
 def _show_sweep(rows: Sequence[Prepared], here: bool) -> None:
-    """The jobs that it would make, a line each with its rows; Slurm is asked of each."""
+    """Prints a line for each job it would make, with its rows, and what sbatch says of it."""
     for job in [[row] for row in rows] if here else plan_jobs(rows):
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
@@ -314,7 +312,7 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
 
 
 def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
-    """One row after the other, whatever becomes of each; Ctrl-C ends the one that runs, and with it the sweep."""
+    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep."""
     hold_here(sweep)
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):

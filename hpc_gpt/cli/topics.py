@@ -1,4 +1,4 @@
-"""hpc-gpt help: what `--help` has no room for."""
+"""hpc-gpt help: topics that `--help` has no room for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import toml_value
 
 SWEEPS = """\
-# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and a line for each row laid over it.
+# A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and for each row what it changes.
 [model]
 preset = "gpt2-xl"
 [layout]
@@ -30,17 +30,17 @@ micro_batch = 1
 
 # A row takes any key of an experiment (hpc-gpt help keys), and these:
 #   seed.<column>   a figure to compare with, a number or a text; report prints it beside ours
-#   impossible      why no such layout can exist: the row is listed and never runs
-# Order: the base, then the row, then HPC_GPT_* and options, which hold for every row. A run is named <sweep>-<row>.
+#   impossible      why no such layout can exist: the row is listed and never run
+# Order: the base, then the row, then HPC_GPT_* and options, which apply to every row. A run is named <sweep>-<row>.
 #
 #   hpc-gpt submit NAME                the first row that can run
-#   hpc-gpt submit NAME --row b8       another
-#   hpc-gpt submit NAME --sweep        all of them: one array for each set of rows that ask Slurm for the same, jobs
-#                                      of their own for the others; --cluster local runs one after the other here
+#   hpc-gpt submit NAME --row b8       another row
+#   hpc-gpt submit NAME --sweep        all rows: one array for each set of rows that ask Slurm for the same, single
+#                                      jobs for the others; --cluster local runs them here, one after the other
 #   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
 #   hpc-gpt render NAME --sweep -o FOLDER     the scripts
-#   hpc-gpt status                     a sweep is one line; its id, folder or array's job id opens it
-#   hpc-gpt cancel, report             take a sweep's id or folder, too
+#   hpc-gpt status                     a sweep is one line; its id, folder or array job id shows its runs
+#   hpc-gpt cancel, report             also take a sweep's id or folder
 """
 
 ROWS = """\
@@ -51,36 +51,36 @@ ROWS = """\
    "zero_stage": 1, "sec_per_iter": 9.1, "memory_gib": 20.5, "memory_kind": "nvidia_smi", "fits": true}
 ]}
 
-Or {"clusters": {"mine": [...], "theirs": [...]}}, where each cluster gets constants of its own.
+Or {"clusters": {"mine": [...], "theirs": [...]}}: then each cluster gets its own constants.
 
 the machine     device, gpus_per_node, fabric
 the model       hidden, layers, heads, seq; vocab (51200), kv_heads, ffn, swiglu, untied
-the layout      gpus, tp, pp, dp, of which one follows from the others; vp, sequence_parallel, zero_stage, sharding,
+the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding,
                 distributed_optimizer, stack, schedule, partition, offload, flash_attention
-the batch       micro_bs; global_bs or grad_accum, without which memory is that of a full pipeline
-what was seen   sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
+the batch       micro_bs; global_bs or grad_accum; without either, memory is that of a full pipeline
+measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
                 memory_gib with memory_kind (nvidia_smi, reserved, allocated), memory_by_stage_gib {stage: [steady,
-                peak allocated, peak reserved]}; fits, noisy (predicted, and in no mean)
+                peak allocated, peak reserved]}; fits, noisy (predicted, but in no mean)
 
-Unknown fields are ignored. A row that lacks what nothing else tells, or holds what cannot be, is left out with the
-field named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
+Unknown fields are ignored. A row that lacks a required field, or has an impossible value, is left out with the field
+named; so are mixtures of experts, FP8 and context parallelism, which are not modelled.
 
   hpc-gpt plan --validate rows.json                            predicted beside published, by data sheets
-  hpc-gpt plan --validate rows.json --calibrate mine.json      by constants fitted to other rows
-  hpc-gpt plan --calibrate mine.json --cluster NAME            keeps them in your profile
+  hpc-gpt plan --validate rows.json --calibrate mine.json      with constants fitted to other rows
+  hpc-gpt plan --calibrate mine.json --cluster NAME            stores the constants in your profile
 """
 
 
 @click.group("help")
 def help_command() -> None:
-    """List an experiment's keys and a record's, the engines, a template's variables, how runs end; how a sweep and
-    published rows are written."""
+    """List the keys of an experiment and of a record, the engines, a template's variables, how runs end; how to write
+    a sweep and published rows."""
 
 
 @help_command.command("keys")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def keys(as_json: bool) -> None:
-    """Every key of an experiment: its default and what it may be. --set KEY=VALUE sets any of them."""
+    """List every key of an experiment with its default and its type. --set KEY=VALUE sets any of them."""
     found = experiment_keys()
     if as_json:
         rows = [{"key": key, "default": default, "type": kind} for key, default, kind in found]
@@ -91,14 +91,14 @@ def keys(as_json: bool) -> None:
         value = "-" if default is None else toml_value(default)
         click.echo(f"{key.ljust(width)}  {value.ljust(16)}  {kind}")
     click.echo(
-        "\n- is not set: the cluster profile or a rule settles it; KEY= takes a key back to its default", err=True
+        "\n-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default", err=True
     )
 
 
 @help_command.command("engines")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
 def engines(as_json: bool) -> None:
-    """Every engine: what it splits the model over, its ZeRO stages, the switches of [engine] it takes."""
+    """List every engine: what it splits the model over, its ZeRO stages, and its switches in [engine]."""
     if as_json:
         rows = [
             {
@@ -116,25 +116,25 @@ def engines(as_json: bool) -> None:
         stages = f"; ZeRO {', '.join(map(str, offer.zero_stages))}" if has_zero(name) else ""
         click.echo(f"{name}: {axes}{stages}")
         click.echo(click.wrap_text(", ".join(sorted(offer.switches)), 100, "    ", "    "))
-    click.echo("\nhpc-gpt help keys says what each switch may be", err=True)
+    click.echo("\nhpc-gpt help keys lists the values of each switch", err=True)
 
 
 @help_command.command("sweeps")
 def sweeps() -> None:
-    """How one file holds the rows of a table, and what runs them."""
+    """Explain how a file holds the rows of a table, and how to run them."""
     click.echo(SWEEPS, nl=False)
 
 
 @help_command.command("rows")
 def rows() -> None:
-    """How a file of published rows is written, for plan --validate and --calibrate."""
+    """Explain how to write a file of published rows, for plan --validate and --calibrate."""
     click.echo(ROWS, nl=False)
 
 
 @help_command.command("causes")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, causes.")
 def causes(as_json: bool) -> None:
-    """How a run or an attempt can end: each class, whether starting again mends it, and what to do."""
+    """List how a run or an attempt can end: each class, whether a retry can help, and what to do."""
     if as_json:
         rows = [{"ended": name, **asdict(advice)} for name, advice in ADVICE.items()]
         click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
@@ -148,10 +148,10 @@ def causes(as_json: bool) -> None:
 
 @help_command.command("template")
 def template() -> None:
-    """The blocks and variables of base.sh.j2, for a child of one's own (--template FILE)."""
+    """List the blocks and variables of base.sh.j2, for a template of your own (--template FILE)."""
     example = Experiment(name="example", model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4))
     click.echo(
-        '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block held; `| quote` makes a text one shell word.'
+        '{% extends "base.sh.j2" %}; {{ super() }} keeps what a block has; `| quote` makes a text one shell word.'
     )
     click.echo(
         "blocks: directives environment preflight doctor (with job.preflight) launch epilogue\n"
@@ -165,7 +165,7 @@ def template() -> None:
 @help_command.command("record")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
 def record(as_json: bool) -> None:
-    """Every key of a record, for --columns and --sort of report."""
+    """List every key of a record, for --columns and --sort of report."""
     if as_json:
         keys = [{"key": key, "meaning": meaning} for key, meaning in MEANING.items()]
         click.echo(json.dumps({"schema": 1, "keys": keys}, indent=1))

@@ -17,12 +17,12 @@ from hpc_gpt.words import plain
 @click.argument("run", shell_complete=completion.runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, equal, differences, not_checked.")
 def verify(run: str, as_json: bool) -> None:
-    """Say what of RUN differs from now.
+    """Say what has changed since RUN was submitted.
 
-    Its code, file by file against the snapshot it runs from; package versions; the cluster profile; the experiment's
-    file; the data; the script; resolved.json against the script; the newest checkpoint, byte by byte. With what each
-    difference means: a run keeps to what was submitted. RUN is a run id, an unambiguous prefix, a job id or a run
-    folder. Exit 0 where all is equal, 1 where something differs.
+    Compares the code, file by file with the snapshot that the run uses; package versions; the cluster profile; the
+    experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Says
+    what each difference means: the run itself keeps to what was submitted. RUN is a run id, an unambiguous prefix, a
+    job id or a run folder. Exit 0 if all is equal, 1 if something differs.
     """
     from hpc_gpt.launch.verification import MEANS
     from hpc_gpt.launch.verification import verify as verify_run

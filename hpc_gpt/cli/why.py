@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @click.argument("run", shell_complete=completion.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, run, ended, cause, lines, attempts, …")
 def why(run: str, as_json: bool) -> None:
-    """Say why RUN ended: the first cause of all ranks.
+    """Say why RUN ended: the first cause over all ranks.
 
-    With the rank, the node, the class, the lines around it, what followed, and what to do; a line that leaves the node
-    out where it is the node's fault. RUN is a run id, an unambiguous prefix, a job id, a run folder, or anyone's log or
-    folder of one run's logs. Exit 0 when there is something to say, 1 when nothing says how the run ended. The classes:
+    Prints the cause with its rank, node and class, the lines around it, what followed, and what to do; if the node is
+    at fault, also the option that excludes it. RUN is a run id, an unambiguous prefix, a job id, a run folder, any
+    program's log, or a folder with the logs of one run. Exit 1 if nothing says how the run ended. The classes:
     hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain

@@ -21,14 +21,18 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write_table
-from hpc_gpt.doctor.site import Partition, Site
+from hpc_gpt.doctor.site import Partition, Site, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
 from hpc_gpt.errors import UserError
-from hpc_gpt.launch.submission import check_inputs
+from hpc_gpt.launch.prepare import Request, prepare
+from hpc_gpt.launch.slurm import ask, check_reachable
+from hpc_gpt.launch.submission import check_inputs, dry_run
+from hpc_gpt.paths import data_dir, logs_folder, state_dir
 from hpc_gpt.preflight_lines import PREFLIGHT
 from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.run_folder import RunFolder, list_runs
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tables import close_matches
@@ -48,6 +52,57 @@ class Check:
     level: Level
     words: str
     hint: str = ""
+
+
+def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
+    """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
+    logs = run.path if run is not None else logs_folder()
+    found = []
+    resolved, script, beside = None, "", None
+    try:
+        if run is not None:
+            resolved, script, beside = run.resolved(), run.job_script.read_text(encoding="utf-8"), run.data_beside
+        else:
+            prepared = prepare(request)
+            resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+    except UserError as fault:
+        found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
+    else:
+        nodes = f"{resolved.nodes} node{'s' * (resolved.nodes != 1)}"
+        words = f"{resolved.name}: {resolved.layout} on {nodes} of {profile.name}"
+        found.append(Check("experiment", "ok", words))
+    found += _check_scheduler(resolved, script, profile)
+    found += check_versions()
+    if resolved is not None:
+        found += check_gpus(resolved)
+        found += guarded("inputs", lambda: check_needs(resolved, beside))
+    folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
+    found += check_folders(folders, shared=profile.scheduler == "slurm")
+    if resolved is not None:
+        found += guarded("space", lambda: check_space(resolved, logs, run))
+    found += guarded("clock", lambda: check_clock(logs))
+    if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
+        found += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
+    elif probe:
+        hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
+        found.append(Check("probe", "warn", "not made here", hint))
+    return found
+
+
+def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:
+    """Slurm: whether it answers, has what is asked for, and would take the script."""
+    if profile.scheduler != "slurm":
+        return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
+
+    def reach() -> list[Check]:
+        check_reachable()
+        return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
+
+    found = guarded("slurm", reach)
+    if found[0].level == "fail" or resolved is None:
+        return found
+    found += guarded("profile", lambda: check_profile(resolved, read_site()))
+    return found + guarded("sbatch", lambda: [Check("sbatch", "ok", " ".join(dry_run(resolved, script).split()))])
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:

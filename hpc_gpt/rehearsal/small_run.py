@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpc_gpt.errors import DataError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.launch.prepare import Prepared, shrunken
+from hpc_gpt.errors import ConfigError, DataError, JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.launch.prepare import Prepared, Request, choose_profile, shrunken
 from hpc_gpt.launch.slurm import check_reachable, has_sbatch, submission_environment, test_only
 from hpc_gpt.rehearsal.life import SAVE_EVERY, STEPS, Life, RehearsalFailed, Stage
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
-from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import Resolved, experiment_of
 from hpc_gpt.tokens.run_data import ensure_data, located
@@ -51,6 +51,19 @@ class SmallRun:
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
     gpus: int
+
+
+def with_slurm(request: Request) -> tuple[Request, str]:
+    """The request with a profile that has Slurm, and a note if it is not the user's own; ConfigError if the profile
+    that --cluster names has none."""
+    if choose_profile(request, queueing=False).scheduler == "slurm":
+        return request, ""
+    if request.cluster is not None:
+        raise ConfigError(
+            f"profile {request.cluster} has no Slurm to rehearse",
+            f"hpc-gpt submit --smoke runs it here; or use --cluster {FALLBACK}",
+        )
+    return replace(request, cluster=FALLBACK), f"your own profile has no Slurm to rehearse: using {FALLBACK}"
 
 
 def make_small(real: Resolved, gpus_here: int) -> SmallRun:

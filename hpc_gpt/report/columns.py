@@ -1,4 +1,4 @@
-"""The columns of a report: the usual ones in seed 001's order, those of a user's choice, and what each key means."""
+"""The columns of a report: the usual ones in seed 001's order, those that a user names, and what each key means."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import NOTHING, show_digits, show_params, show_value, show_whole
 
-_HINT = "keys are those of a record, as hpc-gpt help record lists them; settings.engine.optimizer reaches inside one"
+_HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, the record's keys it shows (the csv has each in a column of its own), and its cells.
+    """One column: its heading, the record's keys it shows (csv has one column for each), and its text for a record.
 
-    `optional`: the usual table has it only if a run fills it.
+    `optional`: the usual table has it only if a run has a value.
     """
 
     heading: str
@@ -37,16 +37,16 @@ def show_spread(record: Record) -> str:
 
 
 def peak_memory_gib(record: Record) -> tuple[float | None, str]:
-    """The memory of the stage that holds most, and which kind of figure it is: allocated or reserved."""
-    for figures, words in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
+    """The highest memory of any stage, and which kind of figure it is: allocated or reserved."""
+    for figures, kind in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
         known = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
         if known:
-            return max(known), words
+            return max(known), kind
     return None, ""
 
 
 def share_off(predicted: float | None, measured: float | None) -> float | None:
-    """How far a prediction was off, as a share of what was measured; None if either is not known.
+    """A prediction's error as a share of the measured value; None if either is not known.
 
     >>> share_off(3.0, 2.0)
     0.5
@@ -58,7 +58,7 @@ def share_off(predicted: float | None, measured: float | None) -> float | None:
 
 
 def show_name(record: Record) -> str:
-    """The name of a run: name/run, or the run alone if it begins with the name, as a log's run mostly does.
+    """A run's name/run, or the run alone if it begins with the name, as for most logs.
 
     >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
     ('demo/20261120-1', 'train-4711')
@@ -69,7 +69,7 @@ def show_name(record: Record) -> str:
 
 
 def show_losses(record: Record) -> str:
-    """Loss at the first step -> at the last."""
+    """The loss of the first step -> of the last."""
     if record.loss_first is None or record.loss_last is None:
         return NOTHING
     return f"{record.loss_first:.3f} -> {record.loss_last:.3f}"
@@ -85,7 +85,7 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
     """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
 
-    Records that have no value come last either way; equal ones keep their order. ConfigError for an unknown key.
+    Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
     """
     _check([key.removeprefix("-") for key in keys])
     order = list(range(len(records)))
@@ -98,7 +98,7 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
 
 def look_up(record: Record, key: str) -> Any:
-    """The value under a key of the record, a dot reaching inside; None if there is none."""
+    """The value of a key, such as settings.engine.optimizer; None if there is none."""
     name, *inner = key.split(".")
     value = getattr(record, name)
     for step in inner:
@@ -114,7 +114,7 @@ def _check(keys: Sequence[str]) -> None:
 
 
 def _comparable(value: Any) -> tuple[int, Any]:
-    """Numbers sort before texts and lists: two records may hold either under one key."""
+    """Numbers sort before texts, as two records may have either under one key."""
     if isinstance(value, int | float):
         return 0, value
     if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
@@ -170,12 +170,12 @@ COLUMNS = (
     Column("Run", ("name", "run", "job_id"), show_name, False),
 )
 
-# What each key of a record says, for `hpc-gpt help record`.
+# What each key of a record means, for `hpc-gpt help record`.
 MEANING = {
     "schema": "version of this set of keys",
-    "run": "the run's id: its folder's name, or that of a log",
+    "run": "the run's id: the name of its folder or log",
     "name": "the experiment, or what the log calls it",
-    "dialect": "whose lines the figures are from",
+    "dialect": "the program whose log lines the figures are from",
     "engine": "what trained",
     "job_id": "the scheduler's number, 4711_3 in an array",
     "gpus": "GPUs, or ranks on a CPU",
@@ -195,54 +195,54 @@ MEANING = {
     "vocab": "vocabulary with its padding",
     "params": "parameters, the tied embedding once",
     "recompute": "activations recomputed: none, selective, full",
-    "dtype": "of the matrix products",
+    "dtype": "data type of the matrix products",
     "settings": "every other switch; settings.engine.compile reaches inside",
     "started": "first start, UTC",
     "ended_at": "end, UTC",
-    "step_s": "seconds a step: the median of the steps after warm-up",
+    "step_s": "seconds of a step: the median of the steps after warm-up",
     "step_s_p10": "10th percentile of the same steps",
     "step_s_p90": "90th percentile",
-    "steps_used": "how many those are",
+    "steps_used": "how many steps these are from",
     "warmup_steps": "steps left out as warm-up",
-    "tokens_per_s": "tokens a second, of all GPUs",
-    "step_s_mean": "seconds a step: the mean of the same steps",
+    "tokens_per_s": "tokens per second, of all GPUs",
+    "step_s_mean": "seconds of a step: the mean of the same steps",
     "tokens_total": "tokens trained",
-    "tflops_seed": "TFLOP/s a GPU: 8 P s B (6 without recomputation), seed 001",
-    "tflops_hardware": "TFLOP/s a GPU: Narayanan et al. 2021, eq. 3",
-    "tflops_model": "TFLOP/s a GPU: 6 P + 12 L h s a token, PaLM",
-    "tflops_printed": "TFLOP/s a GPU as the program printed it, by its own formula",
+    "tflops_seed": "TFLOP/s per GPU: 8 P s B (6 without recomputation), seed 001",
+    "tflops_hardware": "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3",
+    "tflops_model": "TFLOP/s per GPU: 6 P + 12 L h s a token, PaLM",
+    "tflops_printed": "TFLOP/s per GPU as the program printed it, by its own formula",
     "mfu": "tflops_model over the device's dense peak",
     "hfu": "tflops_hardware over the device's dense peak",
-    "memory_allocated_gib": "peak a GPU, one figure a pipeline stage",
-    "memory_reserved_gib": "the same, as the allocator reserved it",
-    "predicted_memory_gib": "peak a GPU as the planner predicted it, allocated, one figure a pipeline stage",
-    "memory_seed003_gib": "by seed 003's formula",
-    "predicted_step_s": "seconds a step as the planner predicted it",
+    "memory_allocated_gib": "peak of a GPU that PyTorch allocated, one figure per pipeline stage",
+    "memory_reserved_gib": "peak of a GPU that PyTorch reserved, one figure per pipeline stage",
+    "predicted_memory_gib": "allocated peak of a GPU as predicted, one figure per pipeline stage",
+    "memory_seed003_gib": "memory of a GPU by seed 003's formula",
+    "predicted_step_s": "seconds of a step as predicted",
     "gpu_util_mean": "GPU utilisation, percent",
-    "gpu_util_spread": "its standard deviation",
-    "allocator_retries": "times the allocator had to free and try again",
+    "gpu_util_spread": "standard deviation of gpu_util_mean",
+    "allocator_retries": "times the allocator had to free memory and retry",
     "attention_used": "attention kernel",
     "compile_s": "seconds of compilation",
-    "matmul_tflops_before": "the device's own rate before",
-    "matmul_tflops_after": "and after",
+    "matmul_tflops_before": "the device's measured matrix product rate before the steps",
+    "matmul_tflops_after": "the same after the steps",
     "sm_clock_mhz": "clock of the GPU",
     "power_w": "power of a GPU",
     "rounds": "rounds of a benchmark",
-    "tokens_per_s_spread": "spread over the rounds",
+    "tokens_per_s_spread": "spread of tokens_per_s over the rounds",
     "loss_first": "loss of the first step",
     "loss_last": "loss of the last step",
-    "loss_eval": "last evaluation's loss",
+    "loss_eval": "loss of the last evaluation",
     "skipped_steps": "steps skipped by an overflow",
-    "nan_steps": "steps with a loss that is no number",
-    "save_s": "seconds a checkpoint took, median",
+    "nan_steps": "steps whose loss is not a number",
+    "save_s": "median seconds of a checkpoint",
     "gpu_hours": "GPUs x hours, all attempts",
     "node_list": "nodes of the last attempt",
-    "failed_node": "the node whose fault it was",
-    "attempts": "each start: steps, times, how it ended",
-    "ended": "how the run ended, or where it stands",
-    "cause": "why, in the log's words",
-    "config_hash": "equal for runs that may be compared as repeats",
-    "versions": "of the software",
+    "failed_node": "the node that failed",
+    "attempts": "each start of the run: steps, times, how it ended",
+    "ended": "how the run ended, or its state",
+    "cause": "why it ended, as the log says it",
+    "config_hash": "equal for repeats of one run",
+    "versions": "versions of the software",
     "flags": "what looks wrong, in words",
     "sources": "for each key the file and line, or how it was inferred",
 }

@@ -1,4 +1,4 @@
-"""Two runs side by side: whether one is faster, which settings they do not share, and what came of both."""
+"""Two runs side by side: whether one is faster, which settings differ, and how both ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hpc_gpt.report.difference import (
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
-# What decides how much work a step is.
+# What decides how much work one step is.
 _BATCH = ("global_batch", "seq")
 _SHAPE = ("params", "hidden", "layers", "heads")
 VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "identical")
@@ -36,9 +36,9 @@ VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "ide
 
 @dataclass(frozen=True)
 class Speed:
-    """One figure of both runs by its name in a record, or tokens_per_s_gpu, and by how many percent B is faster.
+    """One figure of both runs, named as in a record or tokens_per_s_gpu, and by how many percent B is faster.
 
-    `interval` is None if the steps do not suffice; then nothing is claimed.
+    `interval` is None if the steps are too few; then nothing is claimed.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Speed:
 class Comparison:
     """B against A. `verdict` is one of VERDICTS; the first of `speeds` decides it.
 
-    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: how many steady steps each has. `rounds`: how
-    many rounds each has, if both are rows of benches, which are compared by their rounds. `notes`: what a reader must
-    know, with {a} and {b} for the runs' names.
+    `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: the number of steady steps of each. `rounds`:
+    the number of rounds of each if both are rows of benches, else 0. `notes`: what a reader must know, with {a} and
+    {b} for the runs' names.
     """
 
     a: RunRead
@@ -69,8 +69,8 @@ class Comparison:
 
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
-    """Compares B with A: steady steps by step_s, or by tokens/s if a step is not the same work; two rows of benches by
-    their rounds."""
+    """Compares B with A: by the step_s of steady steps, by tokens/s if a step is not the same work, and two rows of
+    benches by their rounds."""
     sides = [_steady(a), _steady(b)]
     notes: list[str] = []
     rounds = (len(a.rounds), len(b.rounds)) if a.rounds and b.rounds else (0, 0)
@@ -88,28 +88,28 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
 
 
 def _steady(run: RunRead) -> Values:
-    """Seconds of the steady steps; none if the log only has a total."""
+    """The seconds of the steady steps; empty if the log has no times of single steps."""
     step_s = run.steps["step_s"][run.steps.steady]
     return step_s[np.isfinite(step_s) & (step_s > 0)]
 
 
 def _series(run: RunRead, step_s: Values) -> Series | str:
-    """The logarithms of the seconds as a series, or why it gives no interval."""
+    """The logarithms of the seconds as a series, or why they give no interval."""
     if run.rounds:
-        return "is a row of a bench, which has rounds and no single steps: compare the run folders of its rounds"
+        return "is a row of a bench, which has rounds but no single steps: compare the run folders of its rounds"
     if not len(step_s) and run.record.step_s is not None:
-        return "gives no times of single steps, only a step_s"
+        return "has no times of single steps, only step_s"
     return series_of(np.log(step_s))
 
 
 def _unsure(runs: Sequence[RunRead], sides: Sequence[Values]) -> float:
-    """How far rounding in the logs may put two equal medians apart, as logarithms; our own runs are not rounded."""
+    """How far rounding in logs may move two equal medians apart, as logarithms; our own runs are not rounded."""
     read = [side for run, side in zip(runs, sides, strict=True) if run.folder is None and len(side)]
     return float(sum(math.log1p(resolution(side) / 2 / float(np.median(side))) for side in read))
 
 
 def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: float, notes: list[str]) -> list[Speed]:
-    """The figures that are compared, the one that decides first."""
+    """The figures that are compared; the first decides."""
     step_s = [_median(run, own) for run, own in zip((a, b), series, strict=True)]
     tokens = [tokens_per_step(run.record) for run in (a, b)]
     differ = _differ(a.record, b.record)
@@ -129,11 +129,13 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
     if not differ:
         unknown = [key for key in _BATCH if getattr(a.record, key) is None or getattr(b.record, key) is None]
         if unknown:
-            notes.append(f"{' and '.join(unknown)} of one is not known: a step is taken to be the same work in both")
+            notes.append(
+                f"{' and '.join(unknown)} of one run is not known: a step is assumed to be the same work in both"
+            )
         return [by_step]
     per_s = speed("tokens_per_s", tokens)
     if per_s is None and differ == ["gpus"]:
-        notes.append("tokens of a step are not known: a step is taken to be the same work in both")
+        notes.append("the tokens of a step are not known: a step is assumed to be the same work in both")
         return [by_step]
     if per_s is None:
         notes.append(f"{_are(differ)} not the same, so a step is not the same work, and its tokens are not known")
@@ -146,15 +148,15 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
         each = [_size(count) / own if own else None for count, own in zip(tokens, gpus, strict=True)]
         more.append(speed("tokens_per_s_gpu", each))
     if set(differ) & {"seq", *_SHAPE}:
-        notes.append("a token is not the same work in both, so tflops_model, per GPU, stands beside tokens/s")
+        notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
         more.append(speed("tflops_model", [_flops_per_step(run.record) for run in (a, b)]))
     return [per_s, *(each for each in more if each is not None)]
 
 
 def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
-    """Tokens/s of two rows, and the figures beside them; (place, reason) if there is no interval."""
+    """Tokens/s of two rows and further figures, and (place, reason) if there is no interval."""
     too_few = [(place, run) for place, run in enumerate((a, b)) if len(run.rounds) < FEWEST_ROUNDS]
-    reasons = [(place, f"has {len(run.rounds)} round, and an interval needs {FEWEST_ROUNDS}") for place, run in too_few]
+    reasons = [(place, f"has {len(run.rounds)} round, but an interval needs {FEWEST_ROUNDS}") for place, run in too_few]
     interval = None
     if not reasons:
         paired = list(a.files) == list(b.files)
@@ -165,14 +167,14 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
             interval = found
         common = min(len(a.rounds), len(b.rounds))
         which = (
-            f"the interval is Student's t of the {common} ratios of rounds that were measured in turns"
+            f"the interval is Student's t of the {common} ratios of rounds, which were measured in turns"
             if paired
-            else "the rows are of two benches, so their rounds are no pairs: the interval is Welch's t"
+            else "the rows are of two benches, so their rounds are not pairs: the interval is Welch's t"
         )
         if interval is not None:
             notes.append(which)
         if common < 5:
-            notes.append(f"{common} rounds are few, which makes an interval wide: bench --rounds 5 or more")
+            notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
     middles = [run.record.tokens_per_s for run in (a, b)]
     speeds = [Speed("tokens_per_s", middles[0], middles[1], interval)]
     differ = _differ(a.record, b.record)
@@ -183,7 +185,7 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
             ("tokens_per_s_gpu", [_size(own) / n if n else None for own, n in zip(middles, gpus, strict=True)])
         )
     if set(differ) & {"seq", *_SHAPE}:
-        notes.append("a token is not the same work in both, so tflops_model, per GPU, stands beside tokens/s")
+        notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
         beside.append(("tflops_model", [run.record.tflops_model for run in (a, b)]))
     for name, figures in beside:
         sizes = [*map(_size, figures), *map(_size, middles)]
@@ -194,7 +196,7 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
 
 
 def _size(figure: float | None) -> float:
-    """The figure if one can divide by it, else 0."""
+    """The figure if it is positive and finite, else 0."""
     return float(figure) if figure is not None and math.isfinite(figure) and figure > 0 else 0.0
 
 
@@ -203,20 +205,20 @@ def _median(run: RunRead, series: Series | str) -> float | None:
 
 
 def _differ(a: Record, b: Record) -> list[str]:
-    """Keys that both state and that differ, so that a step is other work, or other GPUs share it."""
+    """The keys that both have and that differ, so that a step is other work, or shared by another number of GPUs."""
 
     def is_other(key: str) -> bool:
         of_a, of_b = getattr(a, key), getattr(b, key)
         if of_a is None or of_b is None:
             return False
-        # Each program counts and pads the vocabulary in its own way.
+        # Programs count and pad the vocabulary differently.
         return bool(abs(of_a - of_b) > (0.01 * max(of_a, of_b) if key == "params" else 0))
 
     return [key for key in (*_BATCH, "gpus", *_SHAPE) if is_other(key)]
 
 
 def tokens_per_step(record: Record) -> float | None:
-    """Tokens of one step: global_batch x seq, else what tokens_per_s and step_s make."""
+    """Tokens of one step: global_batch x seq, else tokens_per_s x step_s."""
     if record.global_batch and record.seq:
         return float(record.global_batch) * float(record.seq)
     return record.tokens_per_s * record.step_s if record.tokens_per_s and record.step_s else None
@@ -257,24 +259,24 @@ def _is_identical(a: RunRead, b: RunRead) -> bool:
 
 
 def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
-    """Whether a step of both has seen as many tokens of the same vocabulary; if not, says so."""
+    """Whether equal steps have seen as many tokens; adds a note if not, and if the vocabularies differ."""
     if a.global_batch and a.seq and b.global_batch and b.seq and a.global_batch * a.seq != b.global_batch * b.seq:
         tokens = f"{a.global_batch * a.seq:,} tokens, one of {{b}} {b.global_batch * b.seq:,}"
-        notes.append(f"losses at equal steps are not compared: a step of {{a}} holds {tokens}")
+        notes.append(f"losses at equal steps are not compared: a step of {{a}} has {tokens}")
         return False
     if a.vocab and b.vocab and a.vocab != b.vocab:
-        notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}: so do the losses' scales")
+        notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}, and so do the scales of the losses")
     return True
 
 
 def _skipped(run: RunRead, name: str) -> list[str]:
     if not run.steps.is_skipped[run.steps.steady].any():
         return []
-    return [f"skipped steps are among the steady ones of {name}: those do no optimizer work"]
+    return [f"some steady steps of {name} were skipped, and did no optimizer work"]
 
 
 def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losses: LossDifference | None) -> list[str]:
-    """How the runs are related, in words."""
+    """Notes on how the runs are related."""
     if verdict in ("same_run", "identical"):
         return []
     notes = []
@@ -282,25 +284,25 @@ def _kinship(a: RunRead, b: RunRead, verdict: str, apart: Sequence[Apart], losse
     if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
     elif are_logs and losses is not None and losses.alike == losses.common >= 8:
-        notes.append("equal losses: two logs of one run, or the same training once more")
+        notes.append("equal losses: two logs of one run, or a repeat of the same training")
     hashes = a.record.config_hash, b.record.config_hash
     if verdict in ("faster", "slower") and hashes[0] is not None and hashes[0] == hashes[1]:
         others = [each.key for each in apart if each.is_stated]
-        but = f", but for {', '.join(others)}" if others else ""
-        notes.append(f"the settings are the same{but}: so the difference is of the nodes, their load or the day")
+        but = f" except {', '.join(others)}" if others else ""
+        notes.append(f"the settings are the same{but}: the difference is from the nodes, their load or the day")
     return notes
 
 
-# Keys of a record that are settings, those that decide speed first. `settings.*` follows them.
+# Keys of a record that are settings, those that decide speed first. The keys of `settings` come after them.
 SETTING_KEYS = (
     "device", "gpus", "nodes", "engine", "tp", "pp", "dp", "zero_stage", "micro_batch", "micro_batches",
     "global_batch", "seq", "params", "hidden", "layers", "heads", "vocab", "recompute", "dtype", "attention_used",
 )  # fmt: skip
 # Our own runs have these in `settings` as well.
 _TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype"))
-# Figures that foreign logs have among the settings.
+# Measured figures that other programs' logs have among their settings.
 _FIGURES = frozenset(("timers_ms",))
-# A key that matches _FAST decides speed; one with a word of _NAMING only names things.
+# A key that matches _FAST affects speed; a key with a word of _NAMING only names something.
 _FAST = re.compile(
     r"parallel|zero|stage|offload|recompute|checkpoint_activ|checkpoint_num|attention|flash|compile|fus|overlap|bucket"
     r"|prefetch|batch|accumulation|nccl|precision|bf16|fp16|fp8|tf32|worker|reshard|optimizer|experts|capacity"
@@ -315,7 +317,7 @@ _SWITCHES = {"true": 1.0, "yes": 1.0, "on": 1.0, "false": 0.0, "no": 0.0, "off":
 
 @dataclass(frozen=True)
 class Apart:
-    """A setting in which two runs differ; None if one does not state it."""
+    """A setting in which two runs differ; None for a run that does not state it."""
 
     key: str
     a: Any
@@ -323,12 +325,12 @@ class Apart:
 
     @property
     def is_stated(self) -> bool:
-        """Whether both state it: only then do they differ for certain."""
+        """Whether both runs state it; otherwise they may not differ."""
         return self.a is not None and self.b is not None
 
 
 def flat_settings(record: Record) -> dict[str, Any]:
-    """Every stated setting under a dotted key, versions too, in the order of SETTING_KEYS; without secrets."""
+    """Every stated setting under a dotted key, and versions, in the order of SETTING_KEYS; without secrets."""
     found = {key: getattr(record, key) for key in SETTING_KEYS}
     own = _flat(without_secrets({key: value for key, value in record.settings.items() if key not in _FIGURES}))
     found |= {key: value for key, value in own.items() if key not in _TWICE and key not in found}
@@ -338,7 +340,7 @@ def flat_settings(record: Record) -> dict[str, Any]:
 
 
 def settings_apart(a: Record, b: Record) -> list[Apart]:
-    """The settings in which two runs differ, what decides speed first; at the end what only one of them states."""
+    """The settings in which two runs differ, those that affect speed first, those that only one states last."""
     of_a, of_b = flat_settings(a), flat_settings(b)
     found = [
         Apart(key, of_a.get(key), of_b.get(key))
@@ -378,7 +380,7 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as it is compared: one program prints `False`, another 0, `false` or `None`."""
+    """The value to compare: `False`, 0, `false` and `None` are the same in different programs."""
     if isinstance(value, str):
         text = value.strip().lower()
         if text in _SWITCHES:
@@ -386,7 +388,7 @@ def _plain(value: Any) -> Any:
         try:
             value = float(text)
         except ValueError:
-            # A list of one, as argparse makes it of nargs="*".
+            # A list of one text, as from argparse with nargs="*".
             return text[2:-2] if text.startswith(("['", '["')) and text.count(",") == 0 else text
     if isinstance(value, bool | int | float):
         return "nan" if math.isnan(value) else float(value)

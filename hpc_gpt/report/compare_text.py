@@ -1,4 +1,4 @@
-"""A comparison in plain words, and as JSON."""
+"""A comparison as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole
 
-# Differing settings that are shown; --json has them all.
+# The number of differing settings shown; --json has all.
 SHOWN = 24
 _LONGEST = 60
 _SPEED_WORDS = {
@@ -27,11 +27,11 @@ _SPEED_WORDS = {
 
 
 def verdict_words(comparison: Comparison, a: str, b: str) -> str:
-    """The answer for B in a line: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
+    """The verdict on B: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
     if comparison.verdict == "same_run":
         return f"the same run as {a}"
     if comparison.verdict == "identical":
-        return f"the same steps in the same figures as {a}: two copies of one log"
+        return f"the same steps with the same figures as {a}: two copies of one log"
     interval = comparison.speeds[0].interval
     if interval is None:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
@@ -43,7 +43,7 @@ def verdict_words(comparison: Comparison, a: str, b: str) -> str:
 
 
 def percent_words(interval: Interval) -> tuple[str, str]:
-    """(the change, its ends) in percent: with signs if no difference is shown, else without.
+    """(the change, its interval) in percent: with signs if no difference is shown, else without.
 
     >>> percent_words(Interval(4.02, 3.11, 4.94)), percent_words(Interval(0.1, -0.83, 1.07))
     (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))
@@ -62,14 +62,14 @@ def percent_words(interval: Interval) -> tuple[str, str]:
 
 
 def as_text(comparison: Comparison, a: str, b: str) -> str:
-    """The answer, its figures, what differs, and what came of both; a line each."""
+    """The verdict, its figures, what differs and how both ended, a line each."""
     lines = [
         (_SPEED_WORDS[speed.name], _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
     lines += [("loss", text) for text in _loss(comparison, a, b)]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
         peaks = [_peak(run, key) for run in (comparison.a, comparison.b)]
-        if any(peaks):  # of a CPU there is none
+        if any(peaks):  # a run on a CPU has none
             apart = f", {peaks[1] - peaks[0]:+.2f} GiB" if peaks[0] and peaks[1] else ""
             lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
@@ -87,7 +87,7 @@ def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
 
 
 def title(run: RunRead) -> str:
-    """The run in a line: its name, layout, GPUs and engine."""
+    """The run on one line: name, layout, GPUs, engine."""
     record = run.record
     parts = [show_name(record)]
     if record.tp:
@@ -135,10 +135,8 @@ def _loss(comparison: Comparison, a: str, b: str) -> list[str]:
         return [text, f"no difference shown {over} ({tail.low:+.2g} to {tail.high:+.2g})"]
     low, high = sorted((abs(tail.low), abs(tail.high)))
     word = "higher" if tail.change > 0 else "lower"
-    return [
-        text,
-        f"they diverge: {b}'s is {word} than {a}'s by {abs(tail.change):.2g} ({low:.2g} to {high:.2g}) {over}",
-    ]
+    by = f"{abs(tail.change):.2g} ({low:.2g} to {high:.2g})"
+    return [text, f"they diverge: the loss of {b} is {word} than that of {a} by {by} {over}"]
 
 
 def _steps(count: int) -> str:
@@ -146,7 +144,7 @@ def _steps(count: int) -> str:
 
 
 def _peak(run: RunRead, key: str) -> float | None:
-    """The highest of the stages."""
+    """The highest figure of any stage."""
     figures = getattr(run.record, key)
     return max(figures) if figures else None
 
@@ -161,7 +159,7 @@ def _ended(run: RunRead) -> str:
 
 
 def _value(value: Any) -> str:
-    """In full: settings that differ in the seventh digit do differ."""
+    """The value with all its digits, as settings may differ in the seventh."""
     return cut(f"{value:.10g}" if isinstance(value, float) else show_value(value), _LONGEST)
 
 
@@ -182,7 +180,7 @@ def _named(note: str, a: str, b: str) -> str:
 
 
 def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
-    """One JSON object: `{"schema": 1, "level": 0.95, "comparisons": [...]}`; each is of a run against the first."""
+    """`{"schema": 1, "level": 0.95, "comparisons": [...]}`; each compares a run with the first."""
     pairs = zip(comparisons, names[1:], strict=True)
     return {
         "schema": SCHEMA,

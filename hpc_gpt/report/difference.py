@@ -1,23 +1,22 @@
-"""Whether two runs differ, with a 95 % interval: in the speed of their steady steps, in the rounds of a bench, in loss.
+"""Whether two runs differ, with a 95 % interval: in the speed of steady steps, in the rounds of a bench, in loss.
 
 Speed is the ratio of the medians of the steady steps.
 
-Steps of a run are not independent draws: a slow neighbour or a warm GPU lasts for many of them. So whole blocks of
-steps are drawn anew, in a circle (Politis and Romano 1992, "A circular block-resampling procedure for stationary
-data"). The block's length follows from the autocorrelation of the signs about the median, by the rule of Politis and
-White 2004, corrected by Patton, Politis and White 2009: the sum of these signs decides how far a median strays (Bahadur
-1966). It is never under n^(1/3).
+Steps of a run are not independent: a slow neighbour or a warm GPU lasts for many of them. So whole blocks of steps are
+resampled, in a circle (Politis and Romano 1992, "A circular block-resampling procedure for stationary data"). The
+block's length follows from the autocorrelation of the signs about the median, by the rule of Politis and White 2004,
+corrected by Patton, Politis and White 2009, since the sum of these signs decides the error of a median (Bahadur 1966).
+It is at least n^(1/3).
 
-From few blocks an interval is too narrow, and blocks see no correlation longer than they are. So it is widened
-  by what they miss of an AR(1) of the series' own persistence;
-  by Student's t over the normal's quantile, with one degree of freedom less than there are blocks or independent steps
-  (Welch and Satterthwaite for two runs together);
+Few blocks make an interval too narrow, and blocks miss correlation that is longer than they are. So it is widened
+  by the variance that they miss of an AR(1) with the series' own persistence;
+  by the ratio of Student's t to the normal quantile, with one degree of freedom less than there are blocks or
+  independent steps (Welch and Satterthwaite for two runs together);
   by the rounding of the log's digits.
-For equal runs of AR(1) noise up to 0.9 a difference is then claimed in 5 to 6 % of the cases, from 8 steps each to
-1000; a test holds it to that.
+For equal runs with AR(1) noise up to 0.9 a difference is then claimed in 5 to 6 % of the cases, for 8 to 1000 steps
+each; a test checks this.
 
-The interval is about the steps of these two runs. That another start of the same settings, on other nodes, would be
-as fast, it does not say.
+The interval is about the steps of these two runs, not about how fast a repeat on other nodes would be.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ Values = NDArray[np.float64]
 FEWEST = 8  # steady steps of each run
 DRAWS = 2000
 LEVEL = 0.95
-# Of more steps, so many evenly spaced ones: the interval grows no narrower than theirs.
+# Of more steps, this many evenly spaced ones are used; more would make the interval narrower.
 MOST = 4096
 _SEED = 20260527
 _CHUNK = 2**20
 FEWEST_ROUNDS = 2
-_WIDEST_RATIO = 10.0  # rounds whose interval reaches further up and down say nothing
-_MOST_LOSS = 1e12  # a figure above it is no loss
+_WIDEST_RATIO = 10.0  # an interval that reaches further to both sides says nothing
+_MOST_LOSS = 1e12  # a larger figure is not a loss
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A change with its 95 % interval; the function that made it says what changed, and in which unit."""
+    """A change with its 95 % interval; the function that returns it says of what, and in which unit."""
 
     change: float
     low: float
@@ -58,16 +57,16 @@ class Interval:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval leaves out no change at all."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values that are enough for an interval.
+    """Enough values for an interval.
 
-    `kept`: those that are drawn from, in blocks of `length`. `middle`: the median of all. `persistence`: the
-    correlation of neighbours.
+    `kept`: those that are resampled, in blocks of `length`. `middle`: the median of all. `persistence`: the correlation
+    of neighbours.
     """
 
     kept: Values
@@ -77,33 +76,33 @@ class Series:
 
     @property
     def freedom(self) -> float:
-        """Blocks, or independent steps if those are fewer, less one."""
+        """The number of blocks, or of independent steps if that is lower, less one."""
         return min(len(self.kept) / self.length, independent_count(len(self.kept), self.persistence)) - 1
 
     def stray(self, generator: np.random.Generator) -> Values:
-        """DRAWS of how far the median might lie from the true one."""
+        """DRAWS of the median's error."""
         wider = math.sqrt(missed_variance(self.persistence, self.length, len(self.kept)))
         return (block_medians(self.kept, self.length, generator) - float(np.median(self.kept))) * wider
 
 
 def series_of(values: Values) -> Series | str:
-    """The finite values as a series, or in words why they give no interval."""
+    """The finite values as a series, or the reason why they give no interval."""
     finite = values[np.isfinite(values)]
     if len(finite) < FEWEST:
-        return f"has {counted(len(finite), 'steady step')}, and an interval needs {FEWEST}"
+        return f"has {counted(len(finite), 'steady step')}, but an interval needs {FEWEST}"
     kept = finite[:: -(-len(finite) // MOST)]
     alike = persistence(kept)
     worth = independent_count(len(kept), alike)
     if worth < 2:
-        return f"has {len(finite)} steady steps, each so like the last that they are worth {worth:.1f} independent ones"
+        return f"has {len(finite)} steady steps, but so correlated that they count as {worth:.1f} independent ones"
     return Series(kept, float(np.median(finite)), block_length(kept), alike)
 
 
 def speed_change(log_a: Series, log_b: Series, work: float = 1.0, unsure: float = 0.0) -> Interval:
     """By how many percent B is faster than A: 100 is twice the speed, -50 half of it.
 
-    The series are of the natural logarithms of the steady steps' seconds. `work`: the work of a step of B over that
-    of a step of A, as its tokens. `unsure`: how far apart rounding alone may put the logarithms of the two medians.
+    The series are natural logarithms of the steady steps' seconds. `work`: the work of a step of B over that of a step
+    of A, such as its tokens. `unsure`: how far rounding alone may move the logarithms of the two medians apart.
     """
     reach = _reach([log_a, log_b]) + unsure
     centre = log_a.middle - log_b.middle + math.log(work)
@@ -111,13 +110,13 @@ def speed_change(log_a: Series, log_b: Series, work: float = 1.0, unsure: float 
 
 
 def level(differences: Series) -> Interval:
-    """The median of a series of differences, in its own unit, with its interval."""
+    """The median of a series of differences with its interval, in its own unit."""
     reach = _reach([differences])
     return Interval(differences.middle, differences.middle - reach, differences.middle + reach)
 
 
 def _reach(sides: Sequence[Series]) -> float:
-    """How far the interval of a median, or of the difference of two, reaches to both sides."""
+    """Half the width of the interval of a median, or of the difference of two."""
     generator = np.random.default_rng(_SEED)
     strays = [side.stray(generator) for side in sides]
     largest = max(float(np.max(np.abs(stray))) for stray in strays)
@@ -131,7 +130,7 @@ def _reach(sides: Sequence[Series]) -> float:
 
 
 def block_medians(values: Values, length: int, generator: np.random.Generator) -> Values:
-    """DRAWS medians of as many values, drawn in blocks of so many neighbours; the last value neighbours the first."""
+    """DRAWS medians of as many values, resampled in circular blocks of `length` neighbours."""
     count = len(values)
     circle = np.concatenate([values, values[: length - 1]]) if length > 1 else values
     blocks = np.lib.stride_tricks.sliding_window_view(circle, length)
@@ -147,9 +146,9 @@ def block_medians(values: Values, length: int, generator: np.random.Generator) -
 
 
 def persistence(values: Values) -> float:
-    """The correlation of a value with the next, 0 to 0.99: of their ranks, so that no outlier decides it.
+    """The correlation of a value with the next, 0 to 0.99; of their ranks, so that no outlier decides it.
 
-    A short series shows too little of it. Kendall 1954, E[r] = rho - (1 + 3 rho) / n, is solved for rho.
+    A short series underestimates it, so Kendall 1954, E[r] = rho - (1 + 3 rho) / n, is solved for rho.
     """
     count = len(values)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
@@ -161,15 +160,15 @@ def persistence(values: Values) -> float:
 
 
 def independent_count(count: int, alike: float) -> float:
-    """How many independent steps so many of an AR(1) are worth: n (1 - rho) / (1 + rho)."""
+    """The number of independent steps that `count` steps of an AR(1) are worth: n (1 - rho) / (1 + rho)."""
     return count * (1 - alike) / (1 + alike)
 
 
 def missed_variance(alike: float, length: int, count: int) -> float:
-    """What the variance of blocks of so many steps is to be multiplied by, for steps of an AR(1).
+    """The factor that corrects the variance of blocks of `length` steps, for `count` steps of an AR(1).
 
-    Blocks see the correlations within them alone, and of each only (1 - lag / length); and k blocks drawn from k of
-    them vary by (k - 1) / k of what k new ones would.
+    Blocks only see the correlations within them, and of each only (1 - lag / length); and k blocks resampled from k
+    vary by (k - 1) / k of what k new ones would.
     """
     lag = np.arange(1, length)
     seen = 1 + 2 * float(np.sum((1 - lag / length) * alike**lag))
@@ -179,7 +178,7 @@ def missed_variance(alike: float, length: int, count: int) -> float:
 def block_length(values: Values) -> int:
     """The length of blocks for the median of a series: Politis and White 2004, for circular blocks.
 
-    Never under n^(1/3), and never over a third of the series or 3 sqrt(n), as they bound it.
+    At least n^(1/3), and at most a third of the series and 3 sqrt(n), their bounds.
     """
     count = len(values)
     least = math.ceil(math.cbrt(count))
@@ -189,7 +188,7 @@ def block_length(values: Values) -> int:
     variance = float(np.dot(signs, signs)) / count
     if variance == 0:
         return least
-    # The first lag after which `run` autocorrelations in a row are no more than noise.
+    # The first lag after which `run` autocorrelations in a row are only noise.
     run = max(5, math.ceil(math.sqrt(math.log10(count))))
     lags = min(math.ceil(math.sqrt(count)) + run, count - 1)
     covariances = np.array([float(np.dot(signs[: count - lag], signs[lag:])) / count for lag in range(lags + 1)])
@@ -221,7 +220,7 @@ def _first_quiet(large: NDArray[np.int64], lags: int, run: int) -> int:
 def student_quantile(share: float, freedom: float) -> float:
     """Student's t for a share above a half and a freedom of 1 or more, within 0.1 %.
 
-    With t = sqrt(v) tan(angle) the density is cos(angle)^(v - 1), which is summed up as far as the share.
+    With t = sqrt(v) tan(angle) the density is cos(angle)^(v - 1), which is summed up to the share.
     """
     freedom = min(max(freedom, 1.0), 1e4)
     angle = np.linspace(0, math.pi / 2, 20001)
@@ -231,13 +230,13 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 def resolution(values: Values) -> float:
-    """The step of the digits that values were printed with, as 0.1 of 145.9 and 146.2; 0 if there is none.
+    """The unit to which values were rounded, such as 0.1 for 145.9 and 146.2; 0 if there is none.
 
-    Two digits at least are taken as meant: of many a 100 it is 10.
+    At least two digits are assumed to be significant: for values that are all 100 it is 10.
     """
     some = values[:MOST]
     middle = float(np.median(some))
-    if not 1e-12 < middle < 1e12:  # no seconds of a step
+    if not 1e-12 < middle < 1e12:  # not the seconds of a step
         return 0.0
     first = math.floor(math.log10(middle)) - 1
     for place in range(first, first - 9, -1):
@@ -249,17 +248,16 @@ def resolution(values: Values) -> float:
 
 
 def rounds_change(a: Sequence[float], b: Sequence[float], paired: bool) -> Interval | str:
-    """By how many percent B is faster than A; `a` and `b` are tokens/s, round by round, at least FEWEST_ROUNDS of each.
-    In words why B gives no interval, if the rounds are too far apart.
+    """By how many percent B is faster than A, or the reason why B gives no interval, if the rounds are too far apart.
 
-    `paired`: the rows are of one bench, and the rounds that both have count. They are measured in turns, so a machine
-    that grows warm slows a round of both: each round gives one ratio, and the interval is Student's t of the logarithms
-    of these (the paired t-test). Rows of two benches have no rounds in common: there it is Welch's t of the logarithms
-    of each (Welch 1947). The change is the geometric mean of the ratios, which need not be the ratio of the medians
-    that the bench's table shows.
+    `a` and `b` are tokens/s, round by round, at least FEWEST_ROUNDS of each. `paired`: the rows are of one bench; the
+    rounds that both have count. They are measured in turns, so a machine that grows warm slows a round of both: each
+    round gives one ratio, and the interval is Student's t of their logarithms (the paired t-test). Rows of two benches
+    have no rounds in common: there it is Welch's t of the logarithms of each (Welch 1947). The change is the geometric
+    mean of the ratios, which need not be the ratio of the medians in the bench's table.
 
-    Rounds are few, and t pays for that: of 3 pairs the interval is 4.3 standard errors to each side, of 2 pairs 12.7.
-    It takes the logarithms to be scattered normally, which so few cannot show.
+    t takes into account that rounds are few: for 3 pairs the interval is 4.3 standard errors to each side, for 2 pairs
+    12.7. It assumes that the logarithms are normally distributed, which so few cannot show.
     """
     log_a, log_b = ([math.log(figure) for figure in figures] for figures in (a, b))
     if paired:
@@ -275,7 +273,7 @@ def rounds_change(a: Sequence[float], b: Sequence[float], paired: bool) -> Inter
 
 
 def times(interval: Interval, factor: float) -> Interval:
-    """The same change if each unit of B's is worth `factor` of A's.
+    """The same change if a unit of B is worth `factor` units of A.
 
     >>> times(Interval(0.0, -50.0, 100.0), 2.0)
     Interval(change=100.0, low=0.0, high=300.0)
@@ -284,22 +282,22 @@ def times(interval: Interval, factor: float) -> Interval:
 
 
 def _t_reach(samples: Sequence[Sequence[float]]) -> float:
-    """How far the t interval of a mean, or of the difference of two, reaches to both sides."""
+    """Half the width of the t interval of a mean, or of the difference of two."""
     variances = [statistics.variance(sample) / len(sample) for sample in samples]
     total = sum(variances)
     if total == 0:
         return 0.0
-    # Welch and Satterthwaite; of one sample its rounds less one.
+    # Welch and Satterthwaite; for one sample its rounds less one.
     parts = [(variance / total) ** 2 / (len(own) - 1) for variance, own in zip(variances, samples, strict=True)]
     return student_quantile((1 + LEVEL) / 2, 1 / sum(parts)) * math.sqrt(total)
 
 
 @dataclass(frozen=True)
 class LossDifference:
-    """At `step`, the last that both have, the losses are `a` and `b`.
+    """The losses `a` and `b` at `step`, the last that both have.
 
-    `alike`: the leading common steps at which they are the same to the last digit. `tail`: the median of B's less A's
-    over the last tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few.
+    `alike`: the number of first common steps with equal losses. `tail`: the median of B's loss less A's over the last
+    tenth of the common steps, `tail_steps` of them, with its interval; None if these are too few.
     """
 
     common: int
@@ -312,14 +310,14 @@ class LossDifference:
 
     @property
     def diverge(self) -> bool | None:
-        """Whether they end apart by more than their noise; None if that cannot be said."""
+        """Whether they end apart by more than noise; None if that is not known."""
         if self.alike == self.common:
             return False
         return None if self.tail is None else self.tail.is_shown
 
 
 def loss_difference(a: RunRead, b: RunRead) -> LossDifference | None:
-    """How the losses of two runs differ; None if they have no step in common."""
+    """How the losses of two runs differ; None without common steps."""
     (step_a, loss_a), (step_b, loss_b) = losses_that_count(a), losses_that_count(b)
     steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
     if not len(steps):
@@ -335,9 +333,9 @@ def loss_difference(a: RunRead, b: RunRead) -> LossDifference | None:
 
 
 def losses_that_count(run: RunRead) -> tuple[Values, Values]:
-    """(steps in ascending order, each once, and their losses) of the steps that led to a run's last state."""
+    """(ascending steps, their losses) of the steps that led to a run's last state, each once."""
     curve = run.steps
     kept: NDArray[np.bool_] = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
-    # If a log has a step twice, its last line counts: unique takes the first of the reversed.
+    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
     steps, place = np.unique(curve["step"][kept][::-1], return_index=True)
     return steps, curve["loss"][kept][::-1][place]

@@ -1,8 +1,8 @@
-"""Curves for other tools: TensorBoard's event files and W&B's offline runs, each run once over all its restarts.
+"""Curves for other tools: TensorBoard's event files and W&B's offline runs. All restarts of a run are one run.
 
-Event files are `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offline-run-*`, which `wandb sync` uploads if the
-user starts it: nothing here uses the network or reads a key. W&B runs offline, whatever its settings and variables say,
-and captures neither console, code, git, host nor the machine's figures.
+Event files are in `DIR/<experiment>/<run>/`. Offline runs are `DIR/wandb/offline-run-*`, for the user to upload by
+`wandb sync`; nothing here uses the network or reads a key. W&B always runs offline, whatever its settings and variables
+say, and records neither console, code, git, host nor the machine's figures.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _LONGEST = 80
 _TEXT_MOST = 1000
 ANOTHER = "name another folder for the export"
 _WRITTEN = {"tensorboard": "event files are", "wandb": "W&B runs are"}
-# The one file of ours in a run's folder. TensorBoard reads every file with `tfevents` in its name, in their order.
+# TensorBoard reads every file with `tfevents` in its name, in the order of names.
 EVENT_FILE = "events.out.tfevents.0000000000.hpc-gpt"
-# In each offline run of ours, so that an export replaces what an earlier one wrote and nothing else.
+# Marks our offline runs, so that an export replaces only what an earlier one wrote.
 MARK = "hpc-gpt.json"
 PROJECT = "hpc-gpt"
-_LAST_YEAR_S = 253402300800  # 10000-01-01, for which the name has no room
+_LAST_YEAR_S = 253402300800  # 10000-01-01, whose year is too long for the name
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A run with one name over all its restarts, its scalars by step, and its settings.
+    """A run as it is exported, all its restarts together.
 
-    `name` and `id` are made of letters, digits, `.`, `_` and `-`: safe as names of files. `id` is unique. `step`
-    ascends, each step once, as it was trained last. `at`: epoch seconds. `values`: a column as long as `step` for each
-    of TAGS that the run has, NaN for a step that has none.
+    `name` and `id` have only letters, digits, `.`, `_` and `-`, so they are safe as file names; `id` is unique. `step`
+    ascends, each step once, as it was last trained. `at`: epoch seconds. `values`: for each of TAGS that the run has, a
+    column as long as `step`, NaN for a step without a value.
     """
 
     run: RunRead
@@ -63,7 +63,7 @@ class Exported:
     values: dict[str, Column]
 
     def rows(self) -> list[tuple[int, float, dict[str, float]]]:
-        """(step, epoch seconds, the finite scalars of the step) of every step that has any."""
+        """(step, epoch seconds, the finite scalars) of every step that has any."""
         finite = {tag: np.isfinite(column) for tag, column in self.values.items()}
         rows = []
         for place, (step, at) in enumerate(zip(self.step.tolist(), self.at.tolist(), strict=True)):
@@ -83,9 +83,9 @@ class Exported:
 
 
 def check_target(folder: Path, package: str) -> None:
-    """UserError if the package is not installed, RunFolderError if the folder can be neither made nor written.
+    """UserError if the package is not installed, RunFolderError if the folder cannot be made or written.
 
-    It is cheap, so that it can come before an hour of reading.
+    Cheap, so that it can be done before what may be an hour of reading.
     """
     try:
         there = find_spec(package) is not None
@@ -95,13 +95,13 @@ def check_target(folder: Path, package: str) -> None:
         raise not_installed(package)
     above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not above.is_dir():
-        raise RunFolderError(f"{above} is no folder", ANOTHER)
+        raise RunFolderError(f"{above} is not a folder", ANOTHER)
     if not os.access(above, os.W_OK | os.X_OK):
         raise RunFolderError(f"{above} cannot be written to", ANOTHER)
 
 
 def not_installed(package: str, why: str = "") -> UserError:
-    """The error for a package that is missing or incomplete, with how to get it."""
+    """The error for a package that is missing or incomplete."""
     return UserError(
         f"{_WRITTEN[package]} written by the package {package}, which is not installed{f': {why}' if why else ''}",
         f"pip install 'hpc-gpt[{package}]'",
@@ -109,10 +109,10 @@ def not_installed(package: str, why: str = "") -> UserError:
 
 
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
-    """Writes each run's event file, in place of the one an earlier export wrote, and returns their paths.
+    """Writes each run's event file, replacing that of an earlier export, and returns their paths.
 
-    Scalars are those of TAGS, settings go to the HPARAMS page. Nothing else in `folder` is touched. UserError if
-    tensorboard is not installed, RunFolderError if a file cannot be written.
+    The scalars are TAGS; settings are on the HPARAMS page. Nothing else in `folder` changes. UserError if tensorboard
+    is not installed, RunFolderError if a file cannot be written.
     """
     try:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -151,10 +151,10 @@ def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
 
 def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
-    """Writes each run as an offline run, in place of the one an earlier export wrote, and returns their folders.
+    """Writes each run as an offline run, replacing that of an earlier export, and returns their folders.
 
-    All restarts of a run are one run with one id, and each step is in it once. UserError if wandb is not
-    installed, RunFolderError if a folder cannot be written.
+    All restarts of a run have one id, and each step is there once. UserError if wandb is not installed, RunFolderError
+    if a folder cannot be written.
     """
     place = folder_within(folder, "wandb")
     exported = export_runs(runs)
@@ -163,7 +163,7 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
             aside = Path(name)
             with _offline(aside) as wandb:
                 made = [_write(wandb, run, aside) for run in exported]
-            # W&B has written all of it only after its process has ended.
+            # The files are complete only after wandb's process has ended.
             places = [place / f"offline-run-{started_name(run)}-{run.id}" for run in exported]
             return [_put(own, at, aside) for own, at in zip(made, places, strict=True)]
     except OSError as fault:
@@ -172,7 +172,7 @@ def write_offline_runs(runs: Sequence[RunRead], folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _offline(aside: Path) -> Iterator[Any]:
-    """The package wandb, without any of the user's WANDB_ variables, with its caches in `aside`."""
+    """The package wandb, without the user's WANDB_ variables and with its caches in `aside`."""
     kept = {key: value for key, value in os.environ.items() if key.startswith("WANDB_")}
     folders = {f"WANDB_{name}_DIR": str(aside / name.lower()) for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     for key in kept:
@@ -194,7 +194,7 @@ def _offline(aside: Path) -> Iterator[Any]:
 
 
 def _write(wandb: Any, run: Exported, aside: Path) -> Path:
-    """The folder that wandb wrote the run into."""
+    """Writes one run through wandb, and returns the folder that wandb made."""
     settings = wandb.Settings(
         console="off",
         disable_code=True,
@@ -231,29 +231,29 @@ def _write(wandb: Any, run: Exported, aside: Path) -> Path:
 
 
 def started_name(run: Exported) -> str:
-    """The run's start as wandb writes it in a folder's name, in UTC; the same at each export."""
+    """The run's start in UTC as in the name of wandb's folder; the same for each export."""
     start = epoch(run.run.record.started) or (float(run.at[0]) if len(run.at) else 0.0)
     return time.strftime("%Y%m%d_%H%M%S", time.gmtime(start if 0 <= start < _LAST_YEAR_S else 0))
 
 
 def _put(made: Path, place: Path, aside: Path) -> Path:
-    """Moves what wandb wrote to its place, without its own logs; what is there already must be ours."""
+    """Moves what wandb wrote to its place, without wandb's logs. RunFolderError if the place is taken and not ours."""
     for inner in ("logs", "tmp"):
         shutil.rmtree(made / inner, ignore_errors=True)
     (made / MARK).write_text(json.dumps({"written_by": "hpc-gpt report --wandb"}) + "\n", encoding="utf-8")
     if os.path.lexists(place):
         if place.is_symlink() or not (place / MARK).is_file():
-            raise RunFolderError(f"{place} is there and not of an export", ANOTHER)
+            raise RunFolderError(f"{place} exists and is not from an export", ANOTHER)
         place.rename(aside / f"former-{place.name}")
     made.rename(place)
     return place
 
 
 def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
-    """Every run once; no two have one id."""
+    """Every run once, with unique ids."""
     once = list({id(run): run for run in runs}.values())
     ids = [_id(run) for run in once]
-    # Copies of a run folder have the same id: then their places tell them apart, and at last their order.
+    # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
     shared = Counter(ids)
     ids = [own if shared[own] == 1 else f"{own}-{_digits(_place(run))}" for run, own in zip(once, ids, strict=True)]
     times: Counter[str] = Counter()
@@ -267,7 +267,7 @@ def export_runs(runs: Sequence[RunRead]) -> list[Exported]:
 
 
 def safe_name(text: str) -> str:
-    """A name that is safe as a file's. If it had to be changed for that, it ends with a few digits of the text's hash.
+    """The text as a safe file name; if that changes it, digits of the text's hash are appended.
 
     >>> safe_name("demo"), safe_name("../a b"), safe_name("")
     ('demo', 'a-b-2c2c791a', 'run-e3b0c442')
@@ -277,29 +277,29 @@ def safe_name(text: str) -> str:
 
 
 def folder_within(folder: Path, *names: str) -> Path:
-    """The folder of those names under `folder`, made; RunFolderError if a link leads it elsewhere."""
+    """Makes `folder/<names>` and returns it; RunFolderError if a link leads out of `folder`."""
     inner = folder.joinpath(*names)
     try:
         inner.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise RunFolderError(f"{inner}: {fault.strerror}", ANOTHER) from None
     if not inner.resolve().is_relative_to(folder.resolve()):
-        raise RunFolderError(f"{inner} leads to {inner.resolve()}", f"an export stays within {folder}")
+        raise RunFolderError(f"{inner} leads to {inner.resolve()}", f"an export stays in {folder}")
     return inner
 
 
 def _id(run: RunRead) -> str:
-    """The same after a restart: for our own runs their id, for logs their name and a hash of the first one's path."""
+    """An id that stays the same after a restart: that of our own run, or a log's name and a hash of its path."""
     record = run.record
     name = safe_name(record.run or record.name or "run")
     if run.folder is None:
         return f"{name}-{_digits(_place(run))}"
-    # If plain sbatch named the run, the name is a job id, which says nothing by itself.
+    # The id of a run started by plain sbatch is only a job id.
     return f"{safe_name(record.name or 'run')}-{name}" if name.isdecimal() else name
 
 
 def _place(run: RunRead) -> str:
-    """The path of a run, which does not change when more is logged."""
+    """The path of a run, which stays the same when more is logged."""
     if run.folder is not None:
         return str(run.folder.resolve())
     return str(run.files[0].resolve()) if run.files else str(run.record.name)
@@ -312,7 +312,7 @@ def _digits(text: str) -> str:
 @np.errstate(over="ignore")
 def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
     curve, record = run.steps, run.record
-    # If a log has a step twice, its last line counts: unique takes the first of the reversed.
+    # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
     kept = np.flatnonzero(_whole(curve["step"]) & curve.counts)[::-1]
     trained, first = np.unique(curve["step"][kept], return_index=True)
     kept = kept[first]
@@ -336,7 +336,7 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
     for formula in FLOPS:
         figure = getattr(record, formula)
         if figure is not None and record.step_s:
-            # By every formula the figure is inversely proportional to the seconds.
+            # Every formula is inversely proportional to the seconds.
             values[formula] = figure * record.step_s / step_s
     at = column(curve["at"][kept])
     present = {tag: values[tag] for tag in TAGS if tag in values and np.isfinite(values[tag]).any()}
@@ -344,12 +344,12 @@ def _scalars(run: RunRead) -> tuple[Column, Column, dict[str, Column]]:
 
 
 def _whole(step: Column) -> Any:
-    """Which figures can be the number of a step."""
+    """Which figures are valid step numbers."""
     return (step >= 0) & (step < 2**53) & (step == np.floor(step))
 
 
 def _times(at: Column, step_s: Column, started: float | None) -> Column:
-    """Epoch seconds of each step: as logged, or interpolated; if none is logged, the start plus the steps' seconds."""
+    """Epoch seconds of each step: logged or interpolated; if none is logged, the start plus the steps' seconds."""
     known = np.isfinite(at)
     if known.any():
         return np.interp(np.arange(len(at)), np.flatnonzero(known), at[known])
@@ -357,7 +357,7 @@ def _times(at: Column, step_s: Column, started: float | None) -> Column:
 
 
 def _simple(value: Any) -> bool | float | str:
-    """A setting as both tools take it; anything but a plain number becomes text."""
+    """A setting as both tools accept it: a plain number, else text."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float) and abs(value) < 2**53:
@@ -366,5 +366,5 @@ def _simple(value: Any) -> bool | float | str:
 
 
 def plain_text(text: str) -> str:
-    """The text without what UTF-8 cannot hold."""
+    """The text without what UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")

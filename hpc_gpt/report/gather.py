@@ -1,4 +1,4 @@
-"""From the paths that a user names to runs and their records, with a record.json written into each run of ours."""
+"""Reads the paths that a user names as runs and records, and writes record.json into each run of our own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hpc_gpt.runs.run_folder import RunFolder, find_run, is_sweep_folder, list_r
 
 @dataclass
 class Gathered:
-    """The runs, our own first and oldest first; what could not be read or written, in words.
+    """The runs, our own first, oldest first; what could not be read or written.
 
-    `notes`: what was skipped because it is no log, a line for each reason. `sweeps`: name and PATH of each sweep that a
-    PATH meant.
+    `notes`: what was skipped because it is not a log, a line for each reason. `sweeps`: name -> PATH of the sweeps
+    named.
     """
 
     runs: list[RunRead] = field(default_factory=list)
@@ -41,10 +41,10 @@ class Gathered:
 
 
 def gather_paths(paths: Sequence[str], logs: Path) -> Gathered:
-    """Reads what the PATHs of `report` mean.
+    """Reads the PATHs of `report`.
 
-    A PATH is a log, `-` for one from standard input, a folder of logs and of our own runs, a run as find_run takes it,
-    or a sweep: then its runs under `logs`. None means `logs`. Raises NoSuchRun for a PATH that is none of these.
+    A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, or a sweep,
+    which means its runs under `logs`. Without PATH: `logs`. NoSuchRun for a PATH that is none of these.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     rest = [path for path in paths if path not in sweeps.values()]
@@ -85,34 +85,36 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
     gathered.runs += foreign
     for why, skipped in found.skipped.items():
         gathered.unread += [f"{shown(path)}: {why}" for path in skipped if path in paths]
-    told = [f"skipped {fault}" for fault in gathered.unread]
-    gathered.notes += [words for words in notes(found) if words not in told]
+    as_errors = [f"skipped {fault}" for fault in gathered.unread]
+    gathered.notes += [words for words in notes(found) if words not in as_errors]
     return gathered
 
 
 def _is_place(path: str) -> bool:
-    """Whether a PATH is walked or read, rather than the name of a run."""
-    # A dangling link is a place too: it is reported as one.
+    """Whether a PATH is a file or folder to read, and not the name of a run."""
+    # A dangling link counts too, so that it is reported as one.
     return os.path.lexists(path) and not is_sweep_folder(Path(path))
 
 
 def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunFolder]:
-    """The runs whose name is that of a folder without any run. The logs folder may have none yet.
+    """The runs with the name of a folder that holds no run; none for the logs folder, which may have none yet.
 
-    `skipped`: what the folder holds instead, for the error if no run has the name.
+    `skipped`: what the folder holds instead, for NoSuchRun.
     """
     with contextlib.suppress(NoSuchRun):
         return named_runs(path, logs)
     if Path(path).resolve().is_relative_to(logs.resolve()):
         return []
     instead = f"; {'; '.join(skipped[:3])}{'; …' if len(skipped) > 3 else ''}" if skipped else ""
-    raise NoSuchRun(f"no runs under {path}{instead}", "give a log, a run folder, or a folder that holds some, as logs/")
+    raise NoSuchRun(
+        f"no runs under {path}{instead}", "give a log, a run folder, or a folder of run folders, such as logs/"
+    )
 
 
 def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> Gathered:
-    """Reads every run and replaces its record.json. A run that cannot be read is named in `unread`.
+    """Reads every run and replaces its record.json. A run that cannot be read is listed in `unread`.
 
-    Runs that are not `wanted` are left out, and their record.json as it is.
+    Runs that are not `wanted` are left out, and their record.json unchanged.
     """
     gathered = Gathered()
     for run in runs:
@@ -132,14 +134,14 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
 
 
 def read_bench(file: Path) -> list[RunRead]:
-    """The rows of a bench, in its own order; ConfigError if its file is damaged."""
+    """The rows of a bench in its order; ConfigError if its file is damaged."""
     records = read_records(file) or []
     rounds = read_rounds(file, len(records))
     return [RunRead(record, files=[file], rounds=own) for record, own in zip(records, rounds, strict=True)]
 
 
 def leave_record(run: RunFolder) -> Record:
-    """The run's record as it is now, also written into its folder if that is possible."""
+    """The run's current record, written into its folder if possible; RunFolderError if the run cannot be read."""
     gathered = gather_records([run])
     if gathered.unread:
         raise RunFolderError(gathered.unread[0], "is this a run folder?")
@@ -147,8 +149,8 @@ def leave_record(run: RunFolder) -> Record:
 
 
 def read_one(name: str, logs: Path) -> RunRead:
-    """The run that RUN means: a log or a folder with those of one run, `LOG#2` for the second in it, `BENCH#2` for a
-    bench's second row, the bench by its id, folder or file; else as find_run takes it.
+    """The run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log, `BENCH#2`
+    for the second row of a bench, given by its id, folder or file; else as for find_run.
 
     Raises NoSuchRun if there is none, or several.
     """
@@ -168,18 +170,22 @@ def read_one(name: str, logs: Path) -> RunRead:
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        raise NoSuchRun(f"no run in {shown(name)}", "give a log that holds steps, a run folder, a run id or a job id")
+        raise NoSuchRun(
+            f"no run in {shown(name)}", "give a log with training steps, a run folder, a run id or a job id"
+        )
     some = ", ".join(str(run.record.run) for run in runs[:5]) + (", …" if len(runs) > 5 else "")
     benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
-    hint = f"name one row, as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
+    hint = (
+        f"name one row, such as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
+    )
     raise NoSuchRun(f"{len(runs)} runs in {shown(name)}: {some}", hint)
 
 
 def read_compared(name: str, logs: Path) -> RunRead:
-    """The run of a name as read_one takes it, or of a record.json, or of what `report --json` wrote of one run.
+    """The run of a name as for read_one, of a record.json, or of what `report --json` wrote for one run.
 
-    A record has no steps, but a run folder has both, so there the run itself is read. Raises as read_one, and
-    ConfigError for a file of several records.
+    A record has no steps; if it is in its run folder, the run itself is read. Raises as read_one, and ConfigError for
+    a file of several records.
     """
     path = Path(name)
     if path.suffix != ".json" or not path.is_file():
@@ -191,13 +197,13 @@ def read_compared(name: str, logs: Path) -> RunRead:
         return read_one(str(path.parent), logs)
     if len(records) != 1:
         some = ", ".join(str(record.run) for record in records[:5]) + (", …" if len(records) > 5 else "")
-        hint = f"compare one row with one, as {name}#1" if path.name == BENCH_FILE else "compare one run with one"
+        hint = f"compare single rows, such as {name}#1" if path.name == BENCH_FILE else "give a file of one run"
         raise ConfigError(f"{name} holds {len(records)} records: {some}", hint)
     return read_bench(path)[0] if is_bench(path) else RunRead(records[0], files=[path])
 
 
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The file of a bench's rows by its folder, or by its id under `logs`; None if there is none, or several."""
+    """The file of a bench's rows, by its folder or by its id under `logs`; None if there is none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE

@@ -13,7 +13,7 @@ _LONGEST_LINE = 200
 
 
 def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER) -> list[tuple[int, str]]:
-    """(number, text) of the lines around one of a log; empty where it cannot be read again."""
+    """(number, text) of the lines around a line of a log; none if the log cannot be read again."""
     found: list[tuple[int, str]] = []
     with Source(path) as source:
         if source.refused is not None or source.is_stdin:
@@ -35,7 +35,7 @@ def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER
 
 
 def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
-    """(number, text) of a log's last lines that are not empty, as lines_around shows them."""
+    """(number, text) of a log's last lines that are not empty."""
     kept: deque[tuple[int, bytes]] = deque(maxlen=count)
     with Source(path) as source:
         if source.refused is not None or source.is_stdin:
@@ -54,7 +54,7 @@ def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
 
 
 def _shown(text: bytes) -> str:
-    # Of a bar that was redrawn the last state.
+    # Of a progress bar the last state.
     line = text.rstrip(b"\r").rsplit(b"\r", 1)[-1][:4000].decode("utf-8", "replace").expandtabs(4)
     printable = "".join(letter if letter.isprintable() else " " for letter in line).rstrip()
     return hide_secrets(printable)[:_LONGEST_LINE]

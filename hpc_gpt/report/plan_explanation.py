@@ -1,4 +1,4 @@
-"""One layout explained line by line, with its arithmetic."""
+"""The explanation of one layout, line by line with its arithmetic (`plan --why`)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     yield f"states       {_states(run)}"
     yield f"activations  {_activations(run, candidate.memory.deciding)}"
     yield ""
-    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, judged by {_MEMORY[-2]}"
+    yield f"memory of one GPU, GiB; the card has {machine.memory_gib:.4g}, compared with {_MEMORY[-2]}"
     yield _memory(candidate)
-    yield "the peak is of the step where activations are 0, else of a backward pass"
+    yield "the peak is in the optimizer step if activations are 0, else in a backward pass"
     if candidate.step is None:
         yield does_not_fit(candidate)
     else:
         room = candidate.card_gib - candidate.need_gib
-        tight = ": tight, as the prediction may be off by as much" if candidate.is_tight else ""
+        tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
         yield f"stage {candidate.memory.deciding} decides: {room:.1f} GiB are left{tight}"
     if candidate.step is not None and figures is not None:
         yield ""
@@ -82,7 +82,7 @@ def _parameters(run: Training, stage: int) -> str:
 
 
 def _states(run: Training) -> str:
-    """Bytes that each parameter of one GPU takes."""
+    """The bytes of one parameter on one GPU."""
     each = held(run)
     step = f" ({each.step_gradients:.3g} in the step)" if each.step_gradients != each.gradients else ""
     total = each.parameters + each.optimizer + max(each.gradients, each.step_gradients)
@@ -98,7 +98,7 @@ def _activations(run: Training, stage: int) -> str:
     kept = kept_of_layer(run, layer_bytes(run)) / 2**20
     total = flying * layers * kept / 1024
     schedule = f"min({run.micro_batches}, pp {run.pp} - {stage})" if run.pp > 1 else "1"
-    extra = " and what chunks add" if run.vp > 1 else ""
+    extra = " and those of the chunks" if run.vp > 1 else ""
     where = ", on the host" if run.activations_on_host else ""
     return (
         f"stage {stage}: {schedule}{extra} = {flying:.3g} micro-batches in flight x {layers} layers x {kept:,.1f} MiB "
@@ -150,7 +150,7 @@ def _how(part: str, run: Training) -> str:
             f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
         )
     if part == "dp":
-        return f"gradients over {run.dp} replicas, what backward does not hide" + (
+        return f"gradients over {run.dp} replicas, as far as backward does not hide it" + (
             "; parameters gathered for each pass" if run.zero_stage == 3 or run.engine == "fsdp" else ""
         )
     return next(each.means for each in PARTS if each.name == part)

@@ -1,6 +1,6 @@
-"""A plan as one page that draws the memory of each stage and the time of a step.
+"""A plan as one page with charts of the memory of each stage and the time of a step.
 
-It is a file that needs no server, no network, no script and no other file. Parts of a bar differ by their hatching.
+The file needs no server, network, script or other file. The parts of a bar differ by hatching.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ CHARTED = 6
 MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 _REST = "not allocated: reserved, context"
-# Of more stages than these a chart has so many, evenly spread.
+# A chart has at most so many stages, evenly spread.
 STAGES = 24
 _WIDTH, _LABEL, _ROW, _BAR = 800, 150, 22, 16
-# Lines over the colour of a part, by its place; the first has none.
+# The hatching of each part, by its place; the first has none.
 _HATCHES = (
     "", "M0 8L8 0", "M0 0L8 8", "M0 4H8", "M4 0V8", "M0 4H8M4 0V8", "M0 8L8 0M0 0L8 8", "M2 2h1M6 6h1",
 )  # fmt: skip
 
 
 def check_page(path: Path) -> None:
-    """ConfigError unless `write_page` may put its page there: anything but a plan's page is never overwritten."""
+    """ConfigError unless `write_page` may write there: only a plan's page is overwritten."""
     check_target(path, MARKER, "plan")
 
 
 def write_page(
     path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
 ) -> None:
-    """Write the page, whole or not at all. `figures` are of the candidates, in order."""
+    """Writes the page, whole or not at all. `figures` are of the candidates, in order."""
     check_page(path)
     replace_whole(path, build_page(searched, figures, name, params, command))
 
 
 def build_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
-    """The page's text. A pure function of the search and this version."""
+    """The page's text: a pure function of the search and this version."""
     best = searched.best_of_layouts
     shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
     charted = [*best[:CHARTED], *searched.too_large[:1]]
@@ -109,7 +109,7 @@ class Section:
 
 
 def hatches() -> Svg:
-    """The patterns that all drawings of the page fill with, in an image that shows nothing."""
+    """The fill patterns of all drawings, in an image that shows nothing."""
     patterns = [
         element(
             "pattern",
@@ -126,19 +126,19 @@ def hatches() -> Svg:
 
 
 def memory_section(candidates: Sequence[Candidate]) -> Section:
-    """A chart of each candidate: a bar a stage against the card."""
+    """A chart for each candidate: a bar for each stage against the card."""
     names = (*MEMORY_PARTS, _REST)
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     words = (
-        "A bar is one GPU of a stage at its peak, in GiB; the dashed line is the card. Beyond what is allocated lie "
-        "what PyTorch reserves and what CUDA and NCCL hold."
+        "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card. Besides what is allocated there "
+        "is what PyTorch reserves and what CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate(names)]
     return Section("memory", "Memory of each stage", words, legend, charts)
 
 
 def time_section(candidates: Sequence[Candidate]) -> Section | None:
-    """One chart, a bar a layout; None if nothing fits."""
+    """One chart with a bar for each layout; None if nothing fits."""
     timed = [candidate for candidate in candidates if candidate.step is not None]
     if not timed:
         return None
@@ -153,7 +153,7 @@ def time_section(candidates: Sequence[Candidate]) -> Section | None:
     name = "Time of a step by layout"
     picture = _bars(name, rows, [PARTS.index(part) for part in used], None, "s", "time-0", [part.name for part in used])
     chart = Chart(picture, f"{name}, seconds", ["Layout", *(part.name for part in used), "step"], figures)
-    words = f"Seconds of one step of {tokens:,} tokens, by where they go. Each part is: " + "; ".join(
+    words = f"Seconds of one step of {tokens:,} tokens, by part. The parts: " + "; ".join(
         f"{part.name}, {part.means}" for part in used
     )
     legend = [_legend_entry(PARTS.index(part), part.name) for part in used]
@@ -189,7 +189,7 @@ def _memory_chart(candidate: Candidate, place: int) -> Chart:
 
 
 def _shown(stages: int, deciding: int) -> list[int]:
-    """All stages, or so many evenly spread, the first, the last and the deciding one among them."""
+    """The stages shown: all, or STAGES of them evenly spread, with the first, the last and the deciding one."""
     if stages <= STAGES:
         return list(range(stages))
     spread = {round(place * (stages - 1) / (STAGES - 1)) for place in range(STAGES)}
@@ -205,7 +205,7 @@ def _bars(
     anchor: str,
     names: Sequence[str],
 ) -> Svg:
-    """Bars of parts, one under the other, with what they add up to; `limit` is a line across."""
+    """Bars of parts, one below the other, with their sums; `limit` is a line across."""
     most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
     scale = (_WIDTH - _LABEL - 90) / most if most > 0 else 0.0
     content, words = "", []

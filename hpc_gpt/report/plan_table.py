@@ -1,4 +1,4 @@
-"""A search for layouts as a table for a terminal, in words, and as JSON."""
+"""A search for layouts as a table for a terminal, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # "settled" has always had this name
 # Fields of a Training that the JSON has under their own names.
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload")
-LINES = 7  # that fit, and half as many that do not
+LINES = 7  # layouts that fit, and half as many that do not
 _HEADINGS = (
     "Layout", "Engine", "Batch", "Settings", "Memory", "GiB", "Step s", "Tokens/s", "Time", "Against the best"
 )  # fmt: skip
@@ -28,7 +28,7 @@ _RIGHT = (False, False, True, False, False, True, True, True, False, False)
 
 
 class Part(NamedTuple):
-    """A part of a step: the field of a StepTime, its letter in a bar, its name, and what it is."""
+    """A part of a step: its field of StepTime, its letter in a bar, its name, and its meaning."""
 
     field: str
     letter: str
@@ -38,18 +38,18 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("compute_s", "c", "compute", "forward and backward passes"),
-    Part("recompute_s", "r", "recompute", "forward passes done again"),
+    Part("recompute_s", "r", "recompute", "repeated forward passes"),
     Part("tp_s", "t", "tp", "communication within layers, over the tensor-parallel group"),
     Part("bubble_s", "b", "bubble", "stages that wait for the pipeline to fill and to drain"),
     Part("p2p_s", "p", "p2p", "activations sent from stage to stage"),
-    Part("dp_s", "d", "dp", "gradients and parameters between replicas, as far as nothing hides it"),
+    Part("dp_s", "d", "dp", "gradients and parameters between replicas, as far as computation does not hide it"),
     Part("optimizer_s", "o", "optimizer", "the update"),
-    Part("offload_s", "f", "offload", "what moves between host and GPU"),
+    Part("offload_s", "f", "offload", "transfers between host and GPU"),
 )
 
 
 def settings_words(training: Training) -> str:
-    """What a candidate has besides its layout and micro-batch.
+    """A candidate's settings besides layout and micro-batch.
 
     >>> from hpc_gpt.settings.model_shape import ModelShape
     >>> settings_words(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
@@ -72,12 +72,12 @@ def settings_words(training: Training) -> str:
 
 
 def shares(step: StepTime) -> dict[str, float]:
-    """Each part's share of the step, by the part's name, 0 to 1."""
+    """Each part's share of the step, 0 to 1, by the part's name."""
     return {part.name: getattr(step, part.field) / step.step_s for part in PARTS}
 
 
 def does_not_fit(candidate: Candidate) -> str:
-    """How far it is from fitting, and where."""
+    """How much memory it needs, and on which stage."""
     return f"does not fit: {_needs(candidate)}"
 
 
@@ -86,7 +86,7 @@ def _needs(candidate: Candidate) -> str:
 
 
 def seconds(figure: float) -> str:
-    """A figure with three digits, or with all of its integer part.
+    """A figure with three digits, and never fewer than its integer part has.
 
     >>> seconds(0.12345), seconds(88.0), seconds(1512.3)
     ('0.123', '88.0', '1,512')
@@ -97,7 +97,7 @@ def seconds(figure: float) -> str:
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
-    """What makes a GPU's products smaller, and so slower, than the best one's; empty if nothing does."""
+    """Why the candidate's matrix products are smaller, and so slower, than those of the best; empty if they are not."""
     run, other = candidate.training, best.training
     if run.micro_batch < other.micro_batch:
         return f" (micro-batch {run.micro_batch} against {other.micro_batch})"
@@ -105,7 +105,7 @@ def _smaller(candidate: Candidate, best: Candidate) -> str:
 
 
 def count_words(params: float) -> str:
-    """Parameters in 10^9.
+    """Parameters in units of 10^9.
 
     >>> count_words(51_966_918_656), count_words(3.71e12)
     ('52.0e9', '3,710e9')
@@ -114,7 +114,7 @@ def count_words(params: float) -> str:
 
 
 def loses(candidate: Candidate, best: Candidate) -> str:
-    """Why the candidate is not the first: the part of its step that costs most against the best one's, per token."""
+    """Why the candidate is not the best: the part of its step that costs most more than the best one's, per token."""
     if candidate.step is None or best.step is None:
         return does_not_fit(candidate)
     if candidate is best:
@@ -122,7 +122,7 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     if candidate.tokens_per_s * NEAR >= best.tokens_per_s:
         if candidate.is_tight and not best.is_tight:
             return f"tight: {_needs(candidate)}"
-        return "as fast within 1 %, but less plain"
+        return "as fast within 1 %, but less simple"
     scale = best.training.global_batch / candidate.training.global_batch
     costs = {
         part: getattr(candidate.step, part.field) * scale - getattr(best.step, part.field) for part in PARTS
@@ -136,7 +136,7 @@ def loses(candidate: Candidate, best: Candidate) -> str:
 
 
 def can_draw_blocks() -> bool:
-    """Whether stdout takes the block characters."""
+    """Whether stdout can encode the block characters."""
     try:
         "█░".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -145,7 +145,7 @@ def can_draw_blocks() -> bool:
 
 
 def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> str:
-    """The card as a bar, filled as far as it is needed; a `>` at its end if more is needed.
+    """The card's memory as a bar, filled as far as it is used; `>` at its end if more is needed.
 
     >>> memory_bar(24, 32, 8, False), memory_bar(40, 32, 8, False)
     ('######..', '#######>')
@@ -158,7 +158,7 @@ def memory_bar(need_gib: float, card_gib: float, length: int, blocks: bool) -> s
 
 
 def time_bar(step: StepTime, length: int) -> str:
-    """A step as a bar of the parts' letters; what is less than half a letter has none.
+    """A step as a bar of the parts' letters; a part below half a letter has none.
 
     >>> time_bar(StepTime(6, 2, 1, 1, 0, 0, 0, 0, 0.1), 10)
     'ccccccrrtb'
@@ -171,8 +171,8 @@ def time_bar(step: StepTime, length: int) -> str:
 
 
 def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
-    """An aligned table, a line a layout. If `width` columns (None: any width) cannot hold it, a layout's words go on a
-    line of their own, or each layout becomes a block of lines."""
+    """An aligned table, a line for each layout. If it is wider than `width` (None: any width), a layout's texts get
+    their own line, or each layout becomes a block of lines."""
     best = searched.best_of_layouts
     shown = [*best[:LINES], *searched.too_large[: LINES // 2]]
     grid = Grid(_HEADINGS, _RIGHT, [_cells(candidate, best[0], blocks) for candidate in shown])
@@ -188,7 +188,7 @@ def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
 
 
 def candidate_words(candidate: Candidate, best: Candidate) -> dict[str, str]:
-    """What a table says of a candidate beside `best`, by what each is; `-` for what it has not."""
+    """The texts of a candidate in a table, by column; `-` for what it has not."""
     run, step = candidate.training, candidate.step
     return {
         "layout": str(run.layout),
@@ -210,7 +210,7 @@ def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
 
 
 def _figures_of(cells: Sequence[T]) -> list[T]:
-    """The cells of the columns that are narrow."""
+    """The cells of the narrow columns."""
     return [cells[place] for place in (0, 4, 5, 6, 7, 8)]
 
 
@@ -230,7 +230,7 @@ def _block(cells: Sequence[str], margin: int, width: int) -> str:
 
 
 def legend(searched: Searched) -> str:
-    """What each letter of the bars stands for, of those that occur."""
+    """The meaning of the letters that occur in the bars."""
     used = [
         part
         for part in PARTS
@@ -242,7 +242,7 @@ def legend(searched: Searched) -> str:
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
-    """What was asked, and how much of it fits."""
+    """The question, and how many settings fit."""
     question, machine = searched.question, searched.machine
     batch = f"global batch {question.global_batch}" if question.global_batch else (
         f"micro-batches: {question.settled['micro_batches']}"
@@ -257,7 +257,7 @@ def heading(searched: Searched, name: str, params: int) -> str:
 
 
 def figures_words(figures: Figures, gpus: int) -> list[str]:
-    """Of the best: a few lines, each figure by its name."""
+    """Lines with the figures of the best candidate."""
     low, high = figures.step_s_low, figures.step_s_high
     return [
         f"step {seconds(figures.step_s)} s ({seconds(low)} to {seconds(high)}), {figures.tokens_per_s:,.0f} tokens/s, "
@@ -270,7 +270,7 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
 
 
 def left_out_words(searched: Searched) -> str:
-    """Layouts that were left out, counted by why; empty if none was."""
+    """The layouts left out, counted by reason; empty if there are none."""
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
     if searched.too_large:
         parts.append(f"{len(searched.too_large)} as none of their settings fits")
@@ -282,7 +282,7 @@ def unchecked(searched: Searched) -> str:
     moved = any(candidate.training.offload != "none" for candidate in searched.candidates)
     if not moved or searched.machine.host_memory_gib is not None:
         return ""
-    return "how much memory a host has is not known: give host_memory_gib in the profile's [machine] to check offload"
+    return "the memory of a host is not known: give host_memory_gib in the profile's [machine] to check offload"
 
 
 def tokens_words(tokens: float) -> str:
@@ -300,14 +300,14 @@ def _days(days: float) -> str:
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """The text in lines of `width` columns; in one line if there is no terminal (None)."""
+    """The text in lines of `width` columns; on one line if `width` is None."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _candidate_tables(candidate: Candidate, figures: Figures | None, against: str) -> dict[str, Any]:
-    """One candidate. Memory is of one GPU of each stage, first to last, in GiB; time is of one step, in seconds."""
+    """One candidate: memory of one GPU of each stage, first to last, in GiB; time of one step, in seconds."""
     run, step = candidate.training, candidate.step
     stages = candidate.memory.stages
     return {
@@ -335,8 +335,8 @@ def _candidate_tables(candidate: Candidate, figures: Figures | None, against: st
 def search_tables(
     searched: Searched, figures: Sequence[Figures], model: dict[str, Any], command: str, constants: dict[str, Any]
 ) -> dict[str, Any]:
-    """The whole search. `figures` are of its candidates, in order; `command` is the next one, `constants` those
-    that times were predicted with."""
+    """The whole search. `figures` are of its candidates, in order; `command` is the next one; `constants` are those of
+    the prediction."""
     best = searched.candidates[0] if searched.candidates else None
     question = searched.question
     return {

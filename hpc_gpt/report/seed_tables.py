@@ -1,6 +1,6 @@
-"""A sweep in its seed's own columns: each run's figures with the seed's beside them, and rows that have no run.
+"""A sweep in its seed's own columns: each run's figures beside the seed's, and the rows that have no run.
 
-A seed's figure is in the column after ours, as the sweep's file has it under the key `seed.<key>`.
+A seed's figure is in the column after ours; the sweep's file has it under `seed.<key>`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _column(heading: str, key: str, seed: str | None = None, show: Callable[[Any
 
 
 def _memory(heading: str, key: str, seed: str, bytes_each: int) -> SeedColumn:
-    """The highest of the stages' peaks, in units of so many bytes."""
+    """A column of the highest peak of any stage, in units of `bytes_each`."""
     return _column(heading, key, seed, lambda peaks: show_digits(max(peaks) * 2**30 / bytes_each) if peaks else NOTHING)
 
 
@@ -81,7 +81,7 @@ _SPEED = (
     _column("TFLOPs seed formula", "tflops_seed", "tflops_seed", show_digits),
 )
 _PIPELINE = SeedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
-# Its MB and GB are what nvidia-smi and torch print: 2^20 and 2^30 bytes.
+# The seeds' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
 _RESERVED, _MIB, _GIB = "memory_reserved_gib", 2**20, 2**30
 
 SEED_TABLES: dict[str, SeedTable] = {
@@ -110,7 +110,7 @@ SEED_TABLES: dict[str, SeedTable] = {
         (
             _GPUS,
             _column("params", "params", "params"),
-            # Tokens: the sweep's file says why.
+            # In tokens; the sweep's file says why.
             _column("samples_per_second", "tokens_per_s", "samples_per_s", show_whole),
             _memory("max_mem (MB)", "memory_allocated_gib", "memory_mb", _MIB),
             _column("formula (GiB)", "memory_seed003_gib", None, show_digits),
@@ -128,12 +128,12 @@ SEED_TABLES: dict[str, SeedTable] = {
 
 
 def _seed_table(sweep: str, seed_keys: Sequence[str]) -> SeedTable:
-    """The columns of a sweep: a seed's own by its name, else the usual ones, with the keys that its rows have."""
+    """The columns of a sweep: those of the seed with its name, else the usual ones and the keys that its rows have."""
     if sweep in SEED_TABLES:
         return SEED_TABLES[sweep]
     usual = [_usual(column, seed_keys) for column in COLUMNS if "run" not in column.keys and "ended" not in column.keys]
     shown = {column.seed for column in usual}
-    # A figure that no column of ours has.
+    # Figures of the seed that no column of ours has.
     alone = [SeedColumn(key, (), lambda _: NOTHING, key) for key in seed_keys if key not in shown | {"notes"}]
     return SeedTable((*usual, *alone))
 
@@ -143,7 +143,7 @@ def _usual(column: Column, seed_keys: Sequence[str]) -> SeedColumn:
     return SeedColumn(column.heading, column.keys, lambda figures: column.show(Record.from_tables(figures)), seed)
 
 
-# The note of a run that was shrunken: the seed's figures get a line of their own, not one beside it.
+# The note of a run made small by --smoke; the seed's figures are then on a line of their own.
 SMOKE = "smoke run"
 
 
@@ -157,13 +157,13 @@ class SeedLine:
 
     @property
     def notes(self) -> str:
-        """The seed's own note and why the row cannot run."""
+        """The seed's note, and why the row cannot run."""
         return "; ".join(str(text) for text in (self.row.seed.get("notes"), self.row.impossible) if text)
 
 
 @dataclass(frozen=True)
 class SweepLines:
-    """A sweep's lines in the order of its file, runs of one row under one another; and their records, oldest first."""
+    """A sweep's lines in the order of its file, the runs of one row together; and their records, oldest first."""
 
     sweep: str
     lines: Sequence[SeedLine]
@@ -171,24 +171,24 @@ class SweepLines:
 
     @property
     def seed_keys(self) -> list[str]:
-        """The seed's columns, in the order in which the rows name them."""
+        """The keys of the seed's figures, in the order in which the rows give them."""
         return list(dict.fromkeys(key for line in self.lines for key in line.row.seed))
 
 
 def sweep_of(record: Record) -> tuple[str, str] | None:
-    """(sweep, row) of a record's run; None if it is of no sweep."""
+    """(sweep, row) of a record's run; None if it is not of a sweep."""
     found = record.settings.get("sweep")
     return (str(found["name"]), str(found["row"])) if isinstance(found, dict) else None
 
 
 def only_sweep(records: Sequence[Record]) -> str | None:
-    """The sweep that all records are of, if that is one."""
+    """The sweep of all records; None if they are of several or of none."""
     names = {found[0] if (found := sweep_of(record)) else None for record in records}
     return names.pop() if len(names) == 1 else None
 
 
 def named_sweep(path: str) -> ExperimentFile | None:
-    """The sweep that a PATH of `report` names: its folder, its file, or its name under experiments/; None for a run."""
+    """The sweep that a PATH of `report` names by folder, file or name under experiments/; None if it names none."""
     given = Path(path)
     is_file = given.suffix == ".toml" and given.is_file()
     is_folder = (given / SWEEP_FILE).is_file()
@@ -197,12 +197,12 @@ def named_sweep(path: str) -> ExperimentFile | None:
 
 
 def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -> SweepLines:
-    """The lines of the sweep `name`: its file's rows, with the runs there are; runs whose row is gone come last.
+    """The lines of the sweep `name`: the rows of its file with their runs, then runs whose row is no longer in it.
 
-    The file is that of `path`, as a user named it, or the one that goes by the name.
+    The file is `path` as the user gave it, else the sweep of that name.
     """
     sweep = None
-    with contextlib.suppress(UserError):  # the file is gone, or no longer to be read: the runs are still there
+    with contextlib.suppress(UserError):  # without the file, or with a broken one, the runs are still shown
         sweep = find_sweep(path or name)
     rows = list(sweep.rows or ()) if sweep else []
     known = {row.name for row in rows}
@@ -224,30 +224,30 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
 
 
 def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
-    """Records of any runs, for the columns of the seed's table `name`: a line each, with no figure of the seed's."""
+    """Records of any runs for the columns of the seed's table `name`, without figures of the seed."""
     lines = [SeedLine(Row(record.name or record.run or ""), record.to_tables(), record) for record in records]
     return SweepLines(name, lines, records)
 
 
 def is_smoke(record: Record) -> bool:
-    """Whether the run was shrunken by --smoke: its figures are no measure of the row."""
+    """Whether the run was made small by --smoke, so that its figures do not measure the row."""
     return (record.name or "").endswith("-smoke")
 
 
 def _with_size(row: Row, preset: str | None) -> Row:
-    """Seed 001 names a size, as 48B, as our preset does; so no row says it twice."""
+    """The row with the size of its preset, such as 48B: seed 001 calls a size like our preset."""
     if not preset or not preset[0].isdigit() or "size" in row.seed:
         return row
     return Row(row.name, row.overrides, {"size": preset.upper(), **row.seed}, row.impossible)
 
 
 def _asked(sweep: ExperimentFile, row: Row) -> tuple[Record, str | None]:
-    """What the file asks for in a row, by a record's keys, and the preset. A node has 4 GPUs, as the seeds' have."""
+    """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the seeds."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     shape, sizes = resolve_shape(experiment.model), experiment.layout
     try:
-        resolved = resolve(experiment, ClusterProfile("of the report's own"))
-    except UserError:  # a row that cannot run shows what its file says
+        resolved = resolve(experiment, ClusterProfile("report"))
+    except UserError:  # of a row that cannot run, what its file says
         gpus, tp, pp, dp = sizes.gpus, sizes.tp, sizes.pp, sizes.dp or 1
         micro_batch, micro_batches = sizes.micro_batch or 1, sizes.micro_batches or 1
         global_batch = sizes.global_batch or micro_batch * micro_batches * dp
@@ -268,9 +268,9 @@ SEED = "seed"
 def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     """The lines as table, md, csv, json or jsonl.
 
-    table: aligned; each line as a block if `width` columns cannot hold it (None: any width). csv: a heading for each
-    key of the record, then `seed_` and the seed's key; memory is the highest of the stages. json: the records as ever,
-    and `rows`: each row with the seed's figures, why it cannot run, and the ids of its runs. jsonl: the records.
+    table: aligned; a block for each line if it is wider than `width` (None: any width). csv: a heading for each key of
+    the record, then `seed_` and the seed's key; memory is the highest of the stages. json: the records, and `rows`:
+    each row with the seed's figures, why it cannot run, and the ids of its runs. jsonl: the records.
     """
     if form == "jsonl":
         return as_jsonl(lines.records)
@@ -314,7 +314,7 @@ def _page(lines: SweepLines) -> dict[str, Any]:
 
 
 def _columns(lines: SweepLines) -> SeedTable:
-    """The sweep's columns; the seed's beside one of ours only if a row has a figure for it."""
+    """The sweep's columns; a seed's column only if a row has a figure for it."""
     table = _seed_table(lines.sweep, lines.seed_keys)
     printed = set(lines.seed_keys)
     columns = [replace(column, seed=column.seed if column.seed in printed else None) for column in table.columns]

@@ -1,7 +1,6 @@
-"""Records as text: aligned, csv, Markdown, JSON, JSON a line, one record from top to bottom; and their predictions.
+"""Records and their predictions as text: an aligned table, csv, Markdown, JSON, JSON lines, or one record as a block.
 
-Nothing here is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets each record as a
-block of lines instead.
+Nothing is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params, show_s
 
 
 def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:
-    """An aligned table, a line a record; if `width` columns cannot hold it, the usual ones as a block a record.
+    """An aligned table with a line for each record; a block for each record if it is wider than `width`.
 
-    None: any width. Flags are in neither: the verb writes them to stderr.
+    `width` None: any width. Flags are left out, as the verb writes them to stderr.
     """
     grid = _grid(records, columns)
     if width is None or grid.width <= width:
@@ -42,7 +41,7 @@ def as_table(records: Sequence[Record], width: int | None = None, columns: Seque
 
 
 def as_markdown(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """A Markdown table in the seed's style: figures flush right."""
+    """A Markdown table, figures flush right."""
     return _grid(records, columns).markdown()
 
 
@@ -55,7 +54,7 @@ def _grid(records: Sequence[Record], columns: Sequence[Column]) -> Grid:
 
 
 def as_csv(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> str:
-    """Comma-separated, a heading for each key of the record, figures in full; an empty cell if there is none."""
+    """csv with a heading for each key of the record and figures in full; a missing figure is an empty cell."""
     keys = [key for column in columns for key in column.keys]
     return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
 
@@ -67,12 +66,12 @@ def as_json(records: Sequence[Record]) -> str:
 
 
 def as_jsonl(records: Sequence[Record]) -> str:
-    """One JSON object a line, every key of a record."""
+    """One JSON object per line, with every key of the record."""
     return "".join(json.dumps(record.to_tables(), allow_nan=False) + "\n" for record in records)
 
 
 def records_text(records: Sequence[Record], form: str, width: int | None, columns: Sequence[Column]) -> str:
-    """The records as table, md, csv, json or jsonl; a table without a record is nothing."""
+    """The records as table, md, csv, json or jsonl; an empty text for a table without records."""
     if form in ("json", "jsonl"):
         return as_json(records) if form == "json" else as_jsonl(records)
     if form in ("csv", "md"):
@@ -81,7 +80,7 @@ def records_text(records: Sequence[Record], form: str, width: int | None, column
 
 
 def as_block(record: Record, width: int | None = None) -> str:
-    """One record from top to bottom, a line a figure, each FLOPs figure with its formula; flags at the end."""
+    """One record, a line for each figure, each FLOPs figure with its formula; flags at the end."""
     title = plain(show_name(record))
     lines = [(label, plain(text)) for label, text in _block_lines(record) if text != NOTHING]
     margin = max(len(label) for label, _ in lines) if lines else 0
@@ -92,7 +91,7 @@ def as_block(record: Record, width: int | None = None) -> str:
 
 
 def print_record(record: Record) -> None:
-    """Writes one record from top to bottom to stdout: what a finished run ends with."""
+    """Prints one record as a block, as at the end of a run."""
     heading, _, rest = as_block(record, terminal.width()).partition("\n")
     terminal.write_heading(heading)
     sys.stdout.write(rest)
@@ -100,10 +99,10 @@ def print_record(record: Record) -> None:
 
 
 def _block_lines(record: Record) -> list[tuple[str, str]]:
-    """(label, text) of every figure a reader looks for first."""
+    """(label, text) of the main figures."""
     layout = [f"{axis}{size}" for axis, size in (("tp", record.tp), ("pp", record.pp), ("dp", record.dp)) if size]
     where = f" on {record.gpus} ranks" if record.gpus else ""
-    program = "".join(f", {word}" for word in (record.engine, record.dtype) if word)
+    program = "".join(f", {name}" for name in (record.engine, record.dtype) if name)
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
     if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
         batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
@@ -112,7 +111,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
         step += f"; {record.warmup_steps} warm-up)"
     elif record.step_s is not None:
-        step += " s  (no times of single steps)"
+        step += " s  (single steps were not timed)"
     memory, kind = peak_memory_gib(record)
     ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
     return [
@@ -130,7 +129,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("tflops_model", _flops(record.tflops_model, "6 P + 12 L h s a token, PaLM")),
         ("tflops_printed", _flops(record.tflops_printed, "as the program prints it")),
         ("mfu", NOTHING if record.mfu is None else f"{record.mfu:.1%} of {record.device}, {record.dtype}"),
-        ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, the stage that holds most"),
+        ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
         ("GPU hours", show_digits(record.gpu_hours)),
@@ -138,7 +137,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
 
 
 def _predicted(record: Record) -> str:
-    """What the planner predicted, and how far off it was if that was measured."""
+    """The planner's prediction, with its error if that was measured."""
     memory = max(record.predicted_memory_gib or [0.0])
     allocated = max((figure for figure in record.memory_allocated_gib or () if figure is not None), default=None)
     parts = []
@@ -157,7 +156,7 @@ def _flops(figure: float | None, formula: str) -> str:
 
 
 def _folded(text: str, width: int | None) -> str:
-    """The line, broken at spaces if the terminal is narrower; no word is cut."""
+    """The text wrapped at spaces to `width`; no word is cut."""
     if width is None:
         return text + "\n"
     return textwrap.fill(text, max(20, width), subsequent_indent=" " * 8, break_long_words=False) + "\n"
@@ -184,13 +183,13 @@ class Prediction:
 
 
 def predictions_of(records: Sequence[Record]) -> list[Prediction]:
-    """A line for each record of which anything was predicted."""
+    """A line for each record that has a prediction."""
     return [_prediction(each) for each in records if each.predicted_step_s or each.predicted_memory_gib]
 
 
 def predictions_text(lines: Sequence[Prediction], form: str) -> str:
-    """Predicted beside measured, run by run, as table, md, csv, json or jsonl; all but csv and jsonl end with the mean
-    of the errors without sign. Nothing in a table if nothing was predicted.
+    """Predicted beside measured figures of each run, as table, md, csv, json or jsonl; all but csv and jsonl end with
+    the mean absolute errors. An empty text for a table without predictions.
 
     The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
     """
@@ -209,7 +208,7 @@ def predictions_text(lines: Sequence[Prediction], form: str) -> str:
 def _prediction(record: Record) -> Prediction:
     layout = "-".join(f"{axis}{getattr(record, axis)}" for axis in ("tp", "pp", "dp") if getattr(record, axis))
     memory, planned = _most(record.memory_allocated_gib), _most(record.predicted_memory_gib)
-    # The steps of a CPU are no measure of what was predicted of a GPU.
+    # Steps on a CPU do not measure a prediction for a GPU.
     step_s = record.step_s if record.device is not None else None
     return Prediction(
         name=record.name,
@@ -230,7 +229,7 @@ def _most(figures: Sequence[float | None] | None) -> float | None:
 
 
 def _mean_errors(lines: Sequence[Prediction]) -> dict[str, float | int | None]:
-    """Mean absolute errors, and over how many runs each is taken: those that measured what was predicted."""
+    """Mean absolute errors, and over how many runs: those with both a prediction and a measurement."""
     means: dict[str, float | int | None] = {}
     for name in ("step", "memory"):
         errors = [abs(error) for line in lines if (error := getattr(line, f"{name}_error")) is not None]
@@ -254,7 +253,7 @@ def _prediction_grid(lines: Sequence[Prediction]) -> Grid:
         )
         for line in lines
     ]
-    title = f"mean of {mean['step_runs']} and {mean['memory_runs']}, without sign"
+    title = f"mean of {mean['step_runs']} and {mean['memory_runs']} runs, absolute"
     last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
     headings = ("run", "layout", "device", "s/step", "predicted", "error", "GiB", "predicted", "error")
     return Grid(headings, [False, False, False, *[True] * 6], [*cells, last])

@@ -1,4 +1,4 @@
-"""Why a run ended as it did: of each attempt the first cause over all ranks, with the lines around it."""
+"""Why a run ended: the first cause over all ranks of each attempt, with the lines around it in the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KILLED_RANK = re.compile(r"rank \d{1,7} ended with signal \w+$")
 
 @dataclass(frozen=True)
 class AttemptWhy:
-    """How one attempt ended. `ended`, `words`: None words if nothing says why. `cause`: what its logs say."""
+    """How one attempt ended: its class, why in `words` (None if nothing says it), and the cause in its logs."""
 
     attempt: int
     ended: str
@@ -39,7 +39,7 @@ class AttemptWhy:
 
     @property
     def failure(self) -> Failure | None:
-        """Where the log says it."""
+        """The log line of the cause."""
         return self.cause.failure
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,14 +62,14 @@ class AttemptWhy:
 
     @property
     def others(self) -> list[Failure]:
-        """What else went wrong, in the order of the time, without echoes and what was survived."""
+        """Other failures in order of time, without those that followed and those that were survived."""
         apart = {id(failure) for failure in (*self.cause.survived, *self.cause.echoes)}
         return [failure for failure in self.cause.ordered if failure != self.failure and id(failure) not in apart]
 
 
 @dataclass(frozen=True)
 class Why:
-    """A run and why it ended, or has not: `attempts` first to last, `lines` around the cause of the last one."""
+    """Why a run ended, or its state: `attempts` first to last, `lines` around the cause of the last one."""
 
     record: Record
     attempts: tuple[AttemptWhy, ...]
@@ -79,7 +79,7 @@ class Why:
 
     @property
     def last(self) -> AttemptWhy | None:
-        """The attempt that decides how the run stands."""
+        """The last attempt, which decides the run's state."""
         return self.attempts[-1] if self.attempts else None
 
     @property
@@ -90,7 +90,7 @@ class Why:
 
     @property
     def is_told(self) -> bool:
-        """Whether there is something to say: False if a run ended and nothing says how."""
+        """Whether anything says how the run ended, or that it has not."""
         return self.ended != "unknown"
 
     @property
@@ -99,13 +99,13 @@ class Why:
 
     @property
     def failed_nodes(self) -> list[str]:
-        """Nodes that an attempt failed by, each once."""
+        """The nodes that made attempts fail, each once."""
         found = [each.cause.failed_node for each in self.attempts] + [self.record.failed_node]
         return list(dict.fromkeys(node for node in found if node))
 
     @property
     def exclude(self) -> str | None:
-        """What leaves the failed nodes out of the next start: a command for a run of ours, else a directive."""
+        """How to exclude the failed nodes from the next start: a command for a run of ours, else a directive."""
         if not self.failed_nodes or self.ended in ("done", *LIVE):
             return None
         nodes = ",".join(self.failed_nodes)
@@ -115,7 +115,7 @@ class Why:
 
     @property
     def chain(self) -> str | None:
-        """What the job chain of a run of ours does after its last attempt, if that says more than how it ended."""
+        """What the job chain of our own run does after its last attempt, if that is more than how it ended."""
         attempts = deciding(self.own.attempts()) if self.own else []
         end = read_end(attempts[-1]) if attempts else None
         if end is None:
@@ -147,19 +147,19 @@ class Why:
 
 
 def explain(name: str, logs: Path) -> Why:
-    """Why the run that RUN means ended; NoSuchRun as read_one. RUN may be anyone's log, or a folder of one run's."""
+    """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun."""
     read = read_one(name, logs)
     why = _explain_own(read, RunFolder(read.folder)) if read.folder is not None else _explain_foreign(read)
     place = why.last.failure.place if why.last and why.last.failure else None
     if place is not None:
         return replace(why, lines=tuple(lines_around(Path(place.file), place.line)))
-    # A log that ends without a word: its last lines are all there is.
+    # The log ends without a cause: show its last lines.
     ends = [path for path in read.files[:1] if why.ended == "unknown"]
     return replace(why, lines=tuple(last_lines(ends[0]))) if ends else why
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
-    """What followed, in words, most often first: numbers in them do not count apart."""
+    """(message, how often) of the failures that followed, the most frequent first; numbers in messages do not count."""
     kinds = Counter(one_line(_shape(failure.words)) for failure in echoes)
     return kinds.most_common(_MOST_LISTED)
 
@@ -180,14 +180,14 @@ def _failure_dict(failure: Failure) -> dict[str, Any]:
 
 
 def _explain_own(read: RunRead, run: RunFolder) -> Why:
-    """ended.json first; the logs if it says no more than `error`, and for the place."""
+    """What ended.json says; the logs if that is no more than `error`, and for the place."""
     record, cannot = read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
     for attempt, table in zip(run.attempts(), tables, strict=False):
         starts = [other.get("job_id") == table.get("job_id") for other in tables]
-        # What Slurm wrote itself is of the job: of its last attempt, as far as it can be told. Of a job that was put
-        # back it tells the requeue first, so it is read only if nobody has judged the attempt.
+        # Slurm's own output is of the job, so it counts for the last attempt of the job. After a requeue the output
+        # begins with the requeue, so then it is read only if the attempt has no verdict.
         later, earlier = any(starts[attempt.number :]), any(starts[: attempt.number - 1])
         unread = later or (earlier and bool(attempt.verdict()))
         paths = [attempt.log, *([] if unread else _slurm_output(run, table.get("job_id")))]
@@ -199,7 +199,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         ended = table.get("ended")
         cause = _with_dead_host(first_cause(parts, ended == "done"), ended, attempt.ended(), table.get("node_list"))
-        attempts.append(_with_own_word(attempt.number, ended, table.get("cause"), cause))
+        attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
         cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
         if cause.ended != "unknown":
@@ -208,12 +208,12 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
 
 
 def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], node_list: object) -> Cause:
-    """The node of an attempt that its own script could not end: srun names any other node that dies."""
+    """The cause with the dead node, if the script itself was lost; srun names any other node that dies."""
     named = any(failure.ended == ended and failure.node for failure in cause.ordered)
     node = first_node(node_list) if ended == "node_failure" and not named else None
     if node is None:
         return cause
-    sure = "the script itself was lost, so it is taken to be the node on which it ran: the first of the list"
+    sure = "the script itself was lost, so this is probably its node, the first of the list"
     return Cause("node_failure", str(said.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
 
 
@@ -222,9 +222,9 @@ def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
     return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
 
 
-def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+def _attempt_why(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
     attempt = _explained(number, ended, words, cause)
-    # Our own tracebacks bear no rank; ended.json does.
+    # Our own tracebacks have no rank, but ended.json has it.
     said = _OWN_RANK.match(words or "")
     if said is not None and attempt.cause.rank is None and attempt.words == one_line(words or ""):
         return replace(attempt, cause=replace(attempt.cause, rank=int(said[1])))
@@ -232,13 +232,13 @@ def _with_own_word(number: int, ended: str | None, words: str | None, cause: Cau
 
 
 def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
-    """The attempt's own word, unless it says no more than that something went wrong and the logs say what."""
+    """What the attempt itself says, unless that is only that something failed and the logs say what."""
     if _KILLED_RANK.match(words or "") and _only_echoes(cause):
-        # What supervises the ranks knows which one was killed; the logs have what followed.
+        # The supervisor of the ranks knows which one was killed; the logs only have what followed.
         cause = Cause(ended or "unknown", words or "", None, None, cause.ordered, survived=cause.survived)
-    told = cause.ended not in ("unknown", "done")
+    has_cause = cause.ended not in ("unknown", "done")
     said = ended or "unknown"
-    if said in VAGUE and told and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
+    if said in VAGUE and has_cause and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
         better = cause.words if cause.ended != "error" or words is None else words
         ended = class_of(Facts(said=said, logs=cause.ended)) or said
         return AttemptWhy(number, ended, one_line(better), cause)
@@ -249,7 +249,7 @@ def _explained(number: int, ended: str | None, words: str | None, cause: Cause) 
         rest = [failure for failure in cause.ordered if failure is not place]
         ordered = [place, *rest] if place else rest
         cause = Cause(ended, words or "", place, place.node if place else None, ordered, rank, cause.survived)
-    if words is None and told and ended == cause.ended:
+    if words is None and has_cause and ended == cause.ended:
         words = cause.words
     return AttemptWhy(number, ended, None if words is None else one_line(words), replace(cause, ended=ended))
 
@@ -259,7 +259,7 @@ def _only_echoes(cause: Cause) -> bool:
 
 
 def _place_of(ended: str, words: str | None, cause: Cause) -> Failure | None:
-    """Where the logs say what ended.json does: the same words, else the first of the same class."""
+    """The failure in the logs that ended.json means: one with its text, else the first of its class."""
     if words:
         for failure in cause.ordered:
             if failure.words[:60] in words:
@@ -269,12 +269,12 @@ def _place_of(ended: str, words: str | None, cause: Cause) -> Failure | None:
 
 
 def _explain_foreign(read: RunRead) -> Why:
-    """What the reader of anyone's logs concluded of each attempt."""
+    """What the log reader found for each attempt."""
     tables = read.record.attempts or []
     attempts = []
     for number, cause in enumerate(read.causes, 1):
         table = tables[number - 1] if number <= len(tables) else {}
-        # The table says more if a log ends without a word: how far it goes, and whether the job was requeued.
+        # If a log ends without a cause, the record says more: the last step, and whether the job was requeued.
         words = cause.words if cause.failure else table.get("cause")
         attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
     return Why(read.record, tuple(attempts))

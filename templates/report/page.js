@@ -13,7 +13,7 @@
   const status = make("span");
   status.setAttribute("role", "status");
 
-  // What a cell sorts by: a number, words, or nothing (last either way).
+  // The sort key of a cell: a number, a text, or null, which is last in both directions.
   const keyOf = (cell) => {
     const text = cell.dataset.v ?? cell.textContent.trim();
     if (text === "-" || text === "") return null;
@@ -77,7 +77,7 @@
   unfold.append(toggle);
   unfold.hidden = all.length < 2;
 
-  // A link to a run opens it and stands before its heading.
+  // A link to a run opens its details and scrolls to them.
   const reveal = () => {
     const found = document.getElementById(location.hash.slice(1));
     const holder = found && found.closest("details");

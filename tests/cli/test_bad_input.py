@@ -168,7 +168,7 @@ def test_a_traceback_comes_only_with_debug():
         (("demo",), "EXPERIMENT would be another"),
         (("--smoke",), "--smoke would be another"),
         (("--gpus", "8"), "has no checkpoint to go on from"),
-        (("--dry-run",), "starts the run's own job.sh as it is"),
+        (("--dry-run",), "starts the run's own job.sh unchanged"),
     ],
 )
 def test_what_a_resumed_run_cannot_take(made_run, options, said):

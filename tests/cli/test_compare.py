@@ -50,7 +50,7 @@ def test_of_three_each_is_compared_with_the_first(own_folders):
     done = in_process("compare", *names)
     assert "B against A: no difference shown (" in done.stdout
     assert "C against A: no difference shown (" in done.stdout
-    assert "each of the 2 intervals holds for itself" in done.stderr
+    assert "each of the 2 intervals has 95 % confidence by itself" in done.stderr
 
 
 def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
@@ -59,7 +59,7 @@ def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
     kept.write_text(in_process("report", other.path, "--json").stdout)
     done = in_process("compare", run.run_id, kept)
     assert done.code == 0, done.stderr
-    assert "no interval can be given: B gives no times of single steps, only a step_s" in done.stdout
+    assert "no interval can be given: B has no times of single steps, only step_s" in done.stdout
     # In its run folder a record stands beside the steps.
     done = in_process("compare", run.run_id, other.path / "record.json")
     assert "no difference shown" in done.stdout

@@ -140,7 +140,7 @@ def test_detect_refuses_what_it_would_overwrite(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("# mine\n")
     message, _ = error_of(in_process("profile", "detect", "-o", path))
-    assert "is there already, and nothing is overwritten" in message
+    assert "exists, and nothing is overwritten" in message
     assert path.read_text() == "# mine\n"
     for words in (("--name", "../x"), ("--name", "x", "-o", "y")):
         assert in_process("profile", "detect", *words).code == 2

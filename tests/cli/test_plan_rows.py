@@ -93,7 +93,7 @@ def test_calibrate_stores_in_the_users_profile(own_folders, clusters_file):
     stored = load_profile("a100-80g-8").calibration
     assert set(stored.residuals) == {"r1-1-64", "r2-2-16", "r4-4-4", "r8-1-8"}
     assert stored.rows == 4
-    assert "mean error of the 4 step times" in done.stdout
+    assert "mean error over the 4 fitted step times" in done.stdout
     constants = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()[:3]}
     assert constants["gemm"] == pytest.approx(stored.constants["gemm"], rel=1e-3)
     validated = in_process("plan", "--validate", clusters_file, "--calibration", "a100-80g-8", "--json")

@@ -284,7 +284,7 @@ def test_the_report_card_as_json(two_runs):
     assert page["mean"] == {
         "step_error": pytest.approx(0.2), "step_runs": 1, "memory_error": pytest.approx(0.1), "memory_runs": 1,
     }  # fmt: skip
-    assert "note: 1 of 2 runs hold no prediction\n" in done.stderr
+    assert "note: 1 of 2 runs have no prediction\n" in done.stderr
 
 
 def test_a_run_on_a_cpu_is_no_measure_of_what_was_predicted_of_a_gpu(two_runs):
@@ -303,7 +303,7 @@ def test_the_report_card_as_text(two_runs, form):
         assert float(line["step_error"]) == pytest.approx(-0.2)
     else:
         assert re.search(r"tp2-pp2-dp1 .*0\.500\W+0\.400\W+-20\.0%\W+2\.00\W+2\.20\W+\+10\.0%", done.stdout)
-        assert re.search(r"mean of 1 and 1, without sign\W+20\.0%\W+10\.0%", done.stdout)
+        assert re.search(r"mean of 1 and 1 runs, absolute\W+20\.0%\W+10\.0%", done.stdout)
 
 
 def test_a_record_shows_predicted_beside_measured(two_runs):

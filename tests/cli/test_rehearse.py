@@ -127,7 +127,7 @@ def test_what_has_no_slurm_to_rehearse_is_refused(tiny: Path, tmp_path: Path) ->
     assert "profile local has no Slurm" in message
     assert "submit --smoke" in hint
     message, _ = error_of(in_process("rehearse", tiny, "--keep", tmp_path))
-    assert "there is something in that folder" in message
+    assert "that folder is not empty" in message
     done = in_process("rehearse", tiny, "--keep", "/proc/kept")
     assert done.code == 2
     assert "you can write" in error_of(done)[1]

@@ -53,7 +53,7 @@ def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, cod
     with pytest.raises(SystemExit) as end:
         cli.main([*words, *([made_run.run_id] if words == ("cancel",) else [])])
     assert end.value.code == code
-    assert "fault of hpc-gpt" not in capsys.readouterr().err
+    assert "bug in hpc-gpt" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [(), ("--mbs", "2"), ("--set", "train.steps=5"), ("--until", "steps=9"), ("--wait",)])
@@ -63,7 +63,7 @@ def test_off_a_terminal_it_is_refused_with_an_example(more):
     message, hint = error_of(done)
     assert message.startswith("no EXPERIMENT and no size: this would queue gpt2-meg-ds-3d-48b, 52.0e9 parameters")
     assert hint == (
-        "name what to train, as hpc-gpt submit demo --cluster jean-zay-v100-32g, or its size, as --gpus 64; --yes "
+        "name what to train, as hpc-gpt submit demo --cluster jean-zay-v100-32g, or its size, --gpus 64; --yes "
         "queues it"
     )
     assert nothing_was_written()

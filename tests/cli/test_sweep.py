@@ -78,8 +78,8 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
         (("render", "TABLE", "-o", "x"), "--sweep makes a script for each row", "--sweep"),
         (("render", "demo", "--sweep", "-o", "x"), "demo is no sweep", "--sweep out"),
         (("render", "TABLE", "--sweep", "--row", "two", "-o", "x"), "--row asks for one row", "one of the two"),
-        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel is for --sweep", "add --sweep"),
-        (("submit", "TABLE", "--skip-unfit"), "--skip-unfit is for --sweep", "add --sweep"),
+        (("submit", "TABLE", "--max-parallel", "2"), "--max-parallel needs --sweep", "add --sweep"),
+        (("submit", "TABLE", "--skip-unfit"), "--skip-unfit needs --sweep", "add --sweep"),
         (("submit", "TABLE", "--sweep", "--resume", "x"), "--resume", ""),
     ],
 )

@@ -42,7 +42,7 @@ def test_submit_resume_with_another_layout():
     options = ("--gpus", "1", "--tp", "1", "--dp", "1", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
     done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait")
     assert done.code == 0, done.stderr
-    assert f"goes on from {parent.run_id} after step 4, as tp1-pp1-dp1" in done.stderr
+    assert f"resumes {parent.run_id} after step 4, as tp1-pp1-dp1" in done.stderr
     run = newest()
     assert run.path != parent.path
     said = run.attempts()[0].log.read_text()

@@ -122,7 +122,7 @@ def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):
     a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0)), ({}, (110.0, 10.0)), ({}, ()))
     found = compare_runs(a, b)
     assert found.verdict == "no_interval"
-    assert "A has 1 round, and an interval needs 2" in as_text(found, "A", "B")
+    assert "A has 1 round, but an interval needs 2" in as_text(found, "A", "B")
     found = compare_runs(b, c)
     assert found.verdict == "no_interval"
     assert "B was 0.0901 to 1 times as fast, round by round: too far apart" in as_text(found, "A", "B")

@@ -104,7 +104,7 @@ def test_too_few_steps_make_no_claim():
     comparison = compare_runs(made(1), made(2, step_s=50, count=6))
     assert comparison.verdict == "no_interval"
     text = as_text(comparison, "A", "B")
-    assert text.startswith("B against A: no interval can be given: B has 5 steady steps, and an interval needs 8\n")
+    assert text.startswith("B against A: no interval can be given: B has 5 steady steps, but an interval needs 8\n")
     assert "faster by" not in text
 
 
@@ -112,7 +112,7 @@ def test_a_total_makes_no_claim_and_says_why():
     total = RunRead(replace(RECORD, run="hf", step_s=57.44), files=[Path("hf.txt")])
     comparison = compare_runs(made(1), total)
     assert comparison.verdict == "no_interval"
-    assert "B gives no times of single steps, only a step_s" in verdict_words(comparison, "A", "B")
+    assert "B has no times of single steps, only step_s" in verdict_words(comparison, "A", "B")
     assert comparison.speeds[0].b == 57.44
 
 
@@ -130,7 +130,7 @@ def test_the_same_run_and_copies_of_a_log():
     run = made(1)
     assert words(run, run) == "the same run as A"
     copy = RunRead(run.record, run.steps, files=[Path("copy.txt")])
-    assert words(run, copy) == "the same steps in the same figures as A: two copies of one log"
+    assert words(run, copy) == "the same steps with the same figures as A: two copies of one log"
 
 
 def test_two_logs_of_one_job_are_told_of():
@@ -143,7 +143,7 @@ def test_equal_losses_are_told_of():
     comparison = compare_runs(made(1, losses=losses), made(2, losses=losses))
     text = as_text(comparison, "A", "B")
     assert "loss       the same to the last digit at all 200 common steps" in text
-    assert "equal losses: two logs of one run, or the same training once more" in text
+    assert "equal losses: two logs of one run, or a repeat of the same training" in text
     assert comparison.losses.diverge is False
 
 
@@ -181,7 +181,7 @@ def test_another_model_is_compared_by_its_flops_beside_tokens():
 def test_an_unknown_batch_is_not_taken_for_the_same_in_silence():
     comparison = compare_runs(made(1), made(2, global_batch=None))
     assert comparison.speeds[0].name == "step_s"
-    assert "global_batch of one is not known: a step is taken to be the same work in both" in comparison.notes
+    assert "global_batch of one run is not known: a step is assumed to be the same work in both" in comparison.notes
 
 
 def test_unequal_work_of_unknown_size_makes_no_claim():
@@ -305,7 +305,7 @@ def test_many_settings_are_cut_and_counted():
 
 def test_a_difference_under_the_same_settings_is_of_something_else():
     comparison = compare_runs(made(1, config_hash="c"), made(2, step_s=90, config_hash="c", node_list="n1"))
-    assert "so the difference is of the nodes, their load or the day" in as_text(comparison, "A", "B")
+    assert "the difference is from the nodes, their load or the day" in as_text(comparison, "A", "B")
 
 
 def test_hostile_names_and_settings_are_text():

@@ -89,8 +89,8 @@ def test_the_same_steps_give_the_same_interval():
 
 
 def test_too_few_steps_give_none_and_say_so():
-    assert series_of(np.ones(FEWEST - 1)) == "has 7 steady steps, and an interval needs 8"
-    assert series_of(np.array([1.0])) == "has 1 steady step, and an interval needs 8"
+    assert series_of(np.ones(FEWEST - 1)) == "has 7 steady steps, but an interval needs 8"
+    assert series_of(np.array([1.0])) == "has 1 steady step, but an interval needs 8"
     assert isinstance(series_of(np.arange(FEWEST) % 3 * 1.0), Series)
     assert "7 steady steps" in series_of(np.array([1.0] * 7 + [np.nan, np.inf]))
 

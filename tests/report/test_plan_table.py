@@ -63,7 +63,7 @@ def test_near_ones_tight_ones_and_the_best_say_so():
     best = candidate()
     assert loses(best, best) == "best"
     near = candidate(replace(STEP, compute_s=70.5), recompute="full")
-    assert loses(near, best) == "as fast within 1 %, but less plain"
+    assert loses(near, best) == "as fast within 1 %, but less simple"
     tight = candidate(replace(STEP, compute_s=65), need=31.0)
     assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
     assert loses(tight, tight) == "best, but tight"
@@ -167,5 +167,5 @@ def test_interleaving_is_explained():
     one = Candidate(run, candidate().memory, 79.0, STEP)
     text = explain(one, machine, None)
     assert "4 stages: 2 a stage, in 2 chunks" in text
-    assert "min(8, pp 4 - 0) and what chunks add = " in text
+    assert "min(8, pp 4 - 0) and those of the chunks = " in text
     assert ModelShape(1024, 8, 8).params > 0

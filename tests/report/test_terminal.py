@@ -52,5 +52,5 @@ def test_bold_is_for_terminals_that_want_it(logs):
 def test_a_closed_stdout_is_no_fault_of_the_program(logs):
     command = ["bash", "-c", '"$0" -m hpc_gpt report "$1" >&-', sys.executable, str(logs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "fault of hpc-gpt" not in done.stderr
+    assert "bug in hpc-gpt" not in done.stderr
     assert done.returncode == 0

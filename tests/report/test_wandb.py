@@ -100,6 +100,6 @@ def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
     assert (others / "run-theirs.wandb").read_bytes() == b"theirs"
     # What stands in its place and is not ours is left as it is.
     (first[0] / MARK).unlink()
-    with pytest.raises(RunFolderError, match="not of an export"):
+    with pytest.raises(RunFolderError, match="not from an export"):
         write_offline_runs([run], tmp_path / "out")
     assert len(rows(first[0])) == 8

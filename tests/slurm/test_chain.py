@@ -151,7 +151,7 @@ def resharded(teller: Teller) -> tuple[int, Job, str]:
     job = Job(teller.cluster, RunFolder(next(launcher.logs.glob(f"*/{found[1]}"))), found[2])
     job.wait_end()
     step = max(half.metrics(1))
-    assert f"goes on from {half.run.run_id} after step {step}, as tp1-pp2-dp1" in said[1]
+    assert f"resumes {half.run.run_id} after step {step}, as tp1-pp2-dp1" in said[1]
     return step, job, said[1]
 
 

@@ -209,7 +209,7 @@ def test_a_detected_profile_is_one_that_submits(launcher: Launcher) -> None:
     _, words = launcher.run("submit", "--cluster", "detected", "--dry-run")
     assert "in partition high" in words
     _, words = launcher.run("profile", "detect", "--name", "detected", code=2)
-    assert "is there already, and nothing is overwritten" in words
+    assert "exists, and nothing is overwritten" in words
 
 
 def test_of_several_kinds_of_nodes_the_commonest_is_detected(

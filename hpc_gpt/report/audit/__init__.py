@@ -1,4 +1,4 @@
-"""`hpc-gpt report --audit TABLE LOGS`: every cell of a published table against its formula and the logs behind it."""
+"""`hpc-gpt report --audit TABLE LOGS`: checks each cell of a published table against its formula and its logs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST_ROW = 160
 
 @dataclass(frozen=True)
 class Audit:
-    """All cells of all tables of `path` and what contradicts. `left_out`: what was seen and not read."""
+    """All cells of all tables of `path`, and the contradictions. `left_out`: what was not read."""
 
     path: Path
     findings: Sequence[Finding]
@@ -46,7 +46,7 @@ class Audit:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Cells by how they ended, and findings: one cell can have several."""
+        """The number of tables, of cells by outcome, and of findings; one cell can have several."""
         ended = Counter(cell.outcome for cell in self.cells)
         return {
             "tables": len(self.tables),
@@ -60,17 +60,17 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """1 if something breaks, else 0, for a paper's own CI."""
+        """1 if there is a contradiction, else 0, so that a paper's CI can use it."""
         return 1 if self.findings else 0
 
 
 def audit(
     path: Path, runs: Sequence[RunRead] = (), formula: FormulaName | None = None, recompute: Recompute = "full"
 ) -> Audit:
-    """The audit of every table in the document at `path` against its own formulas and against `runs`.
+    """Audits every table in the document at `path` against its own formulas and against `runs`.
 
-    `formula` is used for TFLOPs if the document states none; `recompute` is that formula's input. DataError if the
-    document cannot be read or holds no table.
+    `formula` is used for TFLOPs if the document states none, with `recompute` as its input. DataError if the document
+    cannot be read or has no table.
     """
     document = read_document(path)
     statements = Statements(document)
@@ -112,7 +112,7 @@ def _check_table(table: Table, statements: Statements, formula: FormulaName | No
 
 
 def as_text(audit: Audit) -> str:
-    """The contradictions, line by line with their arithmetic; then the logs, the counts and what was not checked."""
+    """The contradictions with their arithmetic; then the logs, the counts and what was not checked."""
     lines: list[str] = []
     for finding in audit.findings:
         lines += _of_finding(audit, finding)
@@ -134,7 +134,7 @@ def as_text(audit: Audit) -> str:
 
 
 def as_json(audit: Audit) -> str:
-    """One object: {"schema": 1, "findings": [...], "counts": {...}, ...}; "cells" holds all that are not blank."""
+    """{"schema": 1, "findings": [...], "counts": {...}, ...}; "cells" has all that are not blank."""
     tables: dict[str, Any] = {
         "schema": SCHEMA,
         "document": str(audit.path),

@@ -1,4 +1,4 @@
-"""A published document as an audit reads it: tables, and the sentences and code around them with their sections."""
+"""Reads a published document: its tables, and the sentences and code around them, with their sections."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BOLD = re.compile(r"\s*(?:\*\*|__)(?P<text>[^*_].{0,120}?)(?:\*\*|__):?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 
 
-# The numbers of the sections that a line is in, outermost first; 0 is the document.
+# The numbers of the sections around a line, outermost first; 0 is the document.
 Section = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. `problem`: why its cells cannot be assigned to columns."""
+    """A row of a table. `problem`: why its cells cannot be assigned to columns."""
 
     line: int
     cells: tuple[str, ...]
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`title`: the headings above it, with the nearest bold line or caption. Lines count from 1."""
+    """A table. `title`: the headings above it with the nearest bold line or caption. Lines count from 1."""
 
     line: int
     headings: tuple[str, ...]
@@ -63,7 +63,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Document:
-    """What was read. `left_out`: what was seen and not read, in words."""
+    """What was read. `left_out`: what was not."""
 
     path: Path
     tables: Sequence[Table] = ()
@@ -72,9 +72,9 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The document at `path`; DataError if it cannot be read, is no text, or holds no table.
+    """The document at `path`; DataError if it cannot be read, is not text, or has no table.
 
-    A file named .csv or .tsv is one table whose first line holds the headings. Any other is Markdown, or csv if it has
+    A .csv or .tsv file is one table with its headings on the first line. Any other file is Markdown, or csv if it has
     no Markdown table.
     """
     text = _read_text(path)
@@ -89,7 +89,7 @@ def read_document(path: Path) -> Document:
     if not any(table.rows for table in document.tables):
         seen = f" ({'; '.join(document.left_out)})" if document.left_out else ""
         raise DataError(
-            f"{path} holds no table{seen}",
+            f"{path} has no table{seen}",
             "a markdown table has a line of headings, a line of dashes as | --- | and rows; csv has a line of headings",
         )
     return document
@@ -105,12 +105,12 @@ def _read_text(path: Path) -> str:
     if len(data) > _LARGEST_BYTES:
         raise DataError(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB", "name a document, not a log")
     if b"\0" in data:
-        raise DataError(f"{path} is no text: it holds NUL bytes", "name a markdown or csv file")
+        raise DataError(f"{path} is not text: it has NUL bytes", "name a markdown or csv file")
     return data.decode("utf-8-sig", errors="replace")
 
 
 def _read_csv(path: Path, text: str) -> Document:
-    """One table; lines that begin with # are prose."""
+    """One table; lines that start with # are prose."""
     lines = text.splitlines()
     passages = [
         Passage(at, line.lstrip("# ")[:_LONGEST_LINE], (0,))
@@ -128,7 +128,9 @@ def _read_csv(path: Path, text: str) -> Document:
             if cells and len(found) <= _MOST_ROWS:
                 found.append((reader.line_num, [cell.strip() for cell in cells[: _MOST_COLUMNS + 1]]))
     except csv.Error as fault:
-        raise DataError(f"{path}:{reader.line_num} is no csv: {fault}", "quote cells that hold line ends") from fault
+        raise DataError(
+            f"{path}:{reader.line_num} is not csv: {fault}", "quote cells that contain line ends"
+        ) from fault
     if len(found) < 2 or len(found[0][1]) < 2:
         return Document(path, passages=passages)
     (line, headings), *rest = found
@@ -137,14 +139,14 @@ def _read_csv(path: Path, text: str) -> Document:
 
 
 def _is_csv_heading(line: str, following: Sequence[str]) -> bool:
-    """ "#GPUs,Size" is a heading if the next line has as many cells; "# seq is 1024" is not."""
+    """Whether a line such as "#GPUs,Size" is the heading: if the next line has as many cells."""
     return any(
         line.count(mark) == following[0].count(mark) > 0 for mark in _DELIMITERS if following and line[1:2] != " "
     )
 
 
 def _delimiter(text: str) -> str:
-    """The one that gives most of the first lines as many cells as the first."""
+    """The delimiter for which most of the first lines have as many cells as the first line."""
     lines = [line for line in text[:65536].splitlines()[:20] if line.strip()]
 
     def agreement(mark: str) -> tuple[int, int]:
@@ -156,7 +158,7 @@ def _delimiter(text: str) -> str:
 
 @dataclass
 class _Place:
-    """The headings, the bold line and the caption above the line that is being read."""
+    """The headings, bold line and caption above the current line."""
 
     titles: list[tuple[int, str, int]] = field(default_factory=list)  # level, text, id
     sections: int = 0
@@ -225,11 +227,11 @@ def _read_markdown(path: Path, text: str) -> Document:
 
 
 def _read_blocks(text: str) -> tuple[dict[int, tuple[int, str]], dict[int, str]]:
-    """(level, text) of the lines that are headings, and of every other line that is no prose whether it is code, a
-    comment or a heading's underline; by their number, from 1.
+    """Two dictionaries by line number, from 1: (level, text) of each heading, and the kind of each other line that is
+    not prose: code, comment or underline.
 
-    Tables are left to us: GitHub's Markdown drops the cells that a row has too many. Link references are off: a long
-    list of them would take time that grows with its square.
+    Tables are read here, as GitHub's Markdown drops surplus cells of a row. Link references are off, as a long list of
+    them takes quadratic time.
     """
     from markdown_it import MarkdownIt
 
@@ -239,7 +241,7 @@ def _read_blocks(text: str) -> tuple[dict[int, tuple[int, str]], dict[int, str]]
     for place, token in enumerate(tokens):
         start, stop = token.map or (0, 0)
         if token.type == "heading_open" and token.level == 0:
-            # If a paragraph is underlined, its last line is the heading.
+            # Of an underlined paragraph the last line is the heading.
             is_underlined = not token.markup.startswith("#")
             kinds |= {stop: "underline", stop - is_underlined: "heading"}
             headings[stop - is_underlined] = (int(token.tag[1]), tokens[place + 1].content.split("\n")[-1])
@@ -251,7 +253,7 @@ def _read_blocks(text: str) -> tuple[dict[int, tuple[int, str]], dict[int, str]]
 
 
 def _is_rule(line: str, heading: str) -> bool:
-    """Whether `line` is the row of dashes under a table's `heading`: as many cells, nothing but dashes and colons."""
+    """Whether `line` is the row of dashes under a table's `heading`: as many cells, only dashes and colons."""
     cells = _split(line)
     return (
         "-" in line
@@ -270,14 +272,14 @@ def _table(line: int, lines: Sequence[str], place: _Place, left_out: list[str]) 
 
 
 def _row(line: int, cells: Sequence[str], width: int) -> Row:
-    """A row of `width` cells. Cells that it lacks are empty, as Markdown shows it; one with more has a problem."""
+    """A row of `width` cells: missing cells are empty, as in Markdown; surplus cells are a problem."""
     if len(cells) > width:
         return Row(line, tuple(cells[:width]), f"the row has {len(cells)} cells, the heading {width}")
     return Row(line, (*cells, *[""] * (width - len(cells))))
 
 
 def _cells(line: str, width: int) -> list[str]:
-    """The cells of a line. A bar inside code splits, as on GitHub, unless only the other way fits the heading."""
+    """The cells of a line. A bar in code splits, as on GitHub, unless the heading only fits if it does not."""
     cells = _split(line)
     if len(cells) != width and len(whole := _split(line, keep_code=True)) == width:
         return whole

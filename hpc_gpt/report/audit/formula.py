@@ -1,8 +1,8 @@
-"""Formulas as documents write them: arithmetic on names and numbers, worked out exactly.
+"""Formulas as documents write them: arithmetic on names and numbers, evaluated exactly.
 
-A name may be several words or hyphenated ("micro-batch-size", "number of GPUs", `$ng`); whether a hyphen is a minus
-depends on which names are known. Names and numbers become variables, Python's own parser reads the rest, and only
-arithmetic on variables is accepted, so nothing can be executed.
+A name may have several words or hyphens ("micro-batch-size", "number of GPUs", `$ng`); whether a hyphen is a minus
+depends on the known names. Names and numbers become variables, Python's parser reads the rest, and only arithmetic on
+variables is accepted, so nothing is executed.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _NO_SYMBOLS: Mapping[str, Named] = {}
 
 
 class FormulaError(ValueError):
-    """Text that is no formula, or one that has no value."""
+    """A text is not a formula, or a formula has no value."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula in the document's words. `names`: what each name in it stands for, in the order met."""
+    """A formula as in the document. `names`: what each name in it means, in order of appearance."""
 
     text: str
     tokens: tuple[tuple[str, str], ...]  # (number, name or sign; text)
     names: Mapping[str, Named]
-    tree: ast.expr  # its variables are v0, v1, …: the token of that place
+    tree: ast.expr  # variables v0, v1, … are the tokens at these places
 
     @property
     def has_arithmetic(self) -> bool:
-        """Whether it is more than a name or a number."""
+        """Whether it has an operator."""
         return any(kind == "sign" and text in "**/+-" for kind, text in self.tokens)
 
     def value(self, values: Mapping[str, Fraction]) -> Fraction:
-        """The value with `values` for the names, exact; FormulaError for a division by zero or a number too large."""
+        """The exact value with `values` for the names; FormulaError for a division by zero or too large numbers."""
         return self._work_out(self.tree, values)
 
     def _work_out(self, node: ast.expr, values: Mapping[str, Fraction]) -> Fraction:
@@ -82,22 +82,21 @@ class Formula:
         return value
 
     def filled(self, shown: Mapping[str, str]) -> str:
-        """The formula with `shown` in the place of the names.
+        """The formula with its names replaced by `shown`.
 
         >>> parse("$ms*4 / ( $sp * 1e3)").filled({"$ms": "48", "$sp": "122"})
         '48 * 4 / (122 * 1e3)'
         """
-        words = ""
+        filled = ""
         for kind, text in self.tokens:
-            word = shown.get(text, text) if kind == "name" else text
-            words += f" {word} " if kind == "sign" and text in "*/+-" else word
-        return re.sub(r"\s+", " ", words).strip()
+            filled += shown.get(text, text) if kind == "name" else f" {text} " if text in "*/+-" else text
+        return re.sub(r"\s+", " ", filled).strip()
 
 
 def parse(text: str, symbols: Mapping[str, Named] = _NO_SYMBOLS) -> Formula:
-    """The formula of a text; FormulaError if it is none, or has a name that is not known.
+    """The formula in a text; FormulaError if there is none, or it has an unknown name.
 
-    `symbols` are names that the document explains itself, as "P parameters".
+    `symbols`: names that the document explains, such as "P parameters".
     """
     if len(text) > _LONGEST_TEXT:
         raise FormulaError("the formula is too long")
@@ -108,7 +107,7 @@ def parse(text: str, symbols: Mapping[str, Named] = _NO_SYMBOLS) -> Formula:
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         if match is None or len(tokens) >= _MOST_TOKENS:
-            raise FormulaError(f"{text[at : at + 20].strip()!r} is no part of a formula")
+            raise FormulaError(f"{text[at : at + 20].strip()!r} is not part of a formula")
         kind = match.lastgroup or ""
         word, at = match[kind], match.end()
         if kind == "name":
@@ -126,7 +125,7 @@ def parse(text: str, symbols: Mapping[str, Named] = _NO_SYMBOLS) -> Formula:
 
 
 def _longest_name(words: str, symbols: Mapping[str, Named], after_a_value: bool) -> tuple[str, Named | None]:
-    """The longest name that `words` begin with and what it means; None for an "x" that multiplies."""
+    """The longest name at the start of `words` and its meaning; None for an "x" that multiplies."""
     parts = re.split(r"([ -])", words)
     if after_a_value and parts[0] in ("x", "X") and parts[0] not in symbols:
         return parts[0], None
@@ -139,7 +138,7 @@ def _longest_name(words: str, symbols: Mapping[str, Named], after_a_value: bool)
 
 
 def _tree(tokens: list[tuple[str, str]]) -> ast.expr:
-    """The tree of arithmetic on variables, each named after the place of its token."""
+    """The syntax tree; each variable is named after the place of its token."""
     source = " ".join(
         text.replace("^", "**") if kind == "sign" else f"v{place}" for place, (kind, text) in enumerate(tokens)
     )
@@ -148,5 +147,5 @@ def _tree(tokens: list[tuple[str, str]]) -> ast.expr:
     except (SyntaxError, MemoryError, RecursionError) as fault:
         raise FormulaError("a number, a name, a sign or a bracket is missing") from fault
     if not all(isinstance(node, _NODES) for node in ast.walk(tree)):
-        raise FormulaError("it is more than arithmetic")
+        raise FormulaError("it is not only arithmetic")
     return tree.body

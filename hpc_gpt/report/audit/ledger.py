@@ -1,4 +1,4 @@
-"""The rows of a table: what each gives for every quantity, and how its cells end while it is audited."""
+"""The rows of a table under audit: the quantities of each row, and the outcome of each cell."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ Kind = Literal[
     "formula",  # the cell is not what the document's formula gives
     "layout",  # tp x pp x dp is not the row's GPUs
     "global_batch",  # micro-batch x micro-batches x dp is not the row's global batch
-    "definition",  # a rate is not what the row's batch and time give, whatever was rounded
+    "definition",  # a rate is not what the row's batch and time give, within rounding
     "size_2_30",  # the size is the log's parameters / 2^30
     "size",  # the size is not the log's
     "first_iteration",  # the time is the first step's alone
     "warm_up_in_mean",  # the time is a mean with the first step in it
-    "step_time",  # the time is none of the log's
+    "step_time",  # the time is not in the log
     "figure",  # a rate or a named formula's TFLOPs are not the log's
     "tflops_of_log",  # the formula on the log's own size and time gives another figure
 ]
-# A size without a unit that is smaller than this is no count of single parameters.
+# A size without a unit below this is not a count of single parameters.
 _FEWEST_PARAMETERS = 100_000
 _MAY_NAME_SIZES = ("model", "models", "name", "network", "config", "configuration")
 _AXIS = re.compile(r"(?<![a-z])(?P<axis>tp|pp|dp|cp)\s?[=:]?\s?(?P<size>\d{1,6})(?!\d)", re.IGNORECASE)
 _RANK = {"breaks": 2, "holds": 1, "not checked": 0}
 _UNCHECKED: tuple[Outcome, str] = ("not checked", "")
 _LEFT = {
-    "notes": "words",
-    "layout": "no layout that is complete and none in a log",
+    "notes": "text",
+    "layout": "the layout is not complete, and not in a log",
     "memory": "no formula gives it",
     **dict.fromkeys(("tflops", "mfu", "hfu"), "no formula of it in the document"),
-    **dict.fromkeys(("tflops_seed", "tflops_hardware", "tflops_model"), "no log stands behind the row"),
+    **dict.fromkeys(("tflops_seed", "tflops_hardware", "tflops_model"), "no log belongs to the row"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One contradiction: the table prints `said`, the arithmetic gives `found`; `line` is the row's.
+    """One contradiction: the table has `said`, the arithmetic gives `found`; `line` is the row's.
 
     `source`: the line of the formula, or the log's file.
     """
@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Cell:
-    """How a cell ended, and why it was not checked."""
+    """A cell's outcome, and why it was not checked."""
 
     line: int
     table_line: int
@@ -88,9 +88,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `unit` is a key of UNITS[quantity], None if neither heading nor cells have one.
+    """A column of a table. `unit`: a key of UNITS[quantity], None if neither heading nor cells have one.
 
-    `problem`: why its quantity is not known. `axes`: those of a layout, in the order of a cell as 4/16/1.
+    `problem`: why its quantity is not known. `axes`: of a layout, in the order of a cell such as 4/16/1.
     """
 
     at: int
@@ -103,7 +103,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Known:
-    """A quantity of a row: `printed` in `unit` (a key of UNITS), and `where` it is from if not from a cell."""
+    """A quantity of a row: `printed` in `unit` (a key of UNITS), and its source `where` if it is not from a cell."""
 
     quantity: str
     printed: Printed
@@ -118,7 +118,7 @@ class Known:
 
     @property
     def worth(self) -> Fraction | None:
-        """What one of `unit` is in the quantity's own unit (UNITS); None if a unit is needed and there is none."""
+        """The factor from `unit` to the quantity's own unit (UNITS); None if a unit is needed but missing."""
         if self.unit is not None:
             return Fraction(UNITS[self.quantity][self.unit])
         if self.quantity == "size":
@@ -127,18 +127,18 @@ class Known:
 
     @property
     def unit_words(self) -> str:
-        """The unit after a figure, unless it is the quantity's own."""
+        """The unit to print after a figure; empty if it is the quantity's own."""
         return f" {self.unit}" if self.unit and self.worth != 1 else ""
 
 
 def fixed(quantity: str, value: Fraction, where: str = "") -> Known:
-    """A quantity that is in no cell."""
+    """A quantity that is not from a cell."""
     return Known(quantity, Printed(value, Fraction(0), None, str(value)), where=where)
 
 
 @dataclass
 class Line:
-    """A row under audit: its quantities, why others are not known, and how its cells end, by their column's place.
+    """A row under audit: its quantities, why others are not known, and the outcomes of its cells, by column.
 
     A cell that breaks in one check stays broken.
     """
@@ -150,26 +150,26 @@ class Line:
     _ended: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
 
     def cell(self, quantity: str) -> Known | None:
-        """A quantity that the row has in a column of its own."""
+        """A quantity that has its own column in the row."""
         known = self.known.get(quantity)
         return known if known is not None and known.column is not None else None
 
     def whole(self, quantity: str) -> int | None:
-        """A count of the row."""
+        """A whole number of the row."""
         found = self.known.get(quantity)
         return int(found.value) if found is not None else None
 
     def lack(self, quantity: str) -> str:
-        """Why a quantity is not known, for a reader."""
-        return self.unknown.get(quantity) or f"no {SAID.get(quantity, quantity)} in the row or in words around it"
+        """Why a quantity is not known."""
+        return self.unknown.get(quantity) or f"no {SAID.get(quantity, quantity)} in the row or in the text around it"
 
     def holds(self, *quantities: str) -> None:
-        """The cells agree with what was worked out."""
+        """Records that the cells agree with what was computed."""
         for quantity in quantities:
             self._end(quantity, "holds", "")
 
     def leave(self, quantity: str, why: str) -> None:
-        """The cell could not be checked."""
+        """Records that the cell could not be checked, and why."""
         self._end(quantity, "not checked", why)
 
     def agrees(self, quantity: str) -> bool:
@@ -178,14 +178,14 @@ class Line:
         return column is not None and self._ended.get(column.at, _UNCHECKED)[0] == "holds"
 
     def breaks(self, kind: Kind, quantity: str, found: str, arithmetic: str, source: str = "", said: str = "") -> None:
-        """The cell contradicts what was worked out. `said`: what it says, if not as printed."""
+        """Records that the cell contradicts what was computed. `said`: its value, if not as printed."""
         self._end(quantity, "breaks", kind)
         column, table = self.ledger.column(quantity), self.ledger.table
-        words = " | ".join(cell.strip() for cell in self.row.cells)
+        row = " | ".join(cell.strip() for cell in self.row.cells)
         heading = column.heading.strip() if column else quantity
         said = said or self.known[quantity].printed.text
         self.ledger.findings.append(
-            Finding(kind, self.row.line, table.title, table.line, words, heading, said, found, arithmetic, source)
+            Finding(kind, self.row.line, table.title, table.line, row, heading, said, found, arithmetic, source)
         )
 
     def _end(self, quantity: str, outcome: Outcome, why: str) -> None:
@@ -197,7 +197,7 @@ class Line:
             self._ended[column.at] = (outcome, why)
 
     def ended(self, column: Column) -> Cell:
-        """How the cell in a column ended."""
+        """The outcome of the cell in a column."""
         text = self.row.cells[column.at]
         outcome, why = self._ended.get(column.at, _UNCHECKED)
         if outcome == "not checked":
@@ -209,7 +209,7 @@ class Line:
             elif isinstance(found, str) and found:
                 why = f"the cell {found}"
             elif not why:
-                why = _LEFT.get(column.quantity or "", "an input: no log stands behind the row")
+                why = _LEFT.get(column.quantity or "", "an input: no log belongs to the row")
         return Cell(self.row.line, self.ledger.table.line, column.heading.strip(), text, outcome, why)
 
 
@@ -228,17 +228,17 @@ class Ledger:
         return [line for line in self.rows if not line.row.is_blank]
 
     def column(self, quantity: str) -> Column | None:
-        """The column of a quantity; of an axis also that of layouts."""
+        """The column of a quantity; for an axis also that of layouts."""
         names = (quantity, "layout") if quantity in AXES else (quantity,)
         return next((column for column in self.columns if column.quantity in names), None)
 
     def cells(self) -> list[Cell]:
-        """Every cell of the table and how it ended."""
+        """Every cell of the table with its outcome."""
         return [line.ended(column) for line in self.rows for column in self.columns]
 
 
 def read_table(table: Table, statements: Statements) -> Ledger:
-    """The table with what its columns hold and what its rows give."""
+    """The table with the meaning of its columns and the quantities of its rows."""
     ledger = Ledger(table, _read_columns(table, statements))
     ledger.rows += [_read_line(row, ledger, statements) for row in table.rows]
     return ledger
@@ -251,7 +251,7 @@ def _read_columns(table: Table, statements: Statements) -> list[Column]:
     for at, column in enumerate(columns):
         if counted.count(column.quantity) > 1:
             said = SAID.get(column.quantity or "", column.quantity)
-            columns[at] = replace(column, quantity=None, problem=f"more than one column is {said}")
+            columns[at] = replace(column, quantity=None, problem=f"more than one column holds {said}")
     return columns
 
 
@@ -277,7 +277,9 @@ def _column(at: int, table: Table, name: Named | None, statements: Statements) -
         elif not units and said is not None:
             quantity = said.quantity
         else:
-            return Column(at, heading, problem=f"whether {heading.strip()} is a time or a rate is not said")
+            return Column(
+                at, heading, problem=f"the document does not say whether {heading.strip()} is a time or a rate"
+            )
     if unit is None and len(units) == 1:
         only = units.pop()
         unit = only if only in UNITS.get(quantity, {}) else None
@@ -290,7 +292,7 @@ def _is_size(heading: str) -> bool:
 
 
 def _names_sizes(table: Table, at: int) -> bool:
-    """Whether a column headed Model or so holds sizes, as 13B, and nothing else."""
+    """Whether a column with a heading such as Model holds only sizes, such as 13B."""
     if plain_name(table.headings[at]) not in _MAY_NAME_SIZES:
         return False
     cells = [cell for row in table.rows if (cell := read_printed(row.cells[at])) != "blank"]
@@ -300,7 +302,7 @@ def _names_sizes(table: Table, at: int) -> bool:
 
 
 def _read_line(row: Row, ledger: Ledger, statements: Statements) -> Line:
-    """A row with its quantities; a sentence fixes one only if the table has no column of it."""
+    """A row with its quantities; a sentence gives one only if the table has no column for it."""
     line = Line(row, ledger)
     known = line.known
     for column in ledger.columns:
@@ -327,7 +329,7 @@ def _read_line(row: Row, ledger: Ledger, statements: Statements) -> Line:
 
 
 def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table) -> None:
-    """The GPUs of a row that counts nodes, if the GPUs of a node are in the row or in a sentence."""
+    """Adds the GPUs of a row that counts nodes, if the row or a sentence gives the GPUs of a node."""
     of_node = known.get("gpus_per_node")
     if of_node is None:
         said = statements.constant("gpus_per_node", table)
@@ -340,7 +342,7 @@ def _derive_gpus(known: dict[str, Known], statements: Statements, table: Table) 
 
 
 def _read_layout(row: Row, column: Column) -> dict[str, Known]:
-    """The axes of a cell as tp4-pp16-dp1, or as 4/16/1 under a heading that names them; none if it is neither."""
+    """The axes of a cell such as tp4-pp16-dp1, or 4/16/1 if the heading names the axes; empty if it is neither."""
     cell = row.cells[column.at].strip().strip("()[]`*") if not row.problem else ""
     named_sizes = [(match["axis"].lower(), match["size"]) for match in _AXIS.finditer(cell[:200])]
     plain = re.fullmatch(r"\d{1,6}(?:\s?[/x×,-]\s?\d{1,6}){1,4}", cell) if column.axes else None
@@ -353,7 +355,7 @@ def _read_layout(row: Row, column: Column) -> dict[str, Known]:
 
 
 def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) -> None:
-    """dp by a formula of the document ("DP=GPUs"), else as it follows from the layout."""
+    """Adds dp by a formula of the document ("DP=GPUs"), else from the layout."""
     for equation in [equation for group in statements.formulas("dp", table) for equation in group]:
         names = equation.formula.names
         if all(name.quantity in known for name in names.values()):
@@ -372,7 +374,7 @@ def _derive_dp(known: dict[str, Known], table: Table, statements: Statements) ->
 
 
 def _read_cell(row: Row, column: Column) -> Known | str:
-    """The number of a cell in its unit, or in words why it cannot be used; "blank" for an empty one."""
+    """The number of a cell in its unit, or why it cannot be used; "blank" for an empty cell."""
     if row.problem:
         return row.problem
     cell = read_printed(row.cells[column.at])
@@ -388,7 +390,7 @@ def _read_cell(row: Row, column: Column) -> Known | str:
     elif column.quantity == "size" and cell.value >= _FEWEST_PARAMETERS:
         unit = None
     if column.quantity in WHOLE and (cell.value.denominator != 1 or cell.value < 1):
-        return "is no whole number above 0"
+        return "is not a whole number above 0"
     if cell.value <= 0 and column.quantity in ("size", "step_s"):
         return "is not above 0"
     return Known(column.quantity, cell, unit, column)

@@ -1,6 +1,6 @@
-"""Rows against logs: which row a log belongs to, and what the log says of its size, time and figures.
+"""Rows against logs: finds the row of each log, and checks its size, time and figures.
 
-A log's row has the same GPUs, layout and batch and a like size; of several such rows the nearest counts.
+The row has the same GPUs, layout and batch as the log and a similar size; of several such rows the nearest counts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hpc_gpt.report.audit.row_checks import choose_units, stated_for, work_out
 from hpc_gpt.report.audit.statements import Statements
 
 COMPARED = ("gpus", "tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "seq")
-# Besides the GPUs, one of these must be the same for a row to be the log's.
-_TELLING = ("global_batch", "micro_batch", "tp", "pp", "dp")
-# A size as 48B is the run's if it is this near, in 10^9 or in 2^30; so is a time.
+# Besides the GPUs, one of these must be the same in the row and the log.
+_NEEDED = ("global_batch", "micro_batch", "tp", "pp", "dp")
+# The largest relative difference of a size, in 10^9 or 2^30, and of a time for a row to be the log's.
 _SIZE_NEAR = Fraction(1, 10)
 _TIME_NEAR = 0.10
-# The program by the words of a title; the first that fits.
+# The engine by words of a title; the first that fits counts.
 _PROGRAMS = (
     ("hf-deepspeed", {"hf", "huggingface", "transformers"}),
     ("fsdp", {"fsdp", "fsdp2"}),
@@ -38,16 +38,16 @@ _PROGRAMS = (
     ("megatron-lm", {"megatron"}),
 )
 _DATE = re.compile(r"(?<![\d.:-])(?:(?P<year>20\d\d)-)?(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])(?![\d.-])")
-# The median of the steady steps agrees with the record's figure if they differ by no more than this share.
+# The largest relative difference at which the median of the steady steps agrees with the record.
 _SAME = 1e-3
 _FEW = 10
-# How near a figure is to the log's if it was rounded on the way.
+# The largest relative difference to the log's figure that rounding on the way explains.
 _NEAR = Fraction(1, 100)
 
 
 @dataclass(frozen=True)
 class Match:
-    """A log and the line of its row; None if no row fits, or several do. `why`: the reason for either."""
+    """A log and the line of its row, None if no row or several fit; `why`: the reason."""
 
     run: str
     line: int | None
@@ -56,10 +56,10 @@ class Match:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The step times that somebody could have taken from a log, in seconds, None if unknown. `step_s` is the record's.
+    """The step times that an author could have taken from a log, in seconds, None if unknown. `step_s`: the record's.
 
-    `mean`, `median`, `low` and `high` are of the `count` steady steps after each attempt's first; `first` is the first
-    step's alone, in `first_words`, and `of_all` the mean with it.
+    `mean`, `median`, `low` and `high` are of the `count` steady steps after each attempt's first; `first` is that of
+    the first step, which `first_words` names, and `of_all` the mean with it.
     """
 
     step_s: float | None
@@ -79,17 +79,17 @@ class StepFigures:
 
     @property
     def steady_ones(self) -> list[float]:
-        """Those that no first step is in, as far as is known."""
+        """Those known without a first step."""
         return [each for each in (self.step_s, self.mean, self.median) if each]
 
     @property
     def steady(self) -> float | None:
-        """What a step takes: the mean of the steady steps, else the record's figure."""
+        """The mean of the steady steps, else the record's figure."""
         return self.mean or self.step_s
 
 
 def step_figures(run: RunRead) -> StepFigures:
-    """The figures of a run; those of the curve are left out if the record's figure is not from it."""
+    """The step times of a run; only step_s if the record's figure is not from the curve."""
     curve, step_s = run.steps, run.record.step_s
     if step_s is not None and not (np.isfinite(step_s) and step_s > 0):
         step_s = None
@@ -106,7 +106,7 @@ def step_figures(run: RunRead) -> StepFigures:
     if step_s is not None and abs(median / step_s - 1) > _SAME and abs(float(kept.mean()) / step_s - 1) > _SAME:
         return StepFigures(step_s)
     low, high = (kept.min(), kept.max()) if len(kept) < _FEW else np.quantile(kept, (0.1, 0.9))
-    # Of very many lines only some are kept, and their mean is not the mean of all.
+    # Of very many lines only some are kept, whose mean is not that of all.
     whole = begins[0] and usable[0] and curve.stride == 1
     return StepFigures(
         step_s,
@@ -122,7 +122,7 @@ def step_figures(run: RunRead) -> StepFigures:
 
 
 def _first_words(step: Column) -> str:
-    """What the first line of a log is of: one iteration, or the mean of several."""
+    """The name of a log's first line: one iteration, or the mean of several."""
     numbers = step[:2][np.isfinite(step[:2])]
     if len(numbers) == 2 and numbers[1] - numbers[0] > 1:
         return f"the first line, up to iteration {numbers[0]:.0f},"
@@ -131,7 +131,7 @@ def _first_words(step: Column) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """A row and its run. `same`: the quantities that both name."""
+    """A row and its run. `same`: the quantities that both have."""
 
     line: Line
     run: RunRead
@@ -140,7 +140,7 @@ class Pair:
 
 
 def _match_runs(ledgers: Sequence[Ledger], runs: Sequence[RunRead]) -> tuple[list[Pair], list[Match]]:
-    """The rows that have a log, and what became of each log."""
+    """The rows that have a log, and the match of each log."""
     pairs, matches = [], []
     for run in runs:
         figures = step_figures(run)
@@ -158,7 +158,7 @@ def _match_runs(ledgers: Sequence[Ledger], runs: Sequence[RunRead]) -> tuple[lis
 
 
 def run_name(run: RunRead) -> str:
-    """The name of a run: its log's file, else its id."""
+    """A run's name: that of its log file, else its id."""
     return run.files[0].name if run.files else run.record.run or run.record.name or "a run"
 
 
@@ -178,7 +178,7 @@ def _choose(run: RunRead, scored: Sequence[tuple[int, Pair]]) -> tuple[Pair | No
 
 
 def _same(line: Line, run: RunRead) -> list[str]:
-    """The quantities that the row and the run both name, all equal; none if one differs or too few are named."""
+    """The quantities that row and run have in common; empty if one differs or there are too few."""
     same = []
     for quantity in COMPARED:
         row, log = line.whole(quantity), getattr(run.record, quantity)
@@ -189,7 +189,7 @@ def _same(line: Line, run: RunRead) -> list[str]:
         same.append(quantity)
     return (
         same
-        if "gpus" in same and set(same) & set(_TELLING) and _size_is_near(line.cell("size"), run.record.params)
+        if "gpus" in same and set(same) & set(_NEEDED) and _size_is_near(line.cell("size"), run.record.params)
         else []
     )
 
@@ -202,7 +202,7 @@ def _size_is_near(size: Known | None, params: int | None) -> bool:
 
 
 def _score(line: Line, run: RunRead, figures: StepFigures) -> int | None:
-    """How well a row fits besides its layout: by program, by date and by time; None if it is of another run."""
+    """How well a row fits by program, date and time; None if it is of another run."""
     program, engine = _program(line.ledger.table), run.record.engine
     known = {name for name, _ in _PROGRAMS}
     score = 0
@@ -225,7 +225,7 @@ def _score(line: Line, run: RunRead, figures: StepFigures) -> int | None:
 
 
 def _program(table: Table) -> str | None:
-    """The engine that a table's headings name, the innermost first."""
+    """The engine that a table's title names, the innermost heading first."""
     for title in reversed(table.title.split(" > ")):
         words = set(plain_name(title).split())
         for engine, signs in _PROGRAMS:
@@ -248,7 +248,7 @@ def _days_apart(row: Row, started: str | None) -> int | None:
 
 
 def check_logs(ledgers: Sequence[Ledger], statements: Statements, runs: Sequence[RunRead]) -> list[Match]:
-    """Checks each row that has a log, and returns what became of each log."""
+    """Checks each row that has a log, and returns the match of each log."""
     pairs, matches = _match_runs(ledgers, runs)
     for pair in pairs:
         pair.line.holds(*(name for name in pair.same if name not in ("gpus", "global_batch")))
@@ -264,7 +264,7 @@ def _check_size(pair: Pair) -> None:
     if cell is None or cell.worth is None or not params:
         return
     in_unit = Fraction(params) / cell.worth
-    # 2^30 in place of a billion, 2^20 of a million.
+    # 2^30 instead of a billion, 2^20 instead of a million.
     binary = {10**3: 2**10, 10**6: 2**20, 10**9: 2**30, 10**12: 2**40}.get(int(cell.worth))
     if cell.printed.says(in_unit):
         pair.line.holds("size")
@@ -298,9 +298,7 @@ def _check_time(pair: Pair) -> None:
         return
     said, found, by = cell.printed.text, f"{steady:.2f} s", _by(pair.run, "step_s")
     after = f"the {figures.count} steady iterations" if figures.count > 1 else "the steady iteration"
-    middle = (
-        f"{after} after it take {found} in the mean, {figures.median:.2f} s in the median" if figures.median else ""
-    )
+    middle = f"{after} after it take {found} on average, {figures.median:.2f} s at the median" if figures.median else ""
     if says(figures.first):
         arithmetic = f"{said} is {figures.first_words} alone ({figures.first:.2f} s); {middle}"
         line.breaks("first_iteration", "step_s", found, arithmetic, by)
@@ -312,19 +310,19 @@ def _check_time(pair: Pair) -> None:
     else:
         spread = f", {figures.low:.2f} to {figures.high:.2f} s" if figures.low and figures.high else ""
         arithmetic = f"the log's steps take {found}{spread}, the table says {said}: {printed_s / steady - 1:+.1%}"
-        # A time taken from the program's own rate inherits what the program counted.
+        # A time taken from the program's rate depends on what the program counted.
         counted = [flag for flag in pair.run.record.flags if "samples" in flag]
         line.breaks("step_time", "step_s", found, arithmetic + (f"; {counted[0]}" if counted else ""), by)
 
 
 def _check_tflops(pair: Pair, statements: Statements) -> None:
-    """The document's formula on the log's size and time. Kept apart from the formula on the row's own inputs."""
+    """Checks TFLOPs against the document's formula on the log's size and time, apart from that on the row's own."""
     ledger = pair.line.ledger
     column, cell = ledger.column("tflops"), pair.line.cell("tflops")
     params, steady = pair.run.record.params, pair.figures.steady
     if column is None or cell is None or not params or steady is None:
         return
-    # As many digits as the arithmetic below shows, so that a reader gets the same figure.
+    # Rounded as the arithmetic below shows them, so that a reader gets the same figure.
     size = fixed("size", Fraction(round(params, -6) or params), "the log")
     seconds = fixed("step_s", Fraction(f"{steady:.2f}") or Fraction(steady), "the log")
     line = replace(pair.line, known={**pair.line.known, "size": size, "step_s": replace(seconds, unit="s")})
@@ -350,7 +348,7 @@ def _check_tflops(pair: Pair, statements: Statements) -> None:
 
 
 def _check_figures(pair: Pair) -> None:
-    """Figures that the record has too: rates, and TFLOPs of a named formula."""
+    """Checks figures that the record also has: rates, and TFLOPs by a named formula."""
     record = pair.run.record
     rate, gpus, global_batch, seconds = record.tokens_per_s, record.gpus, record.global_batch, pair.figures.steady
     of_log = {
@@ -373,16 +371,16 @@ def _check_figures(pair: Pair) -> None:
 
 
 def _is_near(cell: Known, figure: Fraction) -> bool:
-    """Whether a cell says the log's figure, or one that was rounded on the way."""
+    """Whether a cell agrees with the log's figure within rounding."""
     return cell.printed.says(figure) or abs(figure - cell.value) <= abs(figure) * _NEAR
 
 
 def _by(run: RunRead, key: str) -> str:
-    """The log, and where its reader found or how it inferred the figure."""
+    """The log, and where or how its reader found the figure."""
     source = run.record.sources.get(key, "").partition("; warm-up:")[0]
     if not source:
         return run_name(run)
-    # The log is named once.
+    # Name the log only once.
     for file in run.files:
         source = source.replace(f"{file}:", "line ")
     how, inferred, rest = source.partition("inferred: ")

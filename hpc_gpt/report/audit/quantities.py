@@ -1,6 +1,4 @@
-"""The quantities of a training run in a published table: their names in headings and formulas, their units, and the
-numbers in its cells.
-"""
+"""Quantities in a published table: their names in headings and formulas, their units, and the numbers in cells."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-# Written as `plain_name` leaves a name. A name stands for one quantity only.
+# Names as `plain_name` writes them. A name has only one quantity.
 _NAMES: dict[str, str] = {
     "gpus": "gpus|n gpus|n gpu|ngpus|ngpu|num gpus|num gpu|number of gpus|gpu num|total gpus|total number of gpus|"
     "gpu count|world size|worldsize|devices|num devices|number of devices|accelerators",
@@ -62,12 +60,12 @@ _NAMES: dict[str, str] = {
     "layout": "layout|parallelism|parallel layout|parallel strategy|parallelization",
     "notes": "notes|note|comment|comments|date|remarks|remark|log|status",
 }
-# What a batch is counted in; one in tokens is another figure.
+# The units of a batch; a batch in tokens is another quantity.
 _COUNTED_IN = ("samples", "sequences", "seqs", "seq")
-# Names in a formula or a one-liner that may head a column of something else.
+# Names in formulas only, as they may be the heading of something else.
 _IN_FORMULAS = {"ng": "gpus", "ms": "size", "sp": "step_s"}
 
-# What a unit is worth. Sizes in 1, times in s, rates a second, TFLOPs in 1e12, memory in bytes, shares in 1.
+# The factor of each unit. Sizes in 1, times in s, rates per second, TFLOPs in 1e12, memory in bytes, shares in 1.
 Units = dict[str, int | Fraction]
 
 
@@ -103,16 +101,16 @@ UNITS: dict[str, Units] = {
     "layers": {"layers": 1},
     "heads": {"heads": 1},
 }
-# What a Throughput is, by the unit beside it.
+# The quantity of a column Throughput, by its unit.
 THROUGHPUT = dict.fromkeys(_TIMES, "step_s") | dict.fromkeys(_SAMPLES, "samples_per_s")
 THROUGHPUT |= dict.fromkeys(_TOKENS, "tokens_per_s") | dict.fromkeys(_PER_GPU, "tokens_per_s_per_gpu")
 THROUGHPUT |= {f"k {unit}": quantity for unit, quantity in THROUGHPUT.items() if quantity.startswith("tokens")}
 THROUGHPUT |= {unit: "tflops" for unit in _TFLOPS if unit != "t"}
 AXES = ("tp", "pp", "dp", "cp", "sp")
-# Whole numbers, of which a row has one or more.
+# Whole numbers from 1.
 WHOLE: tuple[str, ...] = ("gpus", "gpus_per_node", "nodes", *AXES, "micro_batch", "micro_batches", "global_batch")
 WHOLE += ("seq", "hidden", "layers", "heads", "vocab")
-# Names for a reader, if they are not the quantity's own.
+# The names that messages use, if they are not the quantity's own.
 SAID = {axis: axis.upper() for axis in AXES} | {"gpus": "GPUs", "gpus_per_node": "GPUs of a node", "size": "parameters"}
 SAID |= {"micro_batch": "micro-batch", "micro_batches": "micro-batches", "global_batch": "global batch"}
 SAID |= {"seq": "sequence length", "step_s": "step time", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
@@ -121,20 +119,20 @@ SAID |= {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops": "TFLOPs"}
 
 @dataclass(frozen=True)
 class Named:
-    """What a name stands for; `unit` is a key of UNITS[quantity] if the name has one."""
+    """The quantity of a name, and its unit, a key of UNITS[quantity], if the name has one."""
 
     quantity: str
     unit: str | None = None
 
 
 def spelled(quantities: Sequence[str]) -> str:
-    """A pattern of all names of the quantities, longest first; a blank, a hyphen or an underscore between words."""
+    """A pattern of all names of the quantities, longest first, with blank, hyphen or underscore between words."""
     names = sorted((name for quantity in quantities for name in _NAMES[quantity].split("|")), key=len, reverse=True)
     return "|".join(re.escape(name).replace(r"\ ", "[ _-]") for name in names)
 
 
 def quantity_of(name: str) -> str | None:
-    """The quantity that goes by a name, without its unit.
+    """The quantity of a name, without its unit.
 
     >>> quantity_of("Tokens per second per GPU")
     'tokens_per_s_per_gpu'
@@ -152,7 +150,7 @@ _QUANTITY = {_short(name): quantity for quantity, names in _NAMES.items() for na
 
 
 def axes_of(heading: str) -> tuple[str, ...]:
-    """The axes that a heading as "TP/PP/DP" names, in its order; none if it names fewer than two.
+    """The axes of a heading such as "TP/PP/DP", in its order; empty for fewer than two.
 
     >>> axes_of("TP x PP")
     ('tp', 'pp')
@@ -162,7 +160,7 @@ def axes_of(heading: str) -> tuple[str, ...]:
 
 
 def plain_name(text: str) -> str:
-    """A name in lower case, its words apart by one blank.
+    """A name in lower case, one blank between words.
 
     >>> plain_name(" Micro-batch_size ")
     'micro batch size'
@@ -171,7 +169,7 @@ def plain_name(text: str) -> str:
 
 
 def named(text: str, in_formula: bool = False) -> Named | None:
-    """The quantity that a heading means, or a name `in_formula`; None if that is not known.
+    """The quantity of a heading, or of a name `in_formula`; None if it is not known.
 
     >>> named("Iteration Time (ms)")
     Named(quantity='step_s', unit='ms')
@@ -201,14 +199,14 @@ def named(text: str, in_formula: bool = False) -> Named | None:
         words = plain_name(name).split()
         unit = "ms" if words[0] == "ms" else "s" if {"s", "sec", "seconds"} & set(words) else None
     if unit is not None and unit not in UNITS.get(found, {}):
-        # A heading as "TP (tensor)" has a word beside it that is no unit.
+        # In a heading such as "TP (tensor)" the word in brackets is not a unit.
         in_tokens = found in ("global_batch", "micro_batch") and unit not in _COUNTED_IN
         return Named(found) if (found in WHOLE and not in_tokens) or found == "notes" else None
     return Named(found, unit)
 
 
 def plain_unit(text: str) -> str:
-    """A unit as UNITS spells it.
+    """A unit as in UNITS.
 
     >>> plain_unit(" Tokens / sec / GPU ")
     'tokens/sec/gpu'
@@ -218,7 +216,7 @@ def plain_unit(text: str) -> str:
     return re.sub(r"^in ", "", text)
 
 
-# No figure of a training run is longer, larger or smaller, and arithmetic on one that is would take forever.
+# No figure of a training run exceeds these, and arithmetic on one that does would take too long.
 _LONGEST = 40
 _LARGEST_EXPONENT = 30
 _NUMBER = re.compile(
@@ -233,7 +231,7 @@ _BLANKS = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f\u2002\u2003\t
 
 @dataclass(frozen=True)
 class Printed:
-    """`value` exactly as printed, `quantum` the worth of its last digit, both in `unit` as the text spells it."""
+    """A printed number: its exact `value`, and `quantum`, the value of its last digit, both in `unit` as printed."""
 
     value: Fraction
     quantum: Fraction
@@ -241,9 +239,9 @@ class Printed:
     text: str
 
     def says(self, figure: Fraction) -> bool:
-        """Whether `figure`, in the same unit, is this number when rounded or cut off to as many digits.
+        """Whether `figure`, in the same unit, gives this number when rounded or truncated to as many digits.
 
-        A number printed in full comes from a machine that keeps 16 digits: twelve must agree.
+        Of a number printed in full, with the 16 digits of a machine, twelve must agree.
         """
         away = figure - self.value
         cut_off = away if self.value > 0 or (self.value == 0 and figure >= 0) else -away
@@ -251,11 +249,11 @@ class Printed:
 
     @property
     def range(self) -> tuple[Fraction, Fraction]:
-        """The lowest and the highest figure that rounded or cut off is this number."""
+        """The lowest and the highest figure that gives this number when rounded or truncated."""
         return self.value - self.quantum / 2, self.value + self.quantum
 
     def show(self, figure: Fraction) -> str:
-        """`figure` with one decimal more than this number has, at least two."""
+        """`figure` with one more decimal than this number, at least two."""
         places = _decimals(self.quantum)
         return show(figure, max(2, places + (places < 2)))
 
@@ -272,7 +270,7 @@ def show(figure: Fraction, digits: int) -> str:
 
 
 def read_printed(text: str) -> Printed | str:
-    """The number that a cell holds, or in words why it holds none that can be checked. An empty one is "blank"."""
+    """The number in a cell, or why it has none that can be checked; "blank" for an empty cell."""
     if len(text) > 400:
         return "is too long for a number"
     bare = _bare(text)
@@ -286,11 +284,11 @@ def read_printed(text: str) -> Printed | str:
         return "has a spread"
     match = _NUMBER.match(bare)
     if match is None:
-        return "holds no number" if not re.match(r"[+-]?\d", bare) else "is beyond any figure of a run"
+        return "has no number" if not re.match(r"[+-]?\d", bare) else "is beyond any figure of a run"
     rest = match["rest"].strip()
     if len(match.group()) < len(bare) or re.match(r"\d", rest):
         return "is beyond any figure of a run" if re.match(r"[\d.,eE+-]+$", bare) else "is more than a number"
-    # A remark without a figure, as in "16 (peak)", leaves the number what it is.
+    # A remark without a figure, as in "16 (peak)", does not change the number.
     rest = re.sub(r"\([^()\d]{0,40}\)$", "", rest).strip()
     if re.match(r"(?:-|to\b|\.\.)\s*[\d.]", rest):
         return "is a range"

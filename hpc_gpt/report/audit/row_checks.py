@@ -1,4 +1,4 @@
-"""The checks of a row against itself: the document's formulas, a formula by name, rates, layout and batch."""
+"""Checks of a row by itself: the document's formulas, a formula by name, rates, layout and batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hpc_gpt.report.audit.quantities import AXES, SAID, UNITS, WHOLE, plain_name
 from hpc_gpt.report.audit.statements import Equation, Statements
 
 TARGETS = ("tflops", "global_batch", "step_s", "tokens_per_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "hfu")
-# What a name without a unit may count in, the likeliest first.
+# The possible units of a name without one, the most likely first.
 _UNSAID: dict[str, tuple[Fraction, ...]] = {
     "size": (Fraction(10**9), Fraction(1), Fraction(10**6)),
     "step_s": (Fraction(1), Fraction(1, 1000)),
 }
-# Units are a factor of 1000 apart: a figure is in the unit that brings it nearest, and never further off than its root.
+# Units differ by factors of 1000, so in the right unit a figure is within the root of that.
 _NEAREST_UNIT = log(1000) / 2
-# So many rows are enough to decide on a unit.
+# The number of rows that decide on a unit.
 _ENOUGH = 50
 
 Units = Mapping[str, Fraction]
@@ -35,7 +35,7 @@ NAMED: dict[FormulaName, tuple[Callable[..., float], tuple[str, ...]]] = {
     "hardware": (tflops_hardware, ("layers", "hidden", "seq", "vocab", "global_batch", "gpus", "step_s")),
     "model": (tflops_model, ("size", "layers", "hidden", "seq", "global_batch", "gpus", "step_s")),
 }
-# A rate, and the product that it is over the other product. A row may have several ways to one rate.
+# A rate is the first product over the second. A row may have several ways to compute one rate.
 _RATES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("samples_per_s", ("global_batch",), ("step_s",)),
     ("tokens_per_s", ("global_batch", "seq"), ("step_s",)),
@@ -44,17 +44,17 @@ _RATES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("tokens_per_s_per_gpu", ("tokens_per_s",), ("gpus",)),
     ("tokens_per_s_per_gpu", ("samples_per_s", "seq"), ("gpus",)),
 )
-# A rate measured over other steps than the time may differ by so much.
+# A rate may be over other steps than the time, and differ by this share.
 _NEAR_RATE = Fraction(1, 100)
-# Headings that may multiply the GPUs too; expert parallelism does not, but its degree may be that of a part.
+# Headings of other splits that may multiply the GPUs. Expert parallelism does not, but its degree may be a part's.
 _OTHERS = ("sp", "ring", "usp", "fsdp", "hsdp", "shard", "replicate", "dp replicate", "dp shard", "ep", "zero")
 
 
 @dataclass(frozen=True)
 class Worked:
-    """A formula worked out: the figure in the target's own unit, and the arithmetic that gave it.
+    """The result of a formula in the target's own unit, and its arithmetic.
 
-    `said`: which inputs are from no cell of the row, and where they are from.
+    `said`: the inputs that are not from cells of the row, with their sources.
     """
 
     figure: Fraction
@@ -64,7 +64,7 @@ class Worked:
 
 
 def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[list[Equation]]:
-    """The formulas of a column, nearest first. A column headed Throughput has those of that word."""
+    """The formulas of a column, nearest first; for a heading with Throughput also those of that name."""
     assert column.quantity is not None
     groups = statements.formulas(column.quantity, ledger.table)
     if "throughput" in column.heading.lower():
@@ -73,9 +73,9 @@ def stated_for(column: Column, ledger: Ledger, statements: Statements) -> list[l
 
 
 def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[int]:
-    """Checks a column against the nearest formula that each row can be put into; the lines of rows that were.
+    """Checks a column against the nearest formula that each row has the inputs of; returns the lines checked.
 
-    If one section states several formulas, a cell breaks only if it agrees with none of them.
+    If a section states several formulas, a cell breaks only if it agrees with none.
     """
     quantity = column.quantity
     assert quantity is not None
@@ -109,12 +109,12 @@ def check_stated(column: Column, ledger: Ledger, statements: Statements) -> set[
 def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
     quantity = cell.quantity
     in_its_unit = [found.figure / (cell.worth or 1) for found in worked]
-    # A share may be printed in percent with no sign of it.
+    # A share may be printed in percent without a percent sign.
     scales = (1, 100, Fraction(1, 100)) if quantity in ("mfu", "hfu") else (1,)
     if any(cell.printed.says(figure * scale) for figure in in_its_unit for scale in scales):
         line.holds(quantity)
         return
-    # The formula that takes least from the words around the table shows it best.
+    # The formula with most inputs from the row itself shows it best.
     found, figure = min(zip(worked, in_its_unit, strict=True), key=lambda pair: len(pair[0].said))
     shown = cell.printed.show(figure) if quantity != "global_batch" else exact(figure)
     arithmetic = f"{found.arithmetic} = {shown}{cell.unit_words}, the table says {cell.printed.text}"
@@ -124,7 +124,7 @@ def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
 
 
 def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
-    """The formula on a row's inputs as printed, or in words why it has no value."""
+    """The formula's value on a row's inputs as printed, or why it has none."""
     taken: dict[str, Fraction] = {}
     said = []
     for text, name in equation.formula.names.items():
@@ -132,7 +132,7 @@ def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
         if known is None:
             return line.lack(name.quantity)
         said += [f"{text} {exact(known.value)}: {known.where}"] if known.where else []
-        # A number without a unit is taken as it stands, in whatever the formula counts.
+        # A number without a unit is taken to be in the unit of the formula.
         per = Fraction(UNITS[name.quantity][name.unit]) if name.unit else units.get(name.quantity, Fraction(1))
         plain = known.unit is None and name.quantity in _UNSAID and known.worth != 1
         taken[text] = known.value if plain else known.value * (known.worth or 1) / per
@@ -145,7 +145,7 @@ def work_out(equation: Equation, line: Line, units: Units) -> Worked | str:
 
 
 def choose_units(equation: Equation, column: Column, ledger: Ledger) -> Units | str:
-    """The units of names that have none: those that bring the figures nearest to the column's, or why none does."""
+    """Units for the names that have none, by which the figures are nearest to the column's; or why none are."""
     unsaid = [name.quantity for name in equation.formula.names.values() if not name.unit and name.quantity in _UNSAID]
     choices = [
         dict(zip(unsaid, choice, strict=True)) for choice in itertools.product(*(_UNSAID[each] for each in unsaid))
@@ -156,12 +156,12 @@ def choose_units(equation: Equation, column: Column, ledger: Ledger) -> Units | 
         if away < nearest - 0.01:
             best, nearest = choice, away
     if nearest is not inf and nearest > _NEAREST_UNIT:
-        return "its figures are thousands of times off the column's, and its units are not all said"
+        return "its figures differ from the column's by factors of thousands, and some units are not given"
     return best
 
 
 def _away(equation: Equation, column: Column, ledger: Ledger, units: Units) -> float:
-    """How far the figures are from the column's: the median logarithm of their ratios, inf if there is none."""
+    """The median absolute logarithm of the ratios of the figures to the column's, inf if there are none."""
     assert column.quantity is not None
     ratios = []
     for line in ledger.lines[:_ENOUGH]:
@@ -184,12 +184,12 @@ def exact(value: Fraction) -> str:
 
 
 def _log(value: Fraction) -> float:
-    """The logarithm of a number above 0 of any size."""
+    """The logarithm of a positive number of any size."""
     return log(value.numerator) - log(value.denominator)
 
 
 def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
-    """Checks the row's TFLOPs against `tflops_<formula>` of its inputs exactly as printed."""
+    """Checks the row's TFLOPs against `tflops_<formula>` of its inputs as printed."""
     cell = line.cell("tflops")
     if cell is None:
         return
@@ -198,7 +198,7 @@ def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
     for name in names:
         known = line.known.get(name)
         if known is None or known.worth is None:
-            why = line.lack(name) if known is None else f"the unit of {name} is not said"
+            why = line.lack(name) if known is None else f"the unit of {name} is not given"
             line.leave("tflops", f"tflops_{formula}: {why}")
             return
         inputs["params" if name == "size" else name] = known.value * known.worth
@@ -206,10 +206,10 @@ def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
     try:
         floats = {name: float(value) for name, value in inputs.items()}
         counts = {name: int(value) for name, value in floats.items() if name not in ("params", "step_s")}
-        # Cut to twelve digits: those after them come from the machine's arithmetic, not from the document.
+        # Twelve digits, as further ones are errors of floating-point arithmetic.
         figure = Fraction(f"{function(**(floats | counts), **more):.12g}")
     except (ValueError, OverflowError, ZeroDivisionError):
-        line.leave("tflops", f"tflops_{formula}: its inputs are beyond any run's")
+        line.leave("tflops", f"tflops_{formula}: its inputs are beyond those of any run")
         return
     if cell.printed.says(figure):
         line.holds("tflops")
@@ -221,10 +221,10 @@ def check_named(line: Line, formula: FormulaName, recompute: Recompute) -> None:
 
 
 def check_rates(line: Line, done: Sequence[str] = ()) -> None:
-    """Checks tokens/s and samples/s against batch, length, time and each other, by what they mean.
+    """Checks tokens/s and samples/s against batch, length, time and each other, by definition.
 
-    The inputs count as rounded or cut off: a cell breaks only if no inputs that print as the row's give it. `done`:
-    quantities that are checked already.
+    Inputs may have been rounded or truncated: a cell breaks only if no inputs that print as the row's give it. `done`:
+    quantities checked before.
     """
     lacks: dict[str, str] = {}
     tried = set()
@@ -247,7 +247,7 @@ def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str
     inputs, count = [line.known[name] for name in (*over, *under)], len(over)
     worths = [known.worth for known in (cell, *inputs)]
     if None in worths:
-        line.leave(cell.quantity, "a unit of the row is not said")
+        line.leave(cell.quantity, "a unit of the row is not given")
         return
     worth, *each = [share or Fraction(1) for share in worths]
     ranges = [_range(known, own) for known, own in zip(inputs, each, strict=True)]
@@ -259,7 +259,7 @@ def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str
     gpus = line.whole("gpus") or 1
     share = Fraction(gpus) if cell.quantity == "tokens_per_s_per_gpu" else Fraction(1, gpus)
     if gpus > 1 and min(figures) * share <= high and max(figures) * share >= low:
-        line.leave(cell.quantity, "it is each GPU's or all GPUs', not what its heading says")
+        line.leave(cell.quantity, "it is of one GPU or of all GPUs, and not as its heading says")
         return
     plain = [known.value * own for known, own in zip(inputs, each, strict=True)]
     shown = [exact(value) for value in plain]
@@ -272,7 +272,7 @@ def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str
 
 
 def _range(known: Known, worth: Fraction) -> tuple[Fraction, Fraction]:
-    """What a number that prints as this may have been; a count is what it is."""
+    """The range of a number that prints as this; a whole number is exact."""
     low, high = (known.value, known.value) if known.quantity in WHOLE else known.printed.range
     return max(low, Fraction(0)) * worth, high * worth
 
@@ -282,7 +282,7 @@ def _rate(inputs: Sequence[Fraction], over: int) -> Fraction:
 
 
 def check_layout(line: Line) -> None:
-    """Refuses tp x pp x dp that is not the row's GPUs; with an axis unknown, one that does not divide them."""
+    """Checks that tp x pp x dp is the row's GPUs, or divides them if an axis is not known."""
     gpus, ledger = line.whole("gpus"), line.ledger
     axes = {axis: size for axis in AXES if (size := line.whole(axis)) is not None}
     printed = [axis for axis in axes if ledger.column(axis) is not None]
@@ -294,7 +294,7 @@ def check_layout(line: Line) -> None:
         line.holds(of_row, *printed)
         return
     missing = [axis for axis in ("tp", "pp", "dp") if axis not in axes]
-    # Headings of other splits over GPUs, unless the row says 1.
+    # Headings of other splits over GPUs, unless the row has 1.
     others = [
         column.heading.strip()
         for column in ledger.columns
@@ -303,7 +303,7 @@ def check_layout(line: Line) -> None:
         and line.row.cells[column.at].strip() != "1"
     ]
     if (missing or others) and gpus % product == 0:
-        why = line.lack(missing[0]) if missing else f"{', '.join(others)} may be an axis of its own"
+        why = line.lack(missing[0]) if missing else f"{', '.join(others)} may be another axis"
         for quantity in (of_row, *printed):
             line.leave(quantity, f"the layout: {why}")
         return
@@ -317,7 +317,7 @@ def check_layout(line: Line) -> None:
 
 
 def check_batch(line: Line) -> None:
-    """Refuses a global batch that is not micro-batch x micro-batches x dp, for a document without a formula of it."""
+    """Checks that the global batch is micro-batch x micro-batches x dp, if the document has no formula of it."""
     whole, micro, dp = line.whole("global_batch"), line.whole("micro_batch"), line.whole("dp")
     chunks = line.whole("micro_batches")
     if whole is None or line.ledger.column("global_batch") is None:
@@ -331,7 +331,7 @@ def check_batch(line: Line) -> None:
         arithmetic = f"micro-batch x micro-batches x DP = {micro} * {chunks} * {dp} = {found}"
     elif chunks is None and whole % (micro * dp):
         found = f"a multiple of {micro * dp}"
-        arithmetic = f"{whole} is no multiple of micro-batch x DP = {micro} * {dp} = {micro * dp}"
+        arithmetic = f"{whole} is not a multiple of micro-batch x DP = {micro} * {dp} = {micro * dp}"
     if found:
         words = f"{arithmetic}, the table says {whole}"
         line.breaks("global_batch", "global_batch", found, words, "by definition", str(whole))

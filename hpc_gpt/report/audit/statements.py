@@ -1,8 +1,8 @@
-"""What the sentences and the code around a table state: constants ("TP=4 in all of entries"), formulas and symbols.
+"""What the text and code around a table state: constants ("TP=4 in all of entries"), formulas and symbols.
 
-A statement is about a table if it is in the table's own section, nearest first, or in a section around it. Only what is
-the same for a whole study, as the sequence length, is also taken from elsewhere, if all agree on it; and a formula from
-a section that has no table of its own, as one on methods.
+A statement is about a table if it is in the table's section, the nearest first, or in a section around it. Only what is
+the same for a whole study, such as the sequence length, is also taken from elsewhere if all agree on it, and formulas
+from a section without tables, such as one on methods.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hpc_gpt.report.audit.document import Document, Passage, Section, Table
 from hpc_gpt.report.audit.formula import Formula, FormulaError, parse
 from hpc_gpt.report.audit.quantities import UNITS, Named, named, plain_name, plain_unit, quantity_of, spelled
 
-# Quantities that a sentence may fix, those that hold for the whole document, and those that a formula may be of.
+# Quantities that a sentence may give, those that hold for the whole document, and those that a formula may be of.
 CONSTANTS: tuple[str, ...] = ("tp", "pp", "dp", "cp", "seq", "micro_batch", "micro_batches", "global_batch", "gpus")
 CONSTANTS += ("vocab", "hidden", "layers")
 _EVERYWHERE = ("seq", "vocab", "gpus_per_node")
 _TARGETS: tuple[str, ...] = ("tflops", "global_batch", "step_s", "throughput", "tokens_per_s", "samples_per_s", "dp")
 _TARGETS += ("tokens_per_s_per_gpu", "mfu", "hfu")
-# Formulas that a section without tables states for the whole document.
+# Quantities whose formula may be in a section without tables.
 _OF_THE_DOCUMENT = ("tflops", "mfu", "hfu", "global_batch")
-# Quantities that a letter may stand for.
+# Quantities that a symbol may mean.
 _EXPLAINED = (*CONSTANTS, "size", "step_s", "heads", "nodes")
 _MOST_STATEMENTS = 2000
 _MOST_OF_A_GROUP = 8
@@ -37,7 +37,7 @@ _CONSTANT = re.compile(
     r"(?P<number>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})(?![\w%]|[.,/]\d)(?=(?P<rest>.{0,12}))",
     re.IGNORECASE,
 )
-# "at most TP=4" fixes nothing; "with TP=4" does only if the sentence is about every row.
+# "at most TP=4" gives no constant; "with TP=4" only does if the sentence is about every row.
 _LIMITED = re.compile(
     r"(?:\bmax(?:imum|imal)?|\bat most|\bup to|\bmin(?:imum)?|\bat least|\be\.g\.|\bif|\bwhen|\bsay|\bexample|\bthan|"
     r"\bunless|\btr(?:y|ied)|\bnot|\binstead of|\bor)\W{0,4}$",
@@ -63,7 +63,7 @@ _THROUGHPUT = re.compile(
     r"(?P<what>(?:time|seconds|sec|samples|sequences|tokens)\W{1,3}(?:per|/)\W{0,3}\w{1,10})",
     re.IGNORECASE,
 )
-# "P is the number of parameters in billions", "where B global batch, t seconds": a symbol and what it stands for.
+# "P is the number of parameters in billions", "where B global batch, t seconds": a symbol and its meaning.
 _SYMBOL = re.compile(
     rf"(?<![\w$-])[`*$]{{0,2}}(?P<symbol>[A-Za-z]\w{{0,7}})[`*$]{{0,2}}(?P<is>\s{{0,3}}(?:=|:|\bis\b|\bare\b|-|–)\s{{0,3}}|\s)"
     rf"(?:the |total ){{0,2}}(?:(?P<name>{spelled(_EXPLAINED)})(?!\w)(?:\s(?:in|\()\s?(?P<unit>\w{{1,12}}))?"
@@ -74,7 +74,7 @@ _SYMBOL = re.compile(
 
 @dataclass(frozen=True)
 class Constant:
-    """A sentence that fixes a quantity. `table`: the line of the one table that it introduces, if it does."""
+    """A quantity given by a sentence. `table`: the line of the only table that it introduces, if it does."""
 
     quantity: str
     value: Fraction
@@ -95,7 +95,7 @@ class Equation:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the document says its column Throughput holds."""
+    """What the document says of its column Throughput."""
 
     quantity: str
     line: int
@@ -106,7 +106,7 @@ Said = TypeVar("Said", Constant, Equation, Meaning)
 
 
 class Statements:
-    """All that a document states, and which of it is about a table."""
+    """All statements of a document, and which of them are about a table."""
 
     def __init__(self, document: Document) -> None:
         self._tables = [table.line for table in document.tables]
@@ -120,7 +120,7 @@ class Statements:
         symbols = _symbols(document.passages)
         for at, passage in enumerate(document.passages):
             if max(len(self.constants), len(self.equations), len(self.meanings)) > _MOST_STATEMENTS:
-                self.left_out.append(f"what the words after line {passage.line} state: there are too many statements")
+                self.left_out.append(f"the statements after line {passage.line}: there are too many")
                 break
             if passage.is_code:
                 self.equations += _of_code(passage, symbols)
@@ -131,7 +131,7 @@ class Statements:
             self.meanings += _meanings(passage)
 
     def constant(self, quantity: str, table: Table) -> Constant | str | None:
-        """What fixes the quantity for a table; words if statements contradict each other; None if nothing does."""
+        """The quantity's constant for a table; a message if statements contradict each other; None without any."""
         key = (quantity, table.line)
         if key not in self._fixed:
             self._fixed[key] = None
@@ -146,7 +146,7 @@ class Statements:
         return self._fixed[key]
 
     def formulas(self, target: str, table: Table) -> list[list[Equation]]:
-        """The formulas stated for the target, in groups, those nearest to the table first; each of them once."""
+        """The formulas of the target in groups, the nearest to the table first, each formula once."""
         key = (target, table.line)
         if key not in self._stated:
             said = [equation for equation in self.equations if equation.target == target]
@@ -164,7 +164,7 @@ class Statements:
         return group[0] if len({meaning.quantity for meaning in group}) == 1 else None
 
     def _near(self, said: Sequence[Said], table: Table) -> Iterator[list[Said]]:
-        """The statements next to the table, then those in its section, then in each section around it."""
+        """The statements next to the table, then in its section, then in each section around it."""
         own = [each for each in said if each.section == table.section]
         place = self._place(table.line)
         yield [each for each in own if self._place(each.line) in (place, place + 1)]
@@ -173,11 +173,11 @@ class Statements:
             yield [each for each in said if each.section == table.section[:depth]]
 
     def _place(self, line: int) -> int:
-        """How many tables come before a line."""
+        """The number of tables before a line."""
         return bisect_left(self._tables, line)
 
     def _introduced(self, passage: Passage, following: Sequence[Passage]) -> int | None:
-        """The table right after a line that ends with a colon."""
+        """The table that follows a line ending with a colon."""
         if not passage.text.rstrip().rstrip("*_").endswith(":"):
             return None
         after = next((table for table in self._tables if table > passage.line), None)
@@ -185,9 +185,9 @@ class Statements:
 
 
 def _symbols(passages: Sequence[Passage]) -> dict[str, Named]:
-    """Names in formulas that the document explains. One that it explains in two ways stands for nothing.
+    """The symbols that the document explains; one with two meanings is left out.
 
-    An explanation with "is" or "=" counts before words that are only side by side.
+    An explanation with "is" or "=" takes precedence over words that are only next to each other.
     """
     said: dict[str, dict[bool, set[Named]]] = {}
     for passage in passages:
@@ -215,7 +215,7 @@ def _constants(passage: Passage, table: int | None) -> Iterator[Constant]:
         before = text[max(0, match.start() - 24) : match.start()]
         some = _OF_SOME.search(before) and not _OF_ALL.search(text)
         quantity, value = _quantity(match["name"]), Fraction(match["number"].replace(",", ""))
-        # A line that names two sizes of one thing is about some rows each.
+        # If a line has two values of one quantity, each is only of some rows.
         if _LIMITED.search(before) or some or _OTHERS.match(match["rest"]) or len(sizes[quantity]) > 1:
             continue
         if value > 0:
@@ -246,13 +246,13 @@ def _of_prose(passage: Passage, symbols: Mapping[str, Named]) -> Iterator[Equati
         words = plain["formula"].strip(" `*")
         same = named(words, in_formula=True)
         for equation in _equation(plain["name"].strip(" `*"), words, passage, symbols):
-            # "DP=GPUs" fixes one quantity by another; "TP: tensor parallelism" spells a name out.
+            # "DP=GPUs" is a formula, but "TP: tensor parallelism" only explains a name.
             if equation.formula.has_arithmetic or (same and same.quantity != equation.target):
                 yield equation
 
 
 def _of_code(passage: Passage, symbols: Mapping[str, Named]) -> Iterator[Equation]:
-    """`name = formula`, or what a one-liner prints: a figure of size and time is TFLOPs."""
+    """`name = formula`, or what a one-liner prints: a figure from size and time is TFLOPs."""
     whole = _ASSIGNED.fullmatch(passage.text.strip())
     if whole:
         yield from _equation(whole["name"], whole["formula"], passage, symbols)
@@ -286,7 +286,7 @@ def _equation(name: str, words: str, passage: Passage, symbols: Mapping[str, Nam
 
 
 def _quantity(name: str) -> str:
-    """The quantity of a name that one of the patterns has met."""
+    """The quantity of a name that a pattern matched."""
     quantity = quantity_of(name)
     assert quantity is not None, name
     return quantity

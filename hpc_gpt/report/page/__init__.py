@@ -2,8 +2,8 @@
 
     write_page(Path("report.html"), gathered.runs, notes)
 
-Text from a log never becomes markup: the template escapes what it prints, drawings escape their words, and the page's
-own rules (Content-Security-Policy) allow only its own script and style, by their hashes.
+Text from a log never becomes markup: the template escapes what it prints, drawings escape their texts, and the page's
+Content-Security-Policy allows only its own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import templates_dir
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_words, rank_anomalies, worst_first
+from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
 from hpc_gpt.report.page.run_table import figure_words, layouts_of, run_label, table_of
@@ -28,7 +28,7 @@ from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.small_files import replace_whole
 from hpc_gpt.words import NOTHING, show_digits
 
-# Of more runs than these the page says less about each, so that it stays a few megabytes.
+# Above these numbers the page says less about each run, so that it stays a few megabytes.
 DETAILED_RUNS = 100
 CHARTED_RUNS = 24
 SHOWN_ANOMALIES = 20
@@ -41,26 +41,26 @@ MARKER = '<meta name="generator" content="hpc-gpt report'
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
     """Writes the page of the runs, in the order given, whole or not at all.
 
-    `notes`: what was not read or left out, in words. Raises ConfigError if FILE is anything but a page of ours, which
-    it never overwrites, or its folder is missing; RunFolderError if it cannot be written.
+    `notes`: what was not read or left out. Raises ConfigError if `path` exists and is not a page of ours, or its folder
+    is missing; RunFolderError if it cannot be written.
     """
     check_target(path)
     replace_whole(path, build_page(runs, notes))
 
 
 def check_target(path: Path, marker: str = MARKER, verb: str = "report") -> None:
-    """Raises ConfigError unless `write_page` may put its page there; cheap, so that it can come before the reading.
+    """ConfigError unless `write_page` may write there; cheap, so that it can be done before the reading.
 
-    `marker` is what a page of that verb has near its beginning.
+    `marker`: a text near the beginning of every page of that verb.
     """
     if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent} is no folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
+        raise ConfigError(f"{path.parent} is not a folder", f"make it: mkdir -p {shlex.quote(str(path.parent))}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{path.parent} cannot be written to", "give another FILE to --html")
     if not os.path.lexists(path):
         return
     if not path.is_file() or path.is_symlink():
-        raise ConfigError(f"{path} is no plain file", "give another FILE to --html")
+        raise ConfigError(f"{path} is not a regular file", "give another FILE to --html")
     try:
         with path.open("rb") as file:
             head = file.read(2048)
@@ -68,12 +68,13 @@ def check_target(path: Path, marker: str = MARKER, verb: str = "report") -> None
         raise ConfigError(f"cannot read {path}: {fault.strerror}", "give another FILE to --html") from None
     if marker.encode() not in head:
         raise ConfigError(
-            f"{path} exists and is no page of hpc-gpt {verb}, so it is not overwritten", "give another FILE to --html"
+            f"{path} exists and is not a page of hpc-gpt {verb}, so it is not overwritten",
+            "give another FILE to --html",
         )
 
 
 def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
-    """The page's text. A pure function of the runs, the notes and this version."""
+    """The page's text: a pure function of the runs, the notes and this version."""
     from hpc_gpt import __version__
 
     labels = [run_label(run, place) for place, run in enumerate(runs)]
@@ -126,17 +127,17 @@ def _charted(runs: Sequence[RunRead], order: Sequence[int]) -> list[int]:
 
 
 def _doubts(anomalies: Sequence[Anomaly], runs: int) -> list[int]:
-    """How many anomalies that matter each run has."""
+    """The number of anomalies of each run, without those that are only good to know."""
     counts = Counter(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
     return [counts[place] for place in range(runs)]
 
 
 def page_environment(above: str = "") -> Any:
-    """Jinja for the page. `above`: the folder that is left out of paths, so that they are short."""
+    """Jinja for the page. `above`: a folder to leave out of paths."""
     import jinja2
 
     def shown(value: Any) -> Any:
-        # Everything but our own markup passes here on its way into the page, and is escaped after it.
+        # Everything printed into the page except our own markup passes here, and is escaped afterwards.
         if hasattr(value, "__html__"):
             return value
         text = safe(value, 2000)
@@ -153,12 +154,12 @@ def page_environment(above: str = "") -> Any:
 
 
 def asset(name: str) -> str:
-    """A page's own style or script, as it is between its tags."""
+    """The text of a page's style or script."""
     return (templates_dir() / "report" / name).read_text(encoding="utf-8")
 
 
 def csp_hash(text: str) -> str:
-    """The hash by which the page's policy allows a style or script."""
+    """The hash of a style or script for the page's Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -169,8 +170,8 @@ def _title(labels: Sequence[str]) -> str:
 
 
 def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str:
-    """The runs by how they ended, and how many anomalies matter."""
-    counts = Counter(ended_words(run.record.ended) for run in runs)
+    """The number of runs by how they ended, and of anomalies in their figures."""
+    counts = Counter(ended_text(run.record.ended) for run in runs)
     parts = [f"{count:,} {words}" for words, count in counts.most_common(ENDS_COUNTED)]
     if len(counts) > ENDS_COUNTED:
         parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
@@ -180,7 +181,7 @@ def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str
 
 
 def _summary(run: RunRead) -> str:
-    """A run's main figures in a few words."""
+    """A run's main figures in short."""
     record = run.record
     parts = []
     if (gpus := number(record.gpus)) is not None:
@@ -193,9 +194,9 @@ def _summary(run: RunRead) -> str:
 
 
 def _common_folder(runs: Sequence[RunRead]) -> str:
-    """The folder above all files of the runs, with the slash at its end; empty if there is none, or it is relative.
+    """The common folder of all files of the runs, with a slash at its end; empty if there is none.
 
-    A relative one is what the user gave, so it is kept.
+    It is also empty for relative paths, which are shown as the user gave them.
     """
     folders = {str(file.parent) for run in runs for file in run.files}
     try:

@@ -1,8 +1,8 @@
-"""What looks wrong with the runs, in words, the worst first.
+"""What looks wrong with the runs, the worst first.
 
-Four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know. Within a
-level the anomaly that cost most GPU hours, or most GPUs, comes first. The same words of many runs are one anomaly, and
-so are words that differ in their figures alone.
+There are four levels: a run that failed, figures that cannot be right, what should be looked at, what is good to know.
+Within a level the anomaly that cost most GPU hours, or most GPUs, comes first. The same text for many runs is one
+anomaly, and so are texts that differ only in their figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpc_gpt.words import counted, show_digits
 LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
 
-# How a run ended: the words for it, and at which level it counts; None if nothing is wrong.
+# How a run ended: the text for it, and its level; None if nothing is wrong.
 ENDED_WORDS: dict[str, tuple[str, int | None]] = {
     "done": ("done", None),
     "stopped": ("stopped", KNOW),
@@ -47,13 +47,13 @@ ENDED_WORDS: dict[str, tuple[str, int | None]] = {
     "running": ("running", None),
     "unknown": ("unknown", KNOW),
 }
-# The level of a flag, by its words: the first pattern that is found decides.
+# The level of a flag: the first pattern found in it decides.
 _FLAG_LEVELS = (
     (
         KNOW,
         re.compile(
             r"\b(?:are|is) null\b|^the profile says device|^the first cause is not certain|trained again counts"
-            r"|^[a-z][a-z0-9_-]{1,40}: ",  # a dialect, and what is to be known of its figures
+            r"|^[a-z][a-z0-9_-]{1,40}: ",  # a dialect, and a remark on its figures
             re.I,
         ),
     ),
@@ -67,17 +67,16 @@ _FLAG_LEVELS = (
         ),
     ),
 )
-_SLOWER = 1.1  # than the median of its like, from this ratio on
-_LIKE = 3  # runs that are needed to say so
+_SLOWER = 1.1  # ratio to the median of similar runs from which a run is slow
+_LIKE = 3  # similar runs needed for that
 _WIDE = 1.5  # p90 over p10
-_FEW = 3  # so many anomalies that differ in their figures alone are listed one by one
+_FEW = 3  # anomalies that differ only in their figures are joined if there are more
 _FIGURES = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What is wrong, in words, and the runs with this fault, by their place in the report. `cost`: GPU hours, else
-    GPUs."""
+    """What is wrong, and the places in the report of the runs that have it. `cost`: GPU hours, else GPUs."""
 
     level: int
     words: str
@@ -87,7 +86,7 @@ class Anomaly:
 
     @property
     def name(self) -> str:
-        """The level in words."""
+        """The level's name."""
         return LEVELS[self.level]
 
 
@@ -98,8 +97,8 @@ class _Gathered:
     cost: float = 0.0
 
 
-def ended_words(ended: str | None) -> str:
-    """How a run ended, in words; a class without words here keeps its own name."""
+def ended_text(ended: str | None) -> str:
+    """How a run ended, as text; the class itself if ENDED_WORDS has none."""
     return ENDED_WORDS[ended][0] if ended in ENDED_WORDS else safe(ended or "unknown", 60)
 
 
@@ -123,7 +122,7 @@ def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
 
 
 def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """Joins anomalies whose words differ in their figures alone, if there are more than a few."""
+    """Joins anomalies whose texts differ only in their figures, if there are more than a few."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
         shapes[anomaly.level, _FIGURES.sub("#", anomaly.words)].append(anomaly)
@@ -134,19 +133,19 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
             continue
         worst = max(alike, key=lambda anomaly: anomaly.cost)
         runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
-        words = f"{worst.words} (the others alike, with figures of their own)"
+        words = f"{worst.words} (the others are alike, with other figures)"
         merged.append(Anomaly(level, words, tuple(runs), worst.where, sum(anomaly.cost for anomaly in alike)))
     return merged
 
 
 def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[int]:
-    """The places of all runs: those with the worst anomalies first, those without any in their own order."""
+    """The places of all runs: those with the worst anomalies first, those without in their own order."""
     order = dict.fromkeys(place for anomaly in anomalies if anomaly.level < KNOW for place in anomaly.runs)
     return [*order, *(place for place in range(len(runs)) if place not in order)]
 
 
 def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
-    """(level, words, where) of each thing that is wrong with a run."""
+    """(level, text, place) of each anomaly of a run."""
     record = run.record
     words, level = ENDED_WORDS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
     first = run.failures[0] if run.failures else None
@@ -156,7 +155,7 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
     elif first is not None:
         yield (
             LOOK,
-            f"{words}, but its log tells of {ended_words(first.ended)}: {safe(first.words, 300)}",
+            f"{words}, but its log reports {ended_text(first.ended)}: {safe(first.words, 300)}",
             str(first.place),
         )
     if record.failed_node:
@@ -164,29 +163,31 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
     flags = [safe(flag, 300) for flag in record.flags[:40]]
     for flag in flags:
         yield _flag_level(flag), flag, ""
-    told = " ".join(flags).lower()
-    if (nan := number(record.nan_steps)) and "no number" not in told and "nan" not in told:
+    flagged = " ".join(flags).lower()
+    if (nan := number(record.nan_steps)) and "no number" not in flagged and "nan" not in flagged:
         yield DOUBT, f"{nan:,.0f} steps with a NaN loss", ""
-    if (skipped := number(record.skipped_steps)) and "every step was skipped" not in told:
+    if (skipped := number(record.skipped_steps)) and "every step was skipped" not in flagged:
         yield LOOK, f"{skipped:,.0f} steps skipped", ""
     if again := trained_again(run.steps):
         restarts = len(set(run.steps.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {counted(restarts, 'restart')}", ""
-    yield from _speed(record, medians, "spread widely" in told)
+    yield from _speed(record, medians, "spread widely" in flagged)
 
 
 def trained_again(curve: StepTable) -> int:
-    """Steps of the curve that a later attempt trained again."""
+    """The number of steps that a later attempt trained again."""
     return int((~curve.counts).sum())
 
 
-def _speed(record: Record, medians: dict[tuple[object, ...], float], told: bool) -> Iterator[tuple[int, str, str]]:
+def _speed(
+    record: Record, medians: dict[tuple[object, ...], float], is_flagged: bool
+) -> Iterator[tuple[int, str, str]]:
     step, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
     usual = medians.get(_like(record))
     if step and usual and step >= _SLOWER * usual:
-        words = f"{step / usual:.2f} x the step time that runs of its kind have at the median"
-        yield LOOK, f"{words} ({show_digits(step)} s for {show_digits(usual)} s)", ""
-    if low and high and high / low >= _WIDE and not told:
+        words = f"{step / usual:.2f} x the median step time of similar runs"
+        yield LOOK, f"{words} ({show_digits(step)} s, not {show_digits(usual)} s)", ""
+    if low and high and high / low >= _WIDE and not is_flagged:
         words = f"step time varies: 90th percentile {show_digits(high)} s is {high / low:.1f} x the 10th"
         yield LOOK, f"{words} ({show_digits(low)} s)", ""
 
@@ -200,14 +201,14 @@ def _cost(record: Record) -> float:
 
 
 def _like(record: Record) -> tuple[object, ...]:
-    """What two runs must share for their step times to be compared."""
+    """What two runs must have in common for their step times to be compared."""
     shape = (record.params, record.seq, record.global_batch, record.micro_batch, record.recompute, record.dtype)
     return (record.engine or record.dialect, record.gpus, record.tp, record.pp, record.dp, record.zero_stage,
             record.device, *shape)  # fmt: skip
 
 
 def _usual_steps(runs: Sequence[RunRead]) -> dict[tuple[object, ...], float]:
-    """The median step time of each kind of run that there are enough of."""
+    """The median step time of each kind of run with at least _LIKE runs."""
     steps: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for run in runs:
         if (step := number(run.record.step_s)) and run.record.gpus and run.record.global_batch:

@@ -1,6 +1,5 @@
-"""Line charts over the steps of runs: the axes, curves thinned to a few hundred points, and marks for restarts,
-skipped steps and NaN.
-"""
+"""Line charts over the steps of runs: axes, curves thinned to a few hundred points, and marks for restarts, skipped
+steps and NaN."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ Points = NDArray[np.float64]
 
 WIDTH, HEIGHT = 400.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 390.0, 26.0, 200.0
-SERIES = 8  # as many as the page's styles distinguish by colour and dash
-MARKED_POINTS = 30  # a line of so few points shows each point
+SERIES = 8  # the page has as many styles of lines, by colour and dash
+MARKED_POINTS = 30  # a line with at most so many points shows each
 NAMED_RESTARTS = 6
-MOST_STRETCHES = 100  # of more, as of a log whose attempts are mixed up, one line is drawn
-BUCKETS = 300  # that a curve is thinned to: two points each
-# From this ratio of greatest to least on, a linear axis shows the greatest alone.
+MOST_STRETCHES = 100  # above this, as in a log whose attempts are mixed up, one line is drawn
+BUCKETS = 300  # a curve is thinned to two points for each
+# From this ratio of greatest to least, a linear axis would show only the greatest.
 _LOG_FROM = 30.0
-_FARTHEST, _NEAREST = 1e150, 1e-150  # a figure beyond these is drawn as if it were there
+_FARTHEST, _NEAREST = 1e150, 1e-150  # figures beyond these are drawn at these
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Marks:
-    """What is drawn over the lines: (step, words) of restarts, steps skipped, steps with no finite figure.
+    """What is drawn over the lines: (step, text) of restarts, skipped steps, steps without a finite figure.
 
-    `level`: (low, middle, high), a band with its median. `points`: (x, y) of figures apart from the line.
+    `level`: (low, middle, high), a band with its median. `points`: (x, y) of figures that are not on the line.
     """
 
     restarts: Sequence[tuple[float, str]] = ()
@@ -56,11 +55,11 @@ class Marks:
 def line_chart(
     title: str, words: str, unit: str, series: Sequence[Series], anchor: str, marks: Marks | None = None
 ) -> Svg:
-    """A chart of figures in `unit` over steps. `words`: what it shows, for a screen reader. `anchor`: its id."""
+    """A chart of figures in `unit` over steps. `words`: its description for a screen reader. `anchor`: its id."""
     marks = marks or Marks()
     across = [one.x for one in series] + ([marks.points[0]] if marks.points else [])
     up = [one.y for one in series] + ([marks.points[1]] if marks.points else [])
-    # Runs of a hundred and of a hundred thousand steps together need a logarithmic axis.
+    # Runs of a hundred and of a hundred thousand steps in one chart need a logarithmic axis.
     ends = [float(one.x.max()) for one in series if len(one.x)]
     apart = len(ends) > 1 and max(ends) >= 10 * min(ends)
     x = axis_of(np.concatenate(across), LEFT, RIGHT, apart, around=0.01)
@@ -73,7 +72,7 @@ def line_chart(
 
 
 def swatch(style: str) -> Svg:
-    """The sign of a line or a mark for a legend; `style` is s0 to s7, again, median, skipped, nan, restart or point."""
+    """The sign of a line or mark in a legend; `style` is s0 to s7, again, median, skipped, nan, restart or point."""
     if style == "skipped":
         sign = element("path", d="M12 2v10", class_="skipped")
     elif style == "nan":
@@ -109,7 +108,7 @@ def _line(one: Series, x: Axis, y: Axis) -> Iterator[str]:
     if len(stretches) > MOST_STRETCHES:
         stretches = [slice(0, len(one.x))]
     for piece in stretches:
-        # Thinned by drawn positions, so that buckets are equally wide on a logarithmic axis.
+        # Thinned by position, so that buckets are equally wide on a logarithmic axis.
         share = math.ceil(BUCKETS * (piece.stop - piece.start) / len(one.x))
         across, up = thinned(x.at(one.x[piece]), one.y[piece], share)
         path = line_path(across, y.at(up))
@@ -143,7 +142,7 @@ def _band(marks: Marks, y: Axis) -> Iterator[str]:
 def _restarts(marks: Marks, x: Axis) -> Iterator[str]:
     named = marks.restarts if len(marks.restarts) <= NAMED_RESTARTS else ()
     places = x.at(np.array([step for step, _ in marks.restarts], np.float64))
-    free = LEFT + 60  # the axis' own name ends there
+    free = LEFT + 60  # the end of the axis' name
     for at in np.unique(np.round(places, 0)).tolist():
         yield element("path", d=f"M{at:.0f} {TOP:g}V{BOTTOM:g}", class_="restart")
     for at, (_, words) in zip(places.tolist(), named, strict=False):
@@ -156,7 +155,7 @@ def _restarts(marks: Marks, x: Axis) -> Iterator[str]:
 
 
 def _rails(marks: Marks, x: Axis) -> Iterator[str]:
-    """Skipped steps as strokes at the foot, steps of a NaN as crosses at the head."""
+    """Skipped steps as strokes at the bottom, steps with NaN as crosses at the top."""
     if len(marks.skipped):
         feet = np.unique(np.round(x.at(marks.skipped), 0)).tolist()
         yield element("path", d="".join(f"M{at:.0f} {BOTTOM - 8:g}v8" for at in feet), class_="skipped")
@@ -186,7 +185,7 @@ class Axis:
     log: bool = False
 
     def at(self, values: Points) -> Points:
-        """The positions of figures; those outside are on the edge, NaN stays NaN."""
+        """The positions of figures; those outside are at the edge, NaN stays NaN."""
         values = np.clip(values, self.low, self.high)
         if self.log:
             values = np.log10(values)
@@ -218,7 +217,7 @@ class Axis:
 
 
 def axis_of(values: Points, start: float, stop: float, may_be_log: bool = False, around: float = 0.06) -> Axis:
-    """The axis on which all finite values fit, with some room `around`; logarithmic if their ratio demands it."""
+    """An axis for all finite values, with some room `around`; logarithmic if their ratio needs it."""
     finite = np.clip(values[np.isfinite(values)], -_FARTHEST, _FARTHEST)
     if not len(finite):
         return Axis(0.0, 1.0, start, stop)
@@ -234,13 +233,13 @@ def axis_of(values: Points, start: float, stop: float, may_be_log: bool = False,
 
 
 def _round_step(least: float) -> float:
-    """The first of 1, 2, 5 times a power of ten that is no smaller."""
+    """The least of 1, 2, 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
 
 
 def _short(figure: float, step: float, largest: float) -> str:
-    """The figure with the digits that distinguish it from its neighbour, in the unit that suits the largest."""
+    """The figure with enough digits to differ from the next tick, in the unit of the largest."""
     if figure == 0:
         return "0"
     if largest >= 1e15 or step < 1e-6:
@@ -256,11 +255,10 @@ def _decimals(step: float) -> int:
 
 
 def thinned(x: Points, y: Points, buckets: int = BUCKETS) -> tuple[Points, Points]:
-    """At most two points for each of the `buckets` into which the span of x is divided: the least and the greatest y.
+    """The least and the greatest y of each of the `buckets` into which the span of x is divided.
 
-    A bucket with no finite y gives one NaN, so that a gap stays a gap. x, y: (n,), x finite and in order of training.
-    If x goes back and forth too often for that, the order of training is divided instead. A short curve is returned
-    unchanged.
+    A bucket without a finite y gives one NaN, so that a gap stays a gap. x, y: (n,), x finite and in order of training.
+    If x goes back and forth too often, the order of training is divided instead. A short curve is returned unchanged.
     """
     if len(x) <= 2 * buckets:
         return x, y
@@ -271,9 +269,9 @@ def thinned(x: Points, y: Points, buckets: int = BUCKETS) -> tuple[Points, Point
 
 
 def _extremes(x: Points, y: Points, buckets: int) -> NDArray[np.int64]:
-    """The places of what `thinned` keeps."""
+    """The places that `thinned` keeps."""
     low, high = float(x.min()), float(x.max())
-    # Halved before the subtraction, so that the span of absurd figures is finite.
+    # Halved before the subtraction, so that the span of very large figures is finite.
     span = high / 2 - low / 2 or 1.0
     bucket = np.clip((x / 2 - low / 2) / span * buckets, 0, buckets - 1).astype(np.int64)
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
@@ -288,7 +286,7 @@ def _extremes(x: Points, y: Points, buckets: int) -> NDArray[np.int64]:
 
 
 def pieces(*changes: NDArray[np.generic]) -> list[slice]:
-    """The stretches over which none of the arrays, all of one length, changes."""
+    """The stretches over which none of the arrays changes; all have the same length."""
     length = len(changes[0])
     if not length:
         return []
@@ -306,7 +304,7 @@ def unbroken(y: Points) -> list[slice]:
 
 
 def line_path(x: Points, y: Points) -> str:
-    """The `d` of a path through the points, broken where y is NaN; a lone point is a dot of the line's width."""
+    """The `d` of a path through the points, broken at NaN; a lone point is a dot of the line's width."""
     parts = []
     points = np.round(np.stack((x, y), 1), 1)
     for piece in unbroken(y):

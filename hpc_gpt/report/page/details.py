@@ -1,6 +1,6 @@
-"""One run on the page from top to bottom: how it ended, its charts, its attempts, every figure and where it is from.
+"""The details of one run on the page: how it ended, its charts, its attempts, every figure and where it is from.
 
-Of very many runs the page only has briefs: what most of them share is there once, a file once for each run.
+Above DETAILED_RUNS the page has only briefs of the others: sources that most of them share are there once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page.anomalies import ended_words
+from hpc_gpt.report.page.anomalies import ended_text
 from hpc_gpt.report.page.charts import SERIES, Marks, Points, Series, line_chart, swatch
 from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_words, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
@@ -25,7 +25,7 @@ from hpc_gpt.words import NOTHING, show_digits
 MOST_FLAGS = 40
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
-# Keys shown elsewhere in the details, or of no use to a reader; settings may hold what is nobody's business.
+# Keys shown elsewhere, or of no use to a reader; settings may be private.
 _NOT_FIGURES = {"schema", "settings", "attempts", "flags", "sources", "ended", "cause", "versions"}
 _MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
 ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
@@ -33,12 +33,12 @@ _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_st
 _MOST_FILES = 12
 _LONGEST = 160
 _PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
-SAMPLES = 10  # rows of the table that stands in for a chart
+SAMPLES = 10  # rows of the table beside a chart
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Some points of the curves as a table in place of a chart: headings and lines of text."""
+    """Some points of the curves as a table: headings and lines of text."""
 
     headings: tuple[str, ...]
     lines: Sequence[tuple[str, ...]]
@@ -46,7 +46,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, its caption and the legend: (sign, words)."""
+    """A chart, its caption and its legend: (sign, text)."""
 
     chart: Svg
     caption: str
@@ -54,14 +54,14 @@ class Figure:
 
 
 def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> dict[str, Any]:
-    """What the page says about the run at `place` in the report; its charts only if it is `charted`."""
+    """What the template needs of the run at `place` in the report; with charts if it is `charted`."""
     record, anchor = run.record, f"run-{place + 1}"
     attempts = record.attempts or []
     failures = [
-        {"ended": ended_words(each.ended), "words": safe(each.words, 300), "where": str(each.place), "echo": each.echo}
+        {"ended": ended_text(each.ended), "words": safe(each.words, 300), "where": str(each.place), "echo": each.echo}
         for each in run.failures[:MOST_FAILURES]
     ]
-    told = [[_told(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
+    lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
     of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
     return {
         **_title(run, label, place),
@@ -70,7 +70,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
         "failures": failures,
         "more_failures": max(0, len(run.failures) - MOST_FAILURES),
-        "attempts": told if len(attempts) > 1 else [],
+        "attempts": lines if len(attempts) > 1 else [],
         "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
         "facts": _facts(record),
         "stages": [
@@ -85,7 +85,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
 
 def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
     ended = run.record.ended
-    return {"anchor": f"run-{place + 1}", "label": label, "sign": ended_sign(ended), "ended": ended_words(ended)}
+    return {"anchor": f"run-{place + 1}", "label": label, "sign": ended_sign(ended), "ended": ended_text(ended)}
 
 
 def _facts(record: Record) -> list[dict[str, str]]:
@@ -115,17 +115,17 @@ def _value_words(key: str, value: object) -> str:
     return safe(value, 200)
 
 
-def _told(attempt: dict[str, object], key: str) -> str:
+def _attempt_cell(attempt: dict[str, object], key: str) -> str:
     value = attempt.get(key)
     if value is None:
         return NOTHING
-    return ended_words(str(value)) if key == "ended" else safe(value, 200)
+    return ended_text(str(value)) if key == "ended" else safe(value, 200)
 
 
 def briefs_of(
     runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
 ) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
-    """What most of the runs at `places` share, and each run's own sources; "line 12" is one of its `file`."""
+    """(sources that most of the runs at `places` share, each run's own ones); "line 12" is a line of its `file`."""
     counts = Counter(pair for place in places for pair in _sources(runs[place].record))
     shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
     briefs = []
@@ -133,8 +133,8 @@ def briefs_of(
         own = [pair for pair in _sources(runs[place].record) if pair not in shared]
         files = Counter(found[1] for _, where in own if (found := _PLACE.match(where)))
         file = files.most_common(1)[0][0] if files else ""
-        told = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
-        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": told})
+        sources = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
+        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": sources})
     return _grouped(sorted(shared)), briefs
 
 
@@ -154,7 +154,7 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
-    """Loss and step time of one run; only those that its log has."""
+    """Charts of loss and step time of one run, if its log has them."""
     curve = _drawable(run.steps)
     figures = []
     if np.isfinite(curve["loss"]).any() or np.isfinite(curve.eval_loss).any():
@@ -165,7 +165,7 @@ def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
 
 
 def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> list[Figure]:
-    """Loss and step time of up to eight runs in one chart; nothing if fewer than two have a curve."""
+    """Charts of loss and of step time of up to SERIES runs together; none if fewer than two have a curve."""
     figures = []
     for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
         drawn: list[tuple[Series, StepTable, str]] = []
@@ -181,13 +181,13 @@ def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> lis
         title = f"{name} over steps of {len(drawn)} runs"
         chart = line_chart(title, words, unit, [one for one, _, _ in drawn], f"{anchor}-{key}")
         legend = [(swatch(f"s{index}"), label) for index, (_, _, label) in enumerate(drawn)]
-        caption = title + ("; a line ends where its run was started again" if restarts else "")
+        caption = title + ("; a line ends at a restart of its run" if restarts else "")
         figures.append(Figure(chart, caption, legend))
     return figures
 
 
 def samples(curve: StepTable) -> Sampled:
-    """At most ten steps, evenly spread over the curve in order of training, the last one among them."""
+    """At most SAMPLES steps in order of training, evenly spread, with the last one."""
     curve = _drawable(curve)
     if not len(curve):
         return Sampled((), ())
@@ -213,7 +213,7 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
     is_loss = unit == "loss"
     restarts = _restarts(curve)
     skipped = curve["step"][curve.is_skipped]
-    # A missing figure is only a gap, unless the record says that there were NaN steps.
+    # A missing figure is only a gap unless the record has NaN steps.
     bad = ~np.isfinite(curve["loss"]) & ~curve.is_skipped
     nan = curve["step"][bad] if is_loss and number(record.nan_steps) else np.zeros(0)
     middle, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
@@ -227,17 +227,17 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
     if one.again.any():
         legend.append((swatch("s0 again"), f"{int(one.again.sum()):,} steps that a later attempt trained again"))
     if level is not None:
-        told = f"step_s, {show_digits(middle)} s"
+        text = f"step_s, {show_digits(middle)} s"
         if low is not None:
-            told = f"median of the steady steps {show_digits(middle)} s"
-            told += f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s"
-        legend.append((swatch("median"), told))
+            text = f"median of the steady steps {show_digits(middle)} s"
+            text += f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s"
+        legend.append((swatch("median"), text))
     if points is not None:
         legend.append((swatch("point"), "evaluation"))
         words.append(f"Evaluation {_course(*points)}.")
     if restarts:
         legend.append((swatch("restart"), "restart"))
-        words.append(_told_restarts(restarts))
+        words.append(_restarts_text(restarts))
     if len(skipped):
         legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
         words.append(f"{len(skipped):,} steps skipped, the first at step {skipped[0]:,.0f}.")
@@ -251,24 +251,24 @@ def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, 
     return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
 
 
-def _told_restarts(restarts: Sequence[tuple[float, str]]) -> str:
-    told = [f"{words} starts at step {step:,.0f}" for step, words in restarts[:5]]
+def _restarts_text(restarts: Sequence[tuple[float, str]]) -> str:
+    starts = [f"{attempt} starts at step {step:,.0f}" for step, attempt in restarts[:5]]
     more = f" and {len(restarts) - 5} more" if len(restarts) > 5 else ""
-    return "; ".join(told).capitalize() + more + "."
+    return "; ".join(starts).capitalize() + more + "."
 
 
 def _course(x: Points, y: Points) -> str:
-    """How a curve goes, in words."""
+    """A curve in words."""
     finite = np.flatnonzero(np.isfinite(y))
     if not len(finite):
         return "has no figure"
     first, last = finite[0], finite[-1]
     least, most = finite[np.argmin(y[finite])], finite[np.argmax(y[finite])]
 
-    def told(at: int) -> str:
+    def point(at: int) -> str:
         return f"{safe(show_digits(number(float(y[at])), 4), 40)} at step {x[at]:,.0f}"
 
-    return f"goes from {told(first)} to {told(last)}, lowest {told(least)}, highest {told(most)}"
+    return f"from {point(first)} to {point(last)}, lowest {point(least)}, highest {point(most)}"
 
 
 def _restarts(curve: StepTable) -> list[tuple[float, str]]:

@@ -1,4 +1,4 @@
-"""The page's tables: the runs with the source of each figure, and throughput and memory by layout with bars."""
+"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.columns import peak_memory_gib, show_name
-from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
+from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, show_digits, show_params, show_share, show_whole
 
-# What is larger than this is no figure of a training; it is shown in powers of ten.
+# Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
 BAR_WIDTH, BAR_HEIGHT = 150.0, 12.0
 MOST_LINES = 60  # of the layouts
@@ -32,7 +32,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, what it sorts by if that is a number, and where the figure is from."""
+    """A cell: its text, its sort key if the text is no number, and where the figure is from."""
 
     text: str
     sort: str = ""
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A run's line: `sign` and `ended` as it ended, whether it failed, and the cells of the columns after it."""
+    """A run's line: its name, how it ended (`sign`, `ended`), whether it failed (`bad`), and its other cells."""
 
     label: str
     sign: str
@@ -67,20 +67,20 @@ def layout_words(record: Record) -> str:
 
 
 def tokens_per_s_gpu(record: Record) -> float | None:
-    """Tokens a second of one GPU."""
+    """Tokens per second of one GPU."""
     tokens, gpus = number(record.tokens_per_s), number(record.gpus)
     return tokens / gpus if tokens is not None and gpus else None
 
 
 def figure_words(show: Callable[[float], str], figure: float | None) -> str:
-    """The figure as `show` gives it, absurd ones in powers of ten."""
+    """The figure as `show` writes it, very large and very small ones in powers of ten."""
     if figure is None:
         return NOTHING
     return show(figure) if abs(figure) < _LARGEST and (figure == 0 or abs(figure) > 1e-12) else f"{figure:.3g}"
 
 
 def run_label(run: RunRead, place: int) -> str:
-    """The name of a run on the page: as in the terminal's table, else its file."""
+    """A run's name on the page: as in the terminal's table, else its file."""
     if run.record.name or run.record.run:
         return safe(show_name(run.record), 160)
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
@@ -95,7 +95,7 @@ def _plain(figure: float) -> str:
 
 
 def rate_words(figure: float) -> str:
-    """Three digits and more, thousands apart."""
+    """At least three digits, with commas between thousands."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
 
 
@@ -132,15 +132,15 @@ _COLUMNS = (
     _key("TFLOP/s seed", "tflops_seed", "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without; seed 001"),
     _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
     _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
-    _key("TFLOP/s printed", "tflops_printed", "what the program itself prints, by a formula of its own"),
+    _key("TFLOP/s printed", "tflops_printed", "as the program prints it, by its own formula"),
     _key("MFU", "mfu", "TFLOP/s model over the device's dense peak", show_share),
-    _Column(Heading("Memory GiB", "GPU memory of the stage that holds most: allocated, else reserved; 1 GiB = 2^30"),
+    _Column(Heading("Memory GiB", "GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
             ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0]),
     _key("Loss first", "loss_first", "loss at the first step"),
     _key("Loss last", "loss_last", "loss at the last step"),
     _key("Loss eval", "loss_eval", "loss of the last evaluation"),
     _key("Skipped steps", "skipped_steps", "steps without an update, as after an overflow", _plain),
-    _key("NaN steps", "nan_steps", "steps whose loss is no number", _plain),
+    _key("NaN steps", "nan_steps", "steps whose loss is not a number", _plain),
     _Column(Heading("Attempts", "starts of the run"), ("attempts",),
             lambda record: float(len(record.attempts)) if record.attempts else None, _plain),
     _key("GPU hours", "gpu_hours", "GPUs x hours over all attempts"),
@@ -153,12 +153,12 @@ _COLUMNS = (
     _words("Started", ("started",), "UTC", _time),
 )  # fmt: skip
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
-# For these 0 says as little as no figure.
+# A column of these with only zeros is left out.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
 def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Heading], list[Line]]:
-    """Headings and lines; a column that no run fills is left out. `sources`: each cell says where it is from."""
+    """Headings and lines; a column without any value is left out. `sources`: cells have the source of their figure."""
     grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
     filled = [at for at, column in enumerate(_COLUMNS) if any(_says(column, line[at]) for line in grid)]
     lines = [
@@ -169,7 +169,7 @@ def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> t
 
 
 def ended_sign(ended: str | None) -> str:
-    """A shape for how a run ended, beside the words."""
+    """A sign for how a run ended, shown beside the text."""
     if ended in ("done", "running", "pending"):
         return {"done": "✓", "running": "▶", "pending": "○"}[ended]
     level = ENDED_WORDS.get(ended or "", ("", None))[1]
@@ -178,7 +178,7 @@ def ended_sign(ended: str | None) -> str:
 
 def _line(record: Record, label: str, cells: list[Cell]) -> Line:
     bad = ENDED_WORDS.get(record.ended or "", ("", None))[1] == FAILED
-    return Line(label, ended_sign(record.ended), ended_words(record.ended), bad, cells)
+    return Line(label, ended_sign(record.ended), ended_text(record.ended), bad, cells)
 
 
 def _says(column: _Column, cell: Cell) -> bool:
@@ -198,7 +198,7 @@ def _cell(column: _Column, record: Record, sources: bool) -> Cell:
 
 
 def source_of(record: Record, keys: Sequence[str]) -> str:
-    """Where the figures of the keys are from, each place once."""
+    """The sources of the keys' figures, each once."""
     return "; ".join(dict.fromkeys(safe(where, 240) for key in keys if (where := record.sources.get(key))))
 
 
@@ -213,7 +213,7 @@ class _Layout:
 
 
 def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
-    """The layouts that have a throughput or a memory figure, by size, the largest first; how many were left out."""
+    """(layouts with a throughput or memory figure, by size, the largest first; the number of layouts left out)."""
     groups: dict[str, dict[tuple[object, ...], _Layout]] = defaultdict(dict)
     for run in runs:
         record = run.record
@@ -241,14 +241,14 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
 
 
 def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
-    """(GiB, bar) of each pipeline stage, against the highest."""
+    """(GiB, bar) of each pipeline stage; bars are relative to the highest."""
     known = [number(value) for value in figures[:256]]
     most = max((figure for figure in known if figure is not None), default=0.0)
     return [(figure_words(show_digits, figure), _bar(figure, most)) for figure in known]
 
 
 def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
-    """A line for each layout: the medians over its runs, as text and as bars against the greatest of its size."""
+    """A line for each layout: medians over its runs, as text and as bars relative to the greatest of its size."""
     most_tokens = max((median(entry.tokens) for entry in entries if entry.tokens), default=0.0)
     most_memory = max((max(entry.memory) for entry in entries if entry.memory), default=0.0)
     entries.sort(key=lambda entry: -median(entry.tokens) if entry.tokens else 0.0)

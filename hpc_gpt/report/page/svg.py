@@ -1,7 +1,6 @@
-"""Text and markup that a page may show: text of a log made safe, and drawings as inline SVG.
+"""Text of a log made safe for a page, and drawings as inline SVG.
 
-Outside the template this is the one place where text becomes markup. `safe` leaves markup as it is: what goes into the
-page is escaped there.
+Only here and in the template text becomes markup. `safe` does not escape: the template does.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import cut
 
 LONGEST = 600
-# Control characters, lone surrogates, and the characters that turn the direction of the text around them.
+# Control characters, lone surrogates, and characters that change the direction of text.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 def safe(value: Any, longest: int = LONGEST) -> str:
-    """The text of a value on a page: unfit characters as U+FFFD, what looks like a secret hidden, cut to `longest`.
+    """A value as text for a page: control characters as U+FFFD, secrets hidden, cut to `longest`.
 
     >>> safe("a\\x1b[31mb"), safe("https://me:pass@host/")
     ('a\ufffd[31mb', 'https://[removed]@host/')
@@ -43,12 +42,12 @@ def _text(value: Any) -> str:
         return ""
     try:
         return str(value)
-    except ValueError:  # an int of more digits than Python turns into text
-        return "a number of too many digits"
+    except ValueError:  # Python refuses to convert an int of very many digits
+        return "a number with too many digits"
 
 
 def number(value: Any) -> float | None:
-    """A finite figure that can be shown and drawn; None for any other value.
+    """The value as a finite float; None if it is not one.
 
     >>> number(3), number(float("nan")), number("3"), number(10**400)
     (3.0, None, None, None)
@@ -64,7 +63,7 @@ def number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Svg:
-    """Markup that was made here; the template inserts it unchanged."""
+    """Markup made here, which the template inserts unchanged."""
 
     markup: str
 
@@ -73,12 +72,12 @@ class Svg:
 
 
 def escaped(value: Any) -> str:
-    """Text as it may stand in an element or a quoted attribute."""
+    """Text escaped for an element or a quoted attribute."""
     return html.escape(safe(value), quote=True)
 
 
 def element(name: str, content: str = "", **attributes: Any) -> str:
-    """One element. `content` is markup; attributes are escaped and never cut, since they may be long paths.
+    """One element. `content` is markup; attributes are escaped but not cut, as they may be long paths.
 
     `class_` is class, `text_anchor` text-anchor.
     """
@@ -91,7 +90,7 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
 def drawing(content: str, width: float, height: float, title: str, words: str, anchor: str) -> Svg:
     """An image with a name and a description for screen readers. `anchor` is unique in the page."""
     named = element("title", escaped(title), id=f"{anchor}-t")
-    # The description may be long: a screen reader can stop it, a cut cannot be undone.
+    # The description may be long, as a screen reader can stop reading it.
     named += f'<desc id="{anchor}-d">{html.escape(safe(words, 2000))}</desc>'
     return Svg(
         element(
@@ -106,7 +105,7 @@ def drawing(content: str, width: float, height: float, title: str, words: str, a
 
 
 def ornament(content: str, width: float, height: float, class_: str) -> Svg:
-    """A drawing that repeats what text beside it says; a screen reader skips it."""
+    """A drawing that only repeats the text beside it; a screen reader skips it."""
     size = {"width": width, "height": height, "viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
     return Svg(element("svg", content, class_=class_, aria_hidden="true", focusable="false", **size))
 

@@ -65,7 +65,7 @@ def test_a_row_that_lacks_cells_ends_early_and_one_with_more_is_not_checked(tmp_
     ],
 )
 def test_what_holds_no_table_is_refused(read, text):
-    with pytest.raises(DataError, match="holds no table") as caught:
+    with pytest.raises(DataError, match="has no table") as caught:
         read(text)
     assert caught.value.hint
 

@@ -1,4 +1,4 @@
-"""Which row a log stands behind, and what it says of the row's size, time and figures."""
+"""Which row a log belongs to, and what it says of the row's size, time and figures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_time_of_a_step(tmp_path, printed, kind):
 def test_a_first_iteration_faster_than_the_rest(tmp_path):
     (finding,) = audited_rows(tmp_path, row("122s"), runs=[run((121.8998, 125.9124, 123.9078), **BILLION)]).findings
     assert finding.arithmetic == (
-        "122s is the first iteration alone (121.90 s); the 2 steady iterations after it take 124.91 s in the mean, "
+        "122s is the first iteration alone (121.90 s); the 2 steady iterations after it take 124.91 s on average, "
         "124.91 s in the median"
     )
 
@@ -104,7 +104,7 @@ def test_a_row_of_another_layout_or_batch_is_not_compared(tmp_path, name):
     found = audited_rows(tmp_path, row("150s"), runs=[log])
     assert findings(found) == []
     assert found.matches[0].line is None
-    assert cell(found, "Step time") == ("not checked", "an input: no log stands behind the row")
+    assert cell(found, "Step time") == ("not checked", "an input: no log belongs to the row")
 
 
 def test_the_gpus_alone_are_no_match(tmp_path):

@@ -101,7 +101,7 @@ def test_rates_follow_from_batch_and_time_whatever_was_rounded(tmp_path, heading
 
 def test_a_time_without_a_unit_gives_no_rate(tmp_path):
     text = "seq length is 2048\n\n" + table(["GBS", "Step time", "Tokens/s"], (256, "5.46", "1"))
-    assert cell(audited(tmp_path, text), "Tokens/s") == ("not checked", "a unit of the row is not said")
+    assert cell(audited(tmp_path, text), "Tokens/s") == ("not checked", "a unit of the row is not given")
 
 
 NAMED = table(
@@ -134,7 +134,7 @@ def test_the_documents_own_formula_is_not_set_aside(tmp_path):
 def test_an_input_that_a_named_formula_lacks_is_named(tmp_path):
     text = table(["GPUs", "Size", "GBS", "Step time (s)", "TFLOPs"], (64, "48B", 1024, 129, 48.7))
     why = cell(audited(tmp_path, text, formula="hardware"), "TFLOPs")[1]
-    assert why == "tflops_hardware: no layers in the row or in words around it"
+    assert why == "tflops_hardware: no layers in the row or in the text around it"
 
 
 def test_a_share_may_be_in_percent(tmp_path):
@@ -149,7 +149,7 @@ def test_two_columns_of_one_quantity_are_not_mixed_up(tmp_path):
     )
     found = audited(tmp_path, text)
     assert findings(found) == []
-    assert cell(found, "TFLOPs") == ("not checked", "more than one column is TFLOPs")
+    assert cell(found, "TFLOPs") == ("not checked", "more than one column holds TFLOPs")
 
 
 def test_seed_000s_table_says_what_is_not_checked(tmp_path):
@@ -163,7 +163,7 @@ def test_seed_000s_table_says_what_is_not_checked(tmp_path):
     assert (found.counts["blank"], found.counts["holds"], found.counts["breaks"]) == (3, 0, 0)
     words = as_text(found)
     assert "1 not checked: GPU Usage %: what the column holds is not known" in words
-    assert "1 not checked: Memory (MB): the cell holds no number" in words
+    assert "1 not checked: Memory (MB): the cell has no number" in words
 
 
 def test_seed_004s_table_says_what_is_not_checked(tmp_path):
@@ -176,7 +176,7 @@ def test_seed_004s_table_says_what_is_not_checked(tmp_path):
 def test_what_throughput_is_must_be_said(tmp_path):
     rows = table(["GPUs", "Size", "GBS", "Throughput", "TFLOPs"], (64, "48B", 1024, 129, 48.7))
     unsaid = audited(tmp_path, f"{FORMULA}\n\nseq=1024\n\n{rows}")
-    assert "whether Throughput is a time or a rate is not said" in cell(unsaid, "Throughput")[1]
+    assert "the document does not say whether Throughput is a time or a rate" in cell(unsaid, "Throughput")[1]
     said = audited(tmp_path, f"{FORMULA}\n\nseq=1024. Throughput is time per iteration.\n\n{rows}")
     assert cell(said, "TFLOPs") == ("holds", "")
 
@@ -224,7 +224,7 @@ def test_rates_agree_with_each_other_where_no_time_is_printed(tmp_path, rates, b
     found = audited(tmp_path, table(FOUNDRY, row))
     assert [finding.column for finding in found.findings] == broken
     assert cell(found, "GPU")[1] == cell(found, "GlobalBatchSize (T)")[1] == "what the column holds is not known"
-    assert cell(found, "GlobalBatchSize")[1] == "no DP in the row or in words around it"
+    assert cell(found, "GlobalBatchSize")[1] == "no DP in the row or in the text around it"
 
 
 def test_a_column_of_parameters_goes_before_the_models_names(tmp_path):

@@ -69,7 +69,7 @@ def test_the_same_words_of_many_runs_are_one_anomaly():
 def test_words_that_differ_in_figures_alone_are_one_where_they_are_many():
     runs = [RunRead(megatron(skipped_steps=place + 1, gpu_hours=float(place))) for place in range(10)]
     (anomaly,) = rank_anomalies(runs)
-    assert anomaly.words == "10 steps skipped (the others alike, with figures of their own)"
+    assert anomaly.words == "10 steps skipped (the others are alike, with other figures)"
     assert sorted(anomaly.runs) == list(range(10))
     assert len(rank_anomalies(runs[:3])) == 3
 
@@ -78,7 +78,7 @@ def test_a_run_slower_than_its_like_is_told_with_both_figures():
     runs = [RunRead(megatron(step_s=seconds, step_s_p10=None)) for seconds in (100.0, 101.0, 99.0, 150.0)]
     (anomaly,) = rank_anomalies(runs)
     assert anomaly.runs == (3,)
-    assert anomaly.words == "1.49 x the step time that runs of its kind have at the median (150 s for 100 s)"
+    assert anomaly.words == "1.49 x the median step time of similar runs (150 s, not 100 s)"
     assert rank_anomalies([*runs[:2], RunRead(megatron(step_s=500.0, step_s_p10=None, tp=8))]) == []
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_done_though_its_log_tells_of_a_failure():
     failure = Failure("disk_full", "No space left on device", Place("a.out", 7))
     (anomaly,) = rank_anomalies([RunRead(megatron(), failures=[failure])])
     assert (anomaly.level, anomaly.where) == (LOOK, "a.out:7")
-    assert anomaly.words == "done, but its log tells of disk full: No space left on device"
+    assert anomaly.words == "done, but its log reports disk full: No space left on device"
 
 
 def test_the_worst_runs_come_first_and_none_is_lost():

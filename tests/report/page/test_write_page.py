@@ -25,19 +25,19 @@ def test_a_page_is_written_and_replaced_whole(tmp_path):
 def test_what_is_no_page_of_ours_stays_as_it_is(tmp_path, text):
     target = tmp_path / "thesis.html"
     target.write_text(text)
-    with pytest.raises(ConfigError, match=r"thesis\.html exists and is no page of hpc-gpt report") as failure:
+    with pytest.raises(ConfigError, match=r"thesis\.html exists and is not a page of hpc-gpt report") as failure:
         write_page(target, usual_runs())
     assert failure.value.hint == "give another FILE to --html"
     assert target.read_text() == text
 
 
 def test_a_folder_a_link_and_a_missing_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is no plain file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         check_target(tmp_path)
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="is no plain file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         check_target(tmp_path / "link.html")
-    with pytest.raises(ConfigError, match="is no folder") as failure:
+    with pytest.raises(ConfigError, match="is not a folder") as failure:
         check_target(tmp_path / "a b" / "report.html")
     assert failure.value.hint == f"make it: mkdir -p '{tmp_path}/a b'"
 
