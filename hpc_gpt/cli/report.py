@@ -13,9 +13,16 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import logs_dir
-from hpc_gpt.report.columns import COLUMNS, choose_columns, show_name, sort_records
 from hpc_gpt.report.seed_tables import SEED_TABLES, SweepLines, lines_in_columns_of, only_sweep, seed_text, sweep_lines
-from hpc_gpt.report.tables import predictions_of, predictions_text, records_text
+from hpc_gpt.report.tables import (
+    COLUMNS,
+    choose_columns,
+    predictions_of,
+    predictions_text,
+    records_text,
+    show_name,
+    sort_records,
+)
 from hpc_gpt.terminal import width
 from hpc_gpt.words import counted, plain
 

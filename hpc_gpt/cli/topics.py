@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 import click
 
 from hpc_gpt.launch.render import variables
-from hpc_gpt.report.columns import MEANING
+from hpc_gpt.runs.record import MEANING
 from hpc_gpt.runs.state import ADVICE, RETRY_WORDS
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.engines import OFFERS, has_zero

@@ -142,15 +142,32 @@ def _speeds(a: RunRead, b: RunRead, series: Sequence[Series | str], unsure: floa
         return [replace(by_step, interval=None)]
     if differ != ["gpus"]:
         notes.append(f"{_are(differ)} not the same, so a step is not the same work: tokens/s are compared")
-    more = []
+    flops = [_flops_per_step(run.record) for run in (a, b)]
+    more = [speed(name, work) for name, work in _further((a, b), differ, tokens, flops, notes)]
+    return [per_s, *(each for each in more if each is not None)]
+
+
+def _further(
+    runs: Sequence[RunRead],
+    differ: Sequence[str],
+    tokens: Sequence[float | None],
+    flops: Sequence[float | None],
+    notes: list[str],
+) -> list[tuple[str, Sequence[float | None]]]:
+    """(name, figures of both runs) of what is compared besides tokens/s, as the keys that `differ` need it."""
+    found: list[tuple[str, Sequence[float | None]]] = []
     if "gpus" in differ:
-        gpus = [_size(run.record.gpus) for run in (a, b)]
-        each = [_size(count) / own if own else None for count, own in zip(tokens, gpus, strict=True)]
-        more.append(speed("tokens_per_s_gpu", each))
+        gpus = [_size(run.record.gpus) for run in runs]
+        found.append(
+            (
+                "tokens_per_s_gpu",
+                [_size(own) / count if count else None for own, count in zip(tokens, gpus, strict=True)],
+            )
+        )
     if set(differ) & {"seq", *_SHAPE}:
         notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
-        more.append(speed("tflops_model", [_flops_per_step(run.record) for run in (a, b)]))
-    return [per_s, *(each for each in more if each is not None)]
+        found.append(("tflops_model", flops))
+    return found
 
 
 def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Speed], list[tuple[int, str]]]:
@@ -166,28 +183,16 @@ def _speeds_of_rows(a: RunRead, b: RunRead, notes: list[str]) -> tuple[list[Spee
         else:
             interval = found
         common = min(len(a.rounds), len(b.rounds))
-        which = (
-            f"the interval is Student's t of the {common} ratios of rounds, which were measured in turns"
-            if paired
-            else "the rows are of two benches, so their rounds are not pairs: the interval is Welch's t"
-        )
-        if interval is not None:
-            notes.append(which)
+        if interval is not None and paired:
+            notes.append(f"the interval is Student's t of the {common} ratios of rounds, which were measured in turns")
+        elif interval is not None:
+            notes.append("the rows are of two benches, so their rounds are not pairs: the interval is Welch's t")
         if common < 5:
             notes.append(f"the interval is wide, as there are only {common} rounds: use bench --rounds 5 or more")
     middles = [run.record.tokens_per_s for run in (a, b)]
     speeds = [Speed("tokens_per_s", middles[0], middles[1], interval)]
-    differ = _differ(a.record, b.record)
-    beside: list[tuple[str, list[float | None]]] = []
-    if "gpus" in differ:
-        gpus = [_size(run.record.gpus) for run in (a, b)]
-        beside.append(
-            ("tokens_per_s_gpu", [_size(own) / n if n else None for own, n in zip(middles, gpus, strict=True)])
-        )
-    if set(differ) & {"seq", *_SHAPE}:
-        notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
-        beside.append(("tflops_model", [run.record.tflops_model for run in (a, b)]))
-    for name, figures in beside:
+    flops = [run.record.tflops_model for run in (a, b)]
+    for name, figures in _further((a, b), _differ(a.record, b.record), middles, flops, notes):
         sizes = [*map(_size, figures), *map(_size, middles)]
         if all(sizes):
             worth = sizes[1] / sizes[0] * sizes[2] / sizes[3]

@@ -8,9 +8,9 @@ from typing import Any
 
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import show_name
 from hpc_gpt.report.compare import Apart, Comparison, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
+from hpc_gpt.report.tables import show_name
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.words import counted, cut, plain, show_digits, show_value, show_whole

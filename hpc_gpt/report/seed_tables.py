@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 from hpc_gpt.errors import UserError
 from hpc_gpt.paths import experiments_dir
 from hpc_gpt.readers.runs.run_read import add_figures
-from hpc_gpt.report.columns import COLUMNS, Column
-from hpc_gpt.report.tables import as_jsonl
+from hpc_gpt.report.tables import COLUMNS, Column, as_jsonl, column, look_up
 from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
@@ -25,60 +24,41 @@ from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.tables import check_tables, merge_tables
 from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_params, show_whole
 
-# One line's figures under a record's keys: a run's, or what the sweep's file asks for in a row that has none.
-Figures = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class SeedColumn:
-    """One column of a seed's table: its heading, the record's keys behind it, our cell, and the seed's key if any."""
-
-    heading: str
-    keys: tuple[str, ...]
-    show: Callable[[Figures], str]
-    seed: str | None = None
-
 
 @dataclass(frozen=True)
 class SeedTable:
     """A seed's columns, and what it calls a row."""
 
-    columns: Sequence[SeedColumn]
+    columns: Sequence[Column]
     row: str = "Row"
 
 
-def _text(value: Any) -> str:
-    return NOTHING if value is None else str(value)
-
-
-def _column(heading: str, key: str, seed: str | None = None, show: Callable[[Any], str] = _text) -> SeedColumn:
-    return SeedColumn(heading, (key,), lambda figures: show(figures.get(key)), seed)
-
-
-def _memory(heading: str, key: str, seed: str, bytes_each: int) -> SeedColumn:
+def _memory(heading: str, key: str, seed: str, bytes_each: int) -> Column:
     """A column of the highest peak of any stage, in units of `bytes_each`."""
-    return _column(heading, key, seed, lambda peaks: show_digits(max(peaks) * 2**30 / bytes_each) if peaks else NOTHING)
+    return column(
+        heading, key, lambda peaks: show_digits(max(peaks) * 2**30 / bytes_each) if peaks else NOTHING, seed=seed
+    )
 
 
-def _utilisation(figures: Figures) -> str:
-    mean, spread = figures.get("gpu_util_mean"), figures.get("gpu_util_spread")
+def _utilisation(record: Record) -> str:
+    mean, spread = record.gpu_util_mean, record.gpu_util_spread
     return NOTHING if mean is None else f"{mean:.1f} +/- {spread or 0.0:.1f}"
 
 
-def _latency(figures: Figures) -> str:
+def _latency(record: Record) -> str:
     """Seconds for seed 004's 10,240 samples."""
-    step_s, batch = figures.get("step_s"), figures.get("global_batch")
+    step_s, batch = record.step_s, record.global_batch
     return show_digits(step_s * 10_240 / batch) if step_s and batch else NOTHING
 
 
-_GPUS = _column("GPUs", "gpus")
-_SIZE = _column("Size", "params", "size", show_params)
-_TP, _DP, _PP = _column("TP", "tp"), _column("DP", "dp"), _column("PP", "pp")
-_CHUNKS = _column("PP Chunks", "micro_batches")
-_BATCH = (_column("Mic-BS", "micro_batch"), _column("Glob-BS", "global_batch", "global_batch"))
+_GPUS = column("GPUs", "gpus")
+_SIZE = column("Size", "params", show_params, seed="size")
+_TP, _DP, _PP = column("TP", "tp"), column("DP", "dp"), column("PP", "pp")
+_CHUNKS = column("PP Chunks", "micro_batches")
+_BATCH = (column("Mic-BS", "micro_batch"), column("Glob-BS", "global_batch", seed="global_batch"))
 _SPEED = (
-    _column("Throughput s", "step_s", "step_s", show_digits),
-    _column("TFLOPs seed formula", "tflops_seed", "tflops_seed", show_digits),
+    column("Throughput s", "step_s", show_digits, seed="step_s"),
+    column("TFLOPs seed formula", "tflops_seed", show_digits, seed="tflops_seed"),
 )
 _PIPELINE = SeedTable((_GPUS, _SIZE, _DP, _PP, _CHUNKS, *_BATCH, *_SPEED))
 # The seeds' MB and GB are those of nvidia-smi and torch: 2^20 and 2^30 bytes.
@@ -91,36 +71,38 @@ SEED_TABLES: dict[str, SeedTable] = {
     "gpt2-hf-ds": SeedTable((_GPUS, _SIZE, *_BATCH, *_SPEED)),
     "mingpt-fsdp": SeedTable(
         (
-            _column("Batch Size", "micro_batch"),
+            column("Batch Size", "micro_batch"),
             _memory("Memory (MB)", _RESERVED, "memory_mb", _MIB),
-            SeedColumn("GPU Usage %", ("gpu_util_mean", "gpu_util_spread"), _utilisation, "gpu_util"),
-            _column("TFLOP/s hardware", "tflops_hardware", "tflops_hardware", show_digits),
-            _column("Iteration Time (ms)", "step_s", "step_ms", lambda step_s: show_digits(step_s and step_s * 1000)),
+            Column("GPU Usage %", ("gpu_util_mean", "gpu_util_spread"), _utilisation, seed="gpu_util"),
+            column("TFLOP/s hardware", "tflops_hardware", show_digits, seed="tflops_hardware"),
+            column(
+                "Iteration Time (ms)", "step_s", lambda step_s: show_digits(step_s and step_s * 1000), seed="step_ms"
+            ),
         )
     ),
     "colab-ladder": SeedTable(
         (
-            _column("batch size", "micro_batch"),
+            column("batch size", "micro_batch"),
             _memory("GPU (GB)", _RESERVED, "memory_gb", _GIB),
-            _column("tok/sec", "tokens_per_s", "tokens_per_s", show_whole),
+            column("tok/sec", "tokens_per_s", show_whole, seed="tokens_per_s"),
         ),
         "Rung",
     ),
     "training-parallelism": SeedTable(
         (
             _GPUS,
-            _column("params", "params", "params"),
+            column("params", "params", seed="params"),
             # In tokens; the sweep's file says why.
-            _column("samples_per_second", "tokens_per_s", "samples_per_s", show_whole),
+            column("samples_per_second", "tokens_per_s", show_whole, seed="samples_per_s"),
             _memory("max_mem (MB)", "memory_allocated_gib", "memory_mb", _MIB),
-            _column("formula (GiB)", "memory_seed003_gib", None, show_digits),
+            column("formula (GiB)", "memory_seed003_gib", show_digits),
         )
     ),
     "memory-ladder": SeedTable(
         (
-            _column("batch size", "global_batch"),
+            column("batch size", "global_batch"),
             _memory("GPU Memory Peak (MB)", _RESERVED, "memory_mb", _MIB),
-            SeedColumn("Training Latency (s)", ("step_s",), _latency, "latency_s"),
+            Column("Training Latency (s)", ("step_s",), _latency, seed="latency_s"),
         ),
         "Experiments Setting",
     ),
@@ -131,16 +113,15 @@ def _seed_table(sweep: str, seed_keys: Sequence[str]) -> SeedTable:
     """The columns of a sweep: those of the seed with its name, else the usual ones and the keys that its rows have."""
     if sweep in SEED_TABLES:
         return SEED_TABLES[sweep]
-    usual = [_usual(column, seed_keys) for column in COLUMNS if "run" not in column.keys and "ended" not in column.keys]
-    shown = {column.seed for column in usual}
+    usual = [
+        replace(each, seed=next((key for key in each.keys if key in seed_keys), None))
+        for each in COLUMNS
+        if "run" not in each.keys and "ended" not in each.keys
+    ]
+    shown = {each.seed for each in usual}
     # Figures of the seed that no column of ours has.
-    alone = [SeedColumn(key, (), lambda _: NOTHING, key) for key in seed_keys if key not in shown | {"notes"}]
+    alone = [Column(key, (), lambda _: NOTHING, seed=key) for key in seed_keys if key not in shown | {"notes"}]
     return SeedTable((*usual, *alone))
-
-
-def _usual(column: Column, seed_keys: Sequence[str]) -> SeedColumn:
-    seed = next((key for key in column.keys if key in seed_keys), None)
-    return SeedColumn(column.heading, column.keys, lambda figures: column.show(Record.from_tables(figures)), seed)
 
 
 # The note of a run made small by --smoke; the seed's figures are then on a line of their own.
@@ -149,10 +130,10 @@ SMOKE = "smoke run"
 
 @dataclass(frozen=True)
 class SeedLine:
-    """One line: the row, what it would run or did run under a record's keys, and the run's record if there is one."""
+    """One line: the row, what it ran or would run as a record, and the run's own record if there is one."""
 
     row: Row
-    figures: dict[str, Any]
+    figures: Record
     record: Record | None = None
 
     @property
@@ -216,16 +197,16 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
         named, runs = _with_size(row, preset), of_rows.get(row.name, [])
         if all(is_smoke(record) for record in runs):
-            lines.append(SeedLine(named, asked.to_tables()))
+            lines.append(SeedLine(named, asked))
         for record in runs:
             beside = Row(row.name, seed={"notes": SMOKE}) if is_smoke(record) else named
-            lines.append(SeedLine(beside, record.to_tables(), record))
+            lines.append(SeedLine(beside, record, record))
     return SweepLines(name, lines, [record for _, record in own])
 
 
 def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
     """Records of any runs for the columns of the seed's table `name`, without figures of the seed."""
-    lines = [SeedLine(Row(record.name or record.run or ""), record.to_tables(), record) for record in records]
+    lines = [SeedLine(Row(record.name or record.run or ""), record, record) for record in records]
     return SweepLines(name, lines, records)
 
 
@@ -290,12 +271,12 @@ def seed_text(lines: SweepLines, form: str, width: int | None = None) -> str:
 
 def _csv(lines: SweepLines) -> str:
     table = _columns(lines)
-    keys = list(dict.fromkeys(key for column in table.columns for key in column.keys))
-    seeds = [column.seed for column in table.columns if column.seed]
+    keys = list(dict.fromkeys(key for each in table.columns for key in each.keys))
+    seeds = [each.seed for each in table.columns if each.seed]
     headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in seeds), "notes", "ended", "run"]
     written = []
     for line in lines.lines:
-        figures = [_highest(line.figures.get(key)) for key in keys]
+        figures = [_highest(look_up(line.figures, key)) for key in keys]
         printed = [line.row.seed.get(key) for key in seeds]
         run = line.record.run if line.record else None
         written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run])
@@ -317,26 +298,26 @@ def _columns(lines: SweepLines) -> SeedTable:
     """The sweep's columns; a seed's column only if a row has a figure for it."""
     table = _seed_table(lines.sweep, lines.seed_keys)
     printed = set(lines.seed_keys)
-    columns = [replace(column, seed=column.seed if column.seed in printed else None) for column in table.columns]
+    columns = [replace(each, seed=each.seed if each.seed in printed else None) for each in table.columns]
     return replace(table, columns=columns)
 
 
 def _grid(lines: SweepLines) -> Grid:
     table = _columns(lines)
     headings, right = [table.row], [False]
-    for column in table.columns:
-        headings += [column.heading, SEED] if column.seed else [column.heading]
-        right += [True, True] if column.seed else [True]
+    for each in table.columns:
+        headings += [each.heading, SEED] if each.seed else [each.heading]
+        right += [True, True] if each.seed else [True]
     cells = [_cells(table, line) for line in lines.lines]
     return Grid([*headings, "Notes", "Ended", "Run"], [*right, False, False, False], cells)
 
 
 def _cells(table: SeedTable, line: SeedLine) -> list[str]:
     cells = [line.row.name]
-    for column in table.columns:
-        cells.append(column.show(line.figures))
-        if column.seed:
-            cells.append(str(line.row.seed.get(column.seed, NOTHING)))
+    for each in table.columns:
+        cells.append(each.show(line.figures))
+        if each.seed:
+            cells.append(str(line.row.seed.get(each.seed, NOTHING)))
     run = line.record.run if line.record else None
     return [*cells, line.notes or NOTHING, _ended(line) or NOTHING, run or NOTHING]
 

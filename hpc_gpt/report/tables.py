@@ -1,6 +1,7 @@
 """Records and their predictions as text: an aligned table, csv, Markdown, JSON, JSON lines, or one record as a block.
 
-Nothing is cut to a width. A pipe gets whole lines; a terminal too narrow for the table gets a block for each record.
+The columns are the usual ones in seed 001's order, or those that a user names. Nothing is cut to a width. A pipe gets
+whole lines; a terminal too narrow for the table gets a block for each record.
 """
 
 from __future__ import annotations
@@ -9,22 +10,168 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hpc_gpt import terminal, words
-from hpc_gpt.report.columns import (
-    COLUMNS,
-    Column,
-    look_up,
-    peak_memory_gib,
-    share_off,
-    show_losses,
-    show_name,
-    show_spread,
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.tables import close_matches
+from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params, show_share, show_value, show_whole
+
+_HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, the record's keys it shows (csv has one column for each), and its text for a record.
+
+    `optional`: the usual table has it only if a run has a value. `seed`: the key of the seed's figure beside it.
+    """
+
+    heading: str
+    keys: tuple[str, ...]
+    show: Callable[[Record], str]
+    right: bool = True
+    optional: bool = False
+    seed: str | None = None
+
+
+def show_spread(record: Record) -> str:
+    """The step time's 10th to 90th percentile."""
+    if record.step_s_p10 is None:
+        return NOTHING
+    return f"{show_digits(record.step_s_p10)}..{show_digits(record.step_s_p90)}"
+
+
+def peak_memory_gib(record: Record) -> tuple[float | None, str]:
+    """The highest memory of any stage, and which kind of figure it is: allocated or reserved."""
+    for figures, kind in ((record.memory_allocated_gib, "allocated"), (record.memory_reserved_gib, "reserved")):
+        known = [figure for figure in figures or () if figure is not None and abs(figure) < 1e15]
+        if known:
+            return max(known), kind
+    return None, ""
+
+
+def share_off(predicted: float | None, measured: float | None) -> float | None:
+    """A prediction's error as a share of the measured value; None if either is not known.
+
+    >>> share_off(3.0, 2.0)
+    0.5
+    """
+    if not predicted or not measured or measured <= 0:
+        return None
+    error = predicted / measured - 1
+    return error if math.isfinite(error) else None
+
+
+def show_name(record: Record) -> str:
+    """A run's name/run, or the run alone if it begins with the name, as for most logs.
+
+    >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
+    ('demo/20261120-1', 'train-4711')
+    """
+    if record.name and record.run and record.run.startswith(record.name):
+        return record.run
+    return "/".join(part for part in (record.name, record.run) if part) or NOTHING
+
+
+def show_losses(record: Record) -> str:
+    """The loss of the first step -> of the last."""
+    if record.loss_first is None or record.loss_last is None:
+        return NOTHING
+    return f"{record.loss_first:.3f} -> {record.loss_last:.3f}"
+
+
+def show_layout(record: Record) -> str:
+    """The sizes that are known, as tp4-pp16-dp1."""
+    return "-".join(f"{axis}{size}" for axis in ("tp", "pp", "dp") if (size := getattr(record, axis))) or NOTHING
+
+
+def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
+    """A column for each key, as the usual table shows it if that has it alone; ConfigError for an unknown key."""
+    _check(keys)
+    usual = {each.keys[0]: each for each in COLUMNS if len(each.keys) == 1}
+    return tuple(usual.get(key) or column(key, key, right=_is_figure(key)) for key in keys)
+
+
+def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
+    """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
+
+    Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
+    """
+    _check([key.removeprefix("-") for key in keys])
+    order = list(range(len(records)))
+    for key in reversed(keys):
+        value = {index: look_up(records[index], key.removeprefix("-")) for index in order}
+        known = [index for index in order if value[index] is not None]
+        known.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
+        order = known + [index for index in order if value[index] is None]
+    return order
+
+
+def look_up(record: Record, key: str) -> Any:
+    """The value of a key, such as settings.engine.optimizer; None if there is none."""
+    name, *inner = key.split(".")
+    value = getattr(record, name)
+    for step in inner:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _check(keys: Sequence[str]) -> None:
+    for key in keys:
+        name = key.partition(".")[0]
+        if name not in RECORD_KEYS:
+            raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
+
+
+def _comparable(value: Any) -> tuple[int, Any]:
+    """Numbers sort before texts, as two records may have either under one key."""
+    if isinstance(value, int | float):
+        return 0, value
+    if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+        return 0, max(value, default=0)
+    return 1, str(value)
+
+
+def _is_figure(key: str) -> bool:
+    kinds = Record.__annotations__[key.partition(".")[0]]
+    return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
+
+
+def column(heading: str, key: str, show: Callable[[Any], str] = show_value, **more: Any) -> Column:
+    """A column of one key; `show` makes the text of its value."""
+    return Column(heading, (key,), lambda record: show(look_up(record, key)), **more)
+
+
+COLUMNS = (
+    column("GPUs", "gpus"),
+    column("Size", "params", show_params),
+    column("TP", "tp"),
+    column("PP", "pp"),
+    column("DP", "dp"),
+    column("Micro-batches", "micro_batches"),
+    column("Mic-BS", "micro_batch"),
+    column("Glob-BS", "global_batch"),
+    column("Step s", "step_s", show_digits),
+    Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread),
+    column("TFLOPs seed", "tflops_seed", show_digits),
+    column("TFLOPs hardware", "tflops_hardware", show_digits),
+    column("TFLOPs model", "tflops_model", show_digits),
+    column("TFLOPs printed", "tflops_printed", show_digits, optional=True),
+    column("Tokens/s", "tokens_per_s", show_whole),
+    Column(
+        "Memory GiB",
+        ("memory_allocated_gib", "memory_reserved_gib"),
+        lambda record: show_digits(peak_memory_gib(record)[0]),
+        optional=True,
+    ),
+    Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
+    column("Ended", "ended", right=False),
+    Column("Run", ("name", "run", "job_id"), show_name, False),
 )
-from hpc_gpt.runs.record import SCHEMA, Record, finite
-from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params, show_share, show_whole
 
 
 def as_table(records: Sequence[Record], width: int | None = None, columns: Sequence[Column] = COLUMNS) -> str:
@@ -100,7 +247,7 @@ def print_record(record: Record) -> None:
 
 def _block_lines(record: Record) -> list[tuple[str, str]]:
     """(label, text) of the main figures."""
-    layout = [f"{axis}{size}" for axis, size in (("tp", record.tp), ("pp", record.pp), ("dp", record.dp)) if size]
+    layout = show_layout(record)
     where = f" on {record.gpus} ranks" if record.gpus else ""
     program = "".join(f", {name}" for name in (record.engine, record.dtype) if name)
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
@@ -117,7 +264,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     return [
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
-        ("layout", f"{'-'.join(layout)}{where}{program}" if layout else NOTHING),
+        ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
@@ -162,32 +309,16 @@ def _folded(text: str, width: int | None) -> str:
     return textwrap.fill(text, max(20, width), subsequent_indent=" " * 8, break_long_words=False) + "\n"
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What was predicted of one run beside what it measured; None if there is no figure.
+def predictions_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What was predicted of each run beside what it measured, for each record that has a prediction.
 
     An error is predicted / measured - 1. The step time is the record's, the memory the peak that PyTorch allocated on
-    the stage that holds most.
+    the stage with most. What is not known is None.
     """
-
-    name: str | None
-    run: str | None
-    layout: str | None
-    device: str | None
-    step_s: float | None
-    predicted_step_s: float | None
-    step_error: float | None
-    memory_gib: float | None
-    predicted_memory_gib: float | None
-    memory_error: float | None
-
-
-def predictions_of(records: Sequence[Record]) -> list[Prediction]:
-    """A line for each record that has a prediction."""
     return [_prediction(each) for each in records if each.predicted_step_s or each.predicted_memory_gib]
 
 
-def predictions_text(lines: Sequence[Prediction], form: str) -> str:
+def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
     """Predicted beside measured figures of each run, as table, md, csv, json or jsonl; all but csv and jsonl end with
     the mean absolute errors. An empty text for a table without predictions.
 
@@ -197,59 +328,58 @@ def predictions_text(lines: Sequence[Prediction], form: str) -> str:
         grid = _prediction_grid(lines)
         return grid.markdown() if form == "md" else grid.aligned() if lines else ""
     if form == "csv":
-        keys = [entry.name for entry in fields(Prediction)]
-        return words.as_csv(keys, [[getattr(line, key) for key in keys] for line in lines])
+        return words.as_csv(list(_prediction(Record())), [list(line.values()) for line in lines])
     if form == "jsonl":
-        return "".join(json.dumps(finite(asdict(line)), allow_nan=False) + "\n" for line in lines)
-    page = {"schema": SCHEMA, "predictions": [asdict(line) for line in lines], "mean": _mean_errors(lines)}
+        return "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
+    page = {"schema": SCHEMA, "predictions": list(lines), "mean": _mean_errors(lines)}
     return json.dumps(finite(page), indent=1, allow_nan=False) + "\n"
 
 
-def _prediction(record: Record) -> Prediction:
-    layout = "-".join(f"{axis}{getattr(record, axis)}" for axis in ("tp", "pp", "dp") if getattr(record, axis))
+def _prediction(record: Record) -> dict[str, Any]:
+    layout = show_layout(record)
     memory, planned = _most(record.memory_allocated_gib), _most(record.predicted_memory_gib)
     # Steps on a CPU do not measure a prediction for a GPU.
     step_s = record.step_s if record.device is not None else None
-    return Prediction(
-        name=record.name,
-        run=record.run,
-        layout=layout or None,
-        device=record.device,
-        step_s=record.step_s,
-        predicted_step_s=record.predicted_step_s,
-        step_error=share_off(record.predicted_step_s, step_s),
-        memory_gib=memory,
-        predicted_memory_gib=planned,
-        memory_error=share_off(planned, memory),
-    )
+    return {
+        "name": record.name,
+        "run": record.run,
+        "layout": layout if layout != NOTHING else None,
+        "device": record.device,
+        "step_s": record.step_s,
+        "predicted_step_s": record.predicted_step_s,
+        "step_error": share_off(record.predicted_step_s, step_s),
+        "memory_gib": memory,
+        "predicted_memory_gib": planned,
+        "memory_error": share_off(planned, memory),
+    }
 
 
 def _most(figures: Sequence[float | None] | None) -> float | None:
     return max((figure for figure in figures or () if figure is not None and math.isfinite(figure)), default=None)
 
 
-def _mean_errors(lines: Sequence[Prediction]) -> dict[str, float | int | None]:
+def _mean_errors(lines: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     """Mean absolute errors, and over how many runs: those with both a prediction and a measurement."""
     means: dict[str, float | int | None] = {}
     for name in ("step", "memory"):
-        errors = [abs(error) for line in lines if (error := getattr(line, f"{name}_error")) is not None]
+        errors = [abs(error) for line in lines if (error := line[f"{name}_error"]) is not None]
         means |= {f"{name}_error": sum(errors) / len(errors) if errors else None, f"{name}_runs": len(errors)}
     return means
 
 
-def _prediction_grid(lines: Sequence[Prediction]) -> Grid:
+def _prediction_grid(lines: Sequence[dict[str, Any]]) -> Grid:
     mean = _mean_errors(lines)
     cells = [
         (
-            show_name(Record(name=line.name, run=line.run)),
-            line.layout or NOTHING,
-            line.device or NOTHING,
-            show_digits(line.step_s),
-            show_digits(line.predicted_step_s),
-            show_share(line.step_error, "+"),
-            show_digits(line.memory_gib),
-            show_digits(line.predicted_memory_gib),
-            show_share(line.memory_error, "+"),
+            show_name(Record(name=line["name"], run=line["run"])),
+            line["layout"] or NOTHING,
+            line["device"] or NOTHING,
+            show_digits(line["step_s"]),
+            show_digits(line["predicted_step_s"]),
+            show_share(line["step_error"], "+"),
+            show_digits(line["memory_gib"]),
+            show_digits(line["predicted_memory_gib"]),
+            show_share(line["memory_error"], "+"),
         )
         for line in lines
     ]

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.columns import MEANING, choose_columns, look_up, sort_records
-from hpc_gpt.report.tables import as_csv, as_markdown, as_table
-from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.report.tables import as_csv, as_markdown, as_table, choose_columns, look_up, sort_records
+from hpc_gpt.runs.record import MEANING, RECORD_KEYS, Record
 from hpc_gpt.words import Grid
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})

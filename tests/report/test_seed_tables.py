@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hpc_gpt.cli.report import report
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.report.seed_tables import SEED_TABLES, seed_text, sweep_lines
+from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -126,8 +127,8 @@ def test_seed_000s_columns(logs):
 
 def test_utilisation_reads_as_the_seed_prints_it():
     show = next(column.show for column in SEED_TABLES["mingpt-fsdp"].columns if column.seed == "gpu_util")
-    assert show({"gpu_util_mean": 71.94, "gpu_util_spread": 22.0}) == "71.9 +/- 22.0"
-    assert show({}) == "-"
+    assert show(Record(gpu_util_mean=71.94, gpu_util_spread=22.0)) == "71.9 +/- 22.0"
+    assert show(Record()) == "-"
 
 
 def test_csv_and_json_keep_the_records_names_and_units(logs):

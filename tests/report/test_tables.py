@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.columns import COLUMNS
-from hpc_gpt.report.tables import as_block, as_csv, as_json, as_markdown, as_table, print_record
+from hpc_gpt.report.tables import COLUMNS, as_block, as_csv, as_json, as_markdown, as_table, print_record
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.columns import peak_memory_gib, show_name
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
+from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, show_digits, show_params, show_share, show_whole
 

@@ -55,7 +55,7 @@ def test_a_first_iteration_faster_than_the_rest(tmp_path):
     (finding,) = audited_rows(tmp_path, row("122s"), runs=[run((121.8998, 125.9124, 123.9078), **BILLION)]).findings
     assert finding.arithmetic == (
         "122s is the first iteration alone (121.90 s); the 2 steady iterations after it take 124.91 s on average, "
-        "124.91 s in the median"
+        "124.91 s at the median"
     )
 
 
