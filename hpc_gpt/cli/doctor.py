@@ -101,8 +101,8 @@ def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[Slow
         click.echo(plain(f"  {node.node}  {node.why}{times}; left out by {whose} until {until}"))
     if slow:
         click.echo(f"\nfound slow or broken by the last runs on {cluster}:")
-        for node in slow:
-            click.echo(plain(f"  {node.node}  {node.words} (run {node.run})"))
+        for found in slow:
+            click.echo(plain(f"  {found.node}  {found.words} (run {found.run})"))
     failed = sum(check.level == "fail" for check in checks)
     warned = sum(check.level == "warn" for check in checks)
     click.echo(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)

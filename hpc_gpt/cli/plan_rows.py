@@ -59,7 +59,9 @@ def run_validate(
     others = [row for each in read for row in each.rows]
     _print_unused([entry for each in read for entry in each.left_out])
     clusters = calibrate_clusters(others)
-    always = _always(calibration, clusters, given=bool(calibrate_files))
+    always = None
+    if calibration is not None:
+        always = named(clusters, calibration) if calibrate_files else stored_calibration(load_profile(calibration))
     entries = predict_rows(rows, choosing(clusters, always))
     scores = score(predicted_only(entries))
     crossed: dict[str, Scores] = {}
@@ -83,7 +85,10 @@ def run_validate(
     _print_scores(scores, "of the rows above")
     for name, each in crossed.items():
         _print_scores(each, f"fitted {name}")
-    _print_left_out(entries)
+    count = sum(isinstance(entry, LeftOut) for entry in entries)
+    used = {entry.calibration for entry in entries if isinstance(entry, Predicted)}
+    constants = ", ".join(sorted(used)) or DATA_SHEET
+    click.echo(f"{count} of {len(entries)} rows left out; constants of {constants}", err=True)
 
 
 def run_calibrate(files: Sequence[Path], cluster: str, calibration: str | None = None, as_json: bool = False) -> None:
@@ -154,14 +159,6 @@ def _fitted_for(
     return calibrate(profile.name, chosen)
 
 
-def _always(calibration: str | None, clusters: Sequence[Calibrated], *, given: bool) -> Calibrated | None:
-    if calibration is None:
-        return None
-    if given:
-        return named(clusters, calibration)
-    return stored_calibration(load_profile(calibration))
-
-
 def _print_rows(entries: Sequence[Entry]) -> None:
     click.echo(
         f"{'':<28} {'layout':<16} {'step':>10} {'published':>10} {'':>7} {'GiB':>7} {'published':>9} {'':>7}  fits"
@@ -213,14 +210,6 @@ def _print_line(name: str, time: Errors, memory: Errors) -> None:
         f"{name:<24.24} {time.rows or '':>6} {_percent(time.mean):>7} {_percent(time.within_15):>7} "
         f"{_signed(time.bias):>7}   {memory.rows or '':>6} {_percent(memory.mean):>7} {_percent(memory.within_10):>7} "
         f"{_signed(memory.bias):>7}"
-    )
-
-
-def _print_left_out(entries: Sequence[Entry]) -> None:
-    count = sum(isinstance(entry, LeftOut) for entry in entries)
-    used = {entry.calibration for entry in entries if isinstance(entry, Predicted)}
-    click.echo(
-        f"{count} of {len(entries)} rows left out; constants of {', '.join(sorted(used)) or DATA_SHEET}", err=True
     )
 
 

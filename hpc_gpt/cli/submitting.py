@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,16 +67,21 @@ def submit_one(
             return
         submitted = submit_run(prepared, logs_folder())
         _print_foretold(prepared)
-    interrupts = 0
-    try:
-        _print_submitted(submitted, wait)
-    except KeyboardInterrupt:
-        if not wait:
-            raise
-        interrupts = 1
+    interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         print_record(leave_record(submitted.run))
+
+
+def _interrupts(show: Callable[[], None], wait: bool) -> int:
+    """Calls `show`, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is raised."""
+    try:
+        show()
+    except KeyboardInterrupt:
+        if not wait:
+            raise
+        return 1
+    return 0
 
 
 def _ask_first(prepared: Prepared, request: Request) -> None:
@@ -135,7 +141,8 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
     if not given and not changed_length(run.resolved(), request.until, request.given):
         return _resume_same(run, forecast_same(run, request.until, earlier_runs()), dry_run)
     # HPC_GPT_* variables were read when the run was submitted, and count no more.
-    profile = load_profile(request.cluster) if request.cluster and _is_given("cluster") else None
+    has_cluster = ctx.get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE
+    profile = load_profile(request.cluster) if request.cluster and has_cluster else None
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs()
     )
@@ -167,11 +174,6 @@ def _resume_same(run: RunFolder, forecast: Forecast | None, dry_run: bool) -> Su
     return resume_run(run, forecast.jobs if forecast and run.resolved().cluster.chain == "singleton" else 1)
 
 
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
-
-
 def _print_foretold(prepared: Prepared) -> None:
     for line in prepared.foretold:
         click.echo(line, err=True)
@@ -194,8 +196,9 @@ def _dry_run(prepared: Prepared) -> None:
 
 def _print_submitted(submitted: Submitted, wait: bool) -> None:
     run = submitted.run
-    leaked = _ignored_variables() if submitted.scheduler == "slurm" else []
-    if leaked:
+    # Outside a job the user set SBATCH_* variables on purpose.
+    outside = submitted.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ
+    if leaked := sorted(name for name in os.environ if outside and name.startswith("SBATCH_")):
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
@@ -207,13 +210,6 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
     if not wait:
         name = submitted.job_id if submitted.scheduler == "slurm" else run.run_id
         click.echo(f"next: hpc-gpt status {name}", err=True)
-
-
-def _ignored_variables() -> list[str]:
-    """The SBATCH_* variables of the user's shell. Outside a job the user set them on purpose."""
-    if "SLURM_JOB_ID" in os.environ:
-        return []
-    return sorted(name for name in os.environ if name.startswith("SBATCH_"))
 
 
 # --- sweeps
@@ -247,13 +243,7 @@ def submit_sweep(
     except UserError:
         _print_sweep(sweep, wait)
         raise
-    interrupts = 0
-    try:
-        _print_sweep(sweep, wait)
-    except KeyboardInterrupt:
-        if not wait:
-            raise
-        interrupts = 1
+    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
@@ -320,11 +310,8 @@ def _run_here(sweep: SubmittedSweep, rows: Sequence[Prepared]) -> None:
         if submitted is None:
             click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
             continue
-        interrupts = 0
-        try:
-            click.echo(f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}")
-        except KeyboardInterrupt:
-            interrupts = 1
+        started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
+        interrupts = _interrupts(functools.partial(click.echo, started), wait=True)
         try:
             wait_for(run, interrupts)
         except JobFailed as fault:

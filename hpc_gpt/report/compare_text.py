@@ -189,10 +189,16 @@ def as_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[s
     }
 
 
+def _bounds(interval: Interval | None, *names: str) -> dict[str, float | None]:
+    """The change and the ends of an interval under three names; all None without an interval."""
+    bounds = (interval.change, interval.low, interval.high) if interval else (None, None, None)
+    return dict(zip(names, bounds, strict=True))
+
+
 def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
     runs = (comparison.a, comparison.b)
     losses = comparison.losses
-    listed = {True: [], False: []}  # type: dict[bool, list[dict[str, Any]]]
+    listed: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for apart in comparison.apart:
         listed[apart.is_stated].append({"key": apart.key, "a": apart.a, "b": apart.b})
     return {
@@ -203,14 +209,8 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "verdict": comparison.verdict,
         "words": verdict_words(comparison, "A", "B"),
         "speeds": [
-            {
-                "name": speed.name,
-                "a": speed.a,
-                "b": speed.b,
-                "faster_percent": speed.interval.change if speed.interval else None,
-                "low_percent": speed.interval.low if speed.interval else None,
-                "high_percent": speed.interval.high if speed.interval else None,
-            }
+            {"name": speed.name, "a": speed.a, "b": speed.b}
+            | _bounds(speed.interval, "faster_percent", "low_percent", "high_percent")
             for speed in comparison.speeds
         ],
         "steady_steps": list(comparison.steps),
@@ -228,9 +228,7 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
             "alike_steps": losses.alike,
             "diverge": losses.diverge,
             "tail_steps": losses.tail_steps,
-            "tail_difference": losses.tail.change if losses.tail else None,
-            "tail_low": losses.tail.low if losses.tail else None,
-            "tail_high": losses.tail.high if losses.tail else None,
+            **_bounds(losses.tail, "tail_difference", "tail_low", "tail_high"),
         },
         "memory_allocated_gib": [run.record.memory_allocated_gib for run in runs],
         "memory_reserved_gib": [run.record.memory_reserved_gib for run in runs],

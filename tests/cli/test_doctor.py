@@ -108,7 +108,7 @@ def test_bad_nodes_are_shown_and_forgiven():
     assert list(listed("local")) == ["n7"]
     message, hint = error_of(in_process("doctor", "--cluster", "local", "--forgive", "n8"))
     assert message == "n8 is not on the list of bad nodes of local"
-    assert hint == "on it: n7"
+    assert hint == "on the list: n7"
 
 
 def test_slow_nodes_of_the_last_runs_are_shown(made_run):

@@ -209,7 +209,7 @@ def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     file.write_text("mine")
     done = in_process(*SEED, "--html", file)
     assert done.code == 2
-    assert "no page of hpc-gpt plan" in error_of(done)[0]
+    assert "not a page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"
     assert not done.stdout
 

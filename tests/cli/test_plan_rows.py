@@ -155,7 +155,7 @@ def test_records_of_a_cpu_calibrate_no_gpus(own_folders, tmp_path, rows_file):
     left_out = f"left out: {run.name}: it ran on cluster 'local', not on a100-80g-8"
     done = in_process("plan", "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8")
     assert done.code == 2
-    assert error_of(done)[0] == f"no row is of profile a100-80g-8: 8 a100-80g a node; {left_out}"
+    assert error_of(done)[0] == f"no row is of profile a100-80g-8: 8 a100-80g per node; {left_out}"
     assert files_of_config() == []
     done = in_process("plan", "--validate", rows_file, "--calibrate", tmp_path / "logs", "--cluster", "a100-80g-8")
     assert done.code == 0, done.stderr
@@ -183,7 +183,7 @@ def test_what_calibrating_needs(own_folders, rows_file, clusters_file, tmp_path)
     assert "ours, other" in error_of(done)[1]
     done = in_process("plan", "--calibrate", rows_file, "--cluster", "jean-zay-v100-32g")
     assert done.code == 2
-    assert "no row is of profile jean-zay-v100-32g: 4 v100-32g a node" in error_of(done)[0]
+    assert "no row is of profile jean-zay-v100-32g: 4 v100-32g per node" in error_of(done)[0]
     still = tmp_path / "still.json"
     still.write_text(json.dumps({"rows": [row(sec_per_iter=None)]}))
     done = in_process("plan", "--calibrate", still, "--cluster", "a100-80g-8")

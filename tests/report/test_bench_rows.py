@@ -115,7 +115,7 @@ def test_two_rows_are_compared_by_pairs_of_rounds(logs):
     assert "faster by" in words
     assert "90 -> 100, medians of 3 rounds each" in words
     assert "Student's t of the 3 ratios" in words
-    assert "3 rounds are few" in words
+    assert "there are only 3 rounds" in words
 
 
 def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):

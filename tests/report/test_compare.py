@@ -156,7 +156,7 @@ def test_another_batch_is_compared_by_tokens():
     assert "B against A: faster by 5" in text
     assert "global_batch is not the same, so a step is not the same work: tokens/s are compared" in text
     assert comparison.losses is None
-    assert "a step of A holds 4,194,304 tokens, one of B 8,388,608" in text
+    assert "a step of A has 4,194,304 tokens, one of B 8,388,608" in text
 
 
 def test_other_gpus_are_compared_by_tokens_and_per_gpu():
