@@ -38,7 +38,7 @@ VERBS = {
     "cancel": Verb("control", "Cancel runs, queued or running."),
     "report": Verb(
         "report",
-        "Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.",
+        "Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.",
     ),
     "compare": Verb("compare", "Say whether one run is faster than another, and how their settings differ."),
     "bench": Verb("bench", "Train EXPERIMENT on random tokens on this machine, and print its speed and memory."),

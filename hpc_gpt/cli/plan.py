@@ -19,14 +19,14 @@ from hpc_gpt.plan.training import Training, engine_for
 from hpc_gpt.report.plan_explanation import explain
 from hpc_gpt.report.plan_table import (
     can_draw_blocks,
-    count_words,
-    figures_words,
+    count_text,
+    figures_lines,
     heading,
-    left_out_words,
+    left_out_text,
     legend,
     search_table,
     search_tables,
-    settings_words,
+    settings_text,
     unchecked,
     wrapped,
 )
@@ -139,7 +139,7 @@ def _search(asked: PlanAsked, must_fit: bool) -> Searched:
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
-        f"{nearest.training.engine} with {settings_words(nearest.training)}, needs {nearest.need_gib:.1f} of "
+        f"{nearest.training.engine} with {settings_text(nearest.training)}, needs {nearest.need_gib:.1f} of "
         f"{nearest.card_gib:.4g} GiB on stage {nearest.memory.deciding}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )
@@ -169,10 +169,10 @@ def _print_table(asked: PlanAsked, searched: Searched, figures: Figures) -> None
     click.echo("\n" + search_table(searched, columns, can_draw_blocks()))
     best = searched.candidates[0]
     words = [legend(searched), f"best, {best.layout}:"]
-    words += [f"  {line}" for line in figures_words(figures, asked.question.gpus)]
+    words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
     words += [
         f"  constants: {asked.source}; the range of the step time is their error",
-        left_out_words(searched),
+        left_out_text(searched),
         unchecked(searched),
     ]
     for text in words:
@@ -220,11 +220,11 @@ def _largest(asked: PlanAsked, as_json: bool, html: Path | None) -> None:
         _print_json(asked, found.searched, figures, command, {"family": FAMILY, "next_larger": next_larger})
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
-        click.echo(f"largest: {count_words(model.params)} parameters, {sizes}")
+        click.echo(f"largest: {count_text(model.params)} parameters, {sizes}")
         if found.next_larger is not None:
             larger = found.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
-            click.echo(f"the next, {count_words(larger.params)} parameters, {sizes}, does not fit, or is too tight")
+            click.echo(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         click.echo(f"family: {FAMILY}\n")
         _print_table(asked, found.searched, figures[0])
     if not as_json:

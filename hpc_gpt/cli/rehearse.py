@@ -106,7 +106,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s", err=as_json)
     if keep is not None:
         click.echo(f"kept in {keep}", err=True)
-    click.echo(f"next: {_next_words(request)}", err=True)
+    click.echo(f"next: {_next_text(request)}", err=True)
 
 
 def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | None, took_s: float) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _tables(real: Prepared, small: SmallRun, outcome: Outcome, folder: str | Non
     }
 
 
-def _next_words(request: Request) -> str:
+def _next_text(request: Request) -> str:
     """The `hpc-gpt submit` that was rehearsed: this command line without the options of rehearse, and with the default
     experiment named, about which submit would ask."""
     words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []

@@ -97,7 +97,7 @@ def report(
     tensorboard: Path | None,
     wandb: Path | None,
 ) -> None:
-    """Print the records of runs and of anyone's training logs: step time, TFLOPs, memory, loss, how they ended.
+    """Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.
 
     PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
     folder of run folders (logs/ unless given); a run id, prefix or job id; a bench folder, for its rows; or a sweep

@@ -38,7 +38,7 @@ from hpc_gpt.launch.submission import (
 from hpc_gpt.launch.until import parse_until
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.report.gather import leave_record
-from hpc_gpt.report.plan_table import count_words
+from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record
 from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.settings.cluster import load_profile
@@ -90,7 +90,7 @@ def _ask_first(prepared: Prepared, request: Request) -> None:
     if run.cluster.scheduler == "local":
         return
     words = (
-        f"no EXPERIMENT and no size: this would queue {run.name}, {count_words(run.model.params)} parameters as "
+        f"no EXPERIMENT and no size: this would queue {run.name}, {count_text(run.model.params)} parameters as "
         f"{run.layout} on {run.gpus} GPUs of {run.cluster.name}"
     )
     if not can_ask():

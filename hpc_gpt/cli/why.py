@@ -36,7 +36,7 @@ def why(run: str, as_json: bool) -> None:
         click.echo("\n".join(_lines(found)))
     for words in found.cannot:
         click.echo(f"note: not read: {words}", err=True)
-    if not found.is_told:
+    if not found.is_explained:
         sys.exit(1)
 
 

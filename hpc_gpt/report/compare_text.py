@@ -26,7 +26,7 @@ _SPEED_WORDS = {
 }
 
 
-def verdict_words(comparison: Comparison, a: str, b: str) -> str:
+def verdict_text(comparison: Comparison, a: str, b: str) -> str:
     """The verdict on B: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
     if comparison.verdict == "same_run":
         return f"the same run as {a}"
@@ -37,15 +37,15 @@ def verdict_words(comparison: Comparison, a: str, b: str) -> str:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
         return f"no interval can be given: {why or 'a step is not the same work in both'}"
     if comparison.verdict == "no_difference":
-        return f"no difference shown ({percent_words(interval)[1]} %)"
-    middle, ends = percent_words(interval)
+        return f"no difference shown ({percent_text(interval)[1]} %)"
+    middle, ends = percent_text(interval)
     return f"{comparison.verdict} by {middle} % ({ends})"
 
 
-def percent_words(interval: Interval) -> tuple[str, str]:
+def percent_text(interval: Interval) -> tuple[str, str]:
     """(the change, its interval) in percent: with signs if no difference is shown, else without.
 
-    >>> percent_words(Interval(4.02, 3.11, 4.94)), percent_words(Interval(0.1, -0.83, 1.07))
+    >>> percent_text(Interval(4.02, 3.11, 4.94)), percent_text(Interval(0.1, -0.83, 1.07))
     (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))
     """
     width = max(interval.high - interval.low, 1e-9)
@@ -74,7 +74,7 @@ def as_text(comparison: Comparison, a: str, b: str) -> str:
             lines.append((name, f"{_gib(peaks[0])} -> {_gib(peaks[1])}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
-    text = f"{b} against {a}: {verdict_words(comparison, a, b)}\n" + _columns(lines, "  ")
+    text = f"{b} against {a}: {verdict_text(comparison, a, b)}\n" + _columns(lines, "  ")
     if stated:
         text += "  settings that differ:\n"
         text += _columns([(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]], "    ")
@@ -107,7 +107,7 @@ def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
     elif place == 0 and all(comparison.steps):
         text += f", medians of {comparison.steps[0]:,} and {comparison.steps[1]:,} steady steps"
     if place > 0 and speed.interval is not None:
-        middle, ends = percent_words(speed.interval)
+        middle, ends = percent_text(speed.interval)
         word = "higher" if speed.interval.change > 0 else "lower"
         text += f", {word} by {middle} % ({ends})" if speed.interval.is_shown else f", no difference shown ({ends} %)"
     return text
@@ -207,7 +207,7 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "runs": [run.record.run for run in runs],
         "names": [run.record.name for run in runs],
         "verdict": comparison.verdict,
-        "words": verdict_words(comparison, "A", "B"),
+        "words": verdict_text(comparison, "A", "B"),
         "speeds": [
             {"name": speed.name, "a": speed.a, "b": speed.b}
             | _bounds(speed.interval, "faster_percent", "low_percent", "high_percent")

@@ -9,7 +9,7 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.plan.states import held, rule_of
 from hpc_gpt.plan.training import Training
-from hpc_gpt.report.plan_table import PARTS, does_not_fit, settings_words, tokens_words
+from hpc_gpt.report.plan_table import PARTS, does_not_fit, settings_text, tokens_text
 from hpc_gpt.words import Grid
 
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
@@ -23,7 +23,7 @@ def explain(candidate: Candidate, machine: Machine, figures: Figures | None) -> 
 
 def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> Iterator[str]:
     run = candidate.training
-    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {run.engine}: {settings_words(run)}"
+    yield f"{candidate.layout} on {run.gpus} {machine.device}, engine {run.engine}: {settings_text(run)}"
     yield ""
     yield f"GPUs         tp {run.tp} x pp {run.pp} x dp {run.dp} = {run.tp * run.pp * run.dp}"
     yield (
@@ -165,4 +165,4 @@ def _throughput(run: Training, figures: Figures, machine: Machine) -> Iterator[s
     yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
     yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
     cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
-    yield f"{tokens_words(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"
+    yield f"{tokens_text(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"

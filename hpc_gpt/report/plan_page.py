@@ -14,7 +14,7 @@ from hpc_gpt import __version__
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.report.page import asset, check_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
-from hpc_gpt.report.plan_table import PARTS, candidate_words, figures_words, heading, left_out_words
+from hpc_gpt.report.plan_table import PARTS, candidate_texts, figures_lines, heading, left_out_text
 from hpc_gpt.small_files import replace_whole
 
 LINES = 40
@@ -61,11 +61,11 @@ def build_page(searched: Searched, figures: Sequence[Figures], name: str, params
         hatches=hatches(),
         summary=heading(searched, name, params),
         lines=[
-            candidate_words(candidate, best[0] if best else candidate) | {"bar": _memory_bar(candidate)}
+            candidate_texts(candidate, best[0] if best else candidate) | {"bar": _memory_bar(candidate)}
             for candidate in shown
         ],
-        left_out=left_out_words(searched),
-        figures=figures_words(figures[0], searched.question.gpus) if figures else [],
+        left_out=left_out_text(searched),
+        figures=figures_lines(figures[0], searched.question.gpus) if figures else [],
         command=command,
         memories=memory_section(charted),
         times=time_section(best[:LINES]),
@@ -80,14 +80,6 @@ def _memory_bar(candidate: Candidate) -> Svg:
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """An entry of a legend."""
-
-    swatch: Svg
-    text: str
-
-
-@dataclass(frozen=True)
 class Chart:
     """A drawing, and the same in figures."""
 
@@ -99,12 +91,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """Charts that share a legend."""
+    """Charts that share a legend: (swatch, text)."""
 
     anchor: str
     title: str
     words: str
-    legend: Sequence[LegendEntry]
+    legend: Sequence[tuple[Svg, str]]
     charts: Sequence[Chart]
 
 
@@ -236,5 +228,5 @@ def _part(left: float, top: float, wide: float, place: int) -> str:
     return drawn + (element("rect", fill=f"url(#hatch-{place})", **box) if _HATCHES[place] else "")
 
 
-def _legend_entry(place: int, text: str) -> LegendEntry:
-    return LegendEntry(ornament(_part(0.0, 0.0, 14.0, place), 14, 14, "swatch"), text)
+def _legend_entry(place: int, text: str) -> tuple[Svg, str]:
+    return ornament(_part(0.0, 0.0, 14.0, place), 14, 14, "swatch"), text

@@ -48,11 +48,11 @@ PARTS = (
 )
 
 
-def settings_words(training: Training) -> str:
+def settings_text(training: Training) -> str:
     """A candidate's settings besides layout and micro-batch.
 
     >>> from hpc_gpt.settings.model_shape import ModelShape
-    >>> settings_words(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
+    >>> settings_text(Training(ModelShape(64, 2, 2), engine="deepspeed-zero", zero_stage=3, recompute="full"))
     'ZeRO-3, recompute full'
     """
     words = []
@@ -104,10 +104,10 @@ def _smaller(candidate: Candidate, best: Candidate) -> str:
     return f" (tp {run.tp} against {other.tp})" if run.tp > other.tp else ""
 
 
-def count_words(params: float) -> str:
+def count_text(params: float) -> str:
     """Parameters in units of 10^9.
 
-    >>> count_words(51_966_918_656), count_words(3.71e12)
+    >>> count_text(51_966_918_656), count_text(3.71e12)
     ('52.0e9', '3,710e9')
     """
     return f"{seconds(params / 1e9)}e9"
@@ -187,14 +187,14 @@ def search_table(searched: Searched, width: int | None, blocks: bool) -> str:
     return "\n".join(_block(cells, margin, width) for cells in grid.lines)
 
 
-def candidate_words(candidate: Candidate, best: Candidate) -> dict[str, str]:
+def candidate_texts(candidate: Candidate, best: Candidate) -> dict[str, str]:
     """The texts of a candidate in a table, by column; `-` for what it has not."""
     run, step = candidate.training, candidate.step
     return {
         "layout": str(run.layout),
         "engine": run.engine,
         "batch": f"{run.micro_batch} x {run.micro_batches}",
-        "settings": settings_words(run),
+        "settings": settings_text(run),
         "memory": f"{candidate.need_gib:.1f}",
         "step": seconds(step.step_s) if step else "-",
         "tokens": f"{candidate.tokens_per_s:,.0f}" if step else "-",
@@ -203,7 +203,7 @@ def candidate_words(candidate: Candidate, best: Candidate) -> dict[str, str]:
 
 
 def _cells(candidate: Candidate, best: Candidate, blocks: bool) -> list[str]:
-    layout, engine, batch, settings, memory, step, tokens, why = candidate_words(candidate, best).values()
+    layout, engine, batch, settings, memory, step, tokens, why = candidate_texts(candidate, best).values()
     card = memory_bar(candidate.need_gib, candidate.card_gib, 10, blocks)
     time = time_bar(candidate.step, 20) if candidate.step else "-"
     return [layout, engine, batch, settings, card, memory, step, tokens, time, why]
@@ -251,12 +251,12 @@ def heading(searched: Searched, name: str, params: int) -> str:
     card = f"{question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB)"
     fitting = f"{searched.fitting:,} of {total:,} settings fit"
     return plain(
-        f"{name} ({count_words(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
+        f"{name} ({count_text(params)} parameters) on {card}, {batch} x {question.shape.seq} tokens, "
         f"{question.dtype}: {fitting}"
     )
 
 
-def figures_words(figures: Figures, gpus: int) -> list[str]:
+def figures_lines(figures: Figures, gpus: int) -> list[str]:
     """Lines with the figures of the best candidate."""
     low, high = figures.step_s_low, figures.step_s_high
     return [
@@ -264,12 +264,12 @@ def figures_words(figures: Figures, gpus: int) -> list[str]:
         f"{figures.tokens_per_s_per_gpu:,.0f} a GPU",
         f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
         f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} %",
-        f"{tokens_words(figures.budget_tokens)} tokens: {_days(figures.days)} on {gpus} GPUs, "
+        f"{tokens_text(figures.budget_tokens)} tokens: {_days(figures.days)} on {gpus} GPUs, "
         f"{figures.gpu_hours:,.0f} GPU-hours",
     ]
 
 
-def left_out_words(searched: Searched) -> str:
+def left_out_text(searched: Searched) -> str:
     """The layouts left out, counted by reason; empty if there are none."""
     parts = [f"{count} as {reason}" for reason, count in searched.left_out.items()]
     if searched.too_large:
@@ -285,10 +285,10 @@ def unchecked(searched: Searched) -> str:
     return "the memory of a host is not known: give host_memory_gib in the profile's [machine] to check offload"
 
 
-def tokens_words(tokens: float) -> str:
+def tokens_text(tokens: float) -> str:
     """A budget of tokens.
 
-    >>> tokens_words(300e9), tokens_words(2.5e6), tokens_words(15e12)
+    >>> tokens_text(300e9), tokens_text(2.5e6), tokens_text(15e12)
     ('300e9', '2.5e6', '15,000e9')
     """
     unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)

@@ -95,7 +95,7 @@ class Why:
         return self.last.ended if self.last and record in VAGUE else record
 
     @property
-    def is_told(self) -> bool:
+    def is_explained(self) -> bool:
         """Whether anything says how the run ended, or that it has not."""
         return self.ended != "unknown"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
-from hpc_gpt.report.compare_text import as_tables, as_text, percent_words, title, verdict_words
+from hpc_gpt.report.compare_text import as_tables, as_text, percent_text, title, verdict_text
 from hpc_gpt.report.difference import Interval
 from hpc_gpt.runs.record import Record
 from tests.report.any_run import any_run
@@ -59,7 +59,7 @@ def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady
 
 
 def words(a: RunRead, b: RunRead) -> str:
-    return verdict_words(compare_runs(a, b), "A", "B")
+    return verdict_text(compare_runs(a, b), "A", "B")
 
 
 def test_faster_in_plain_words():
@@ -68,7 +68,7 @@ def test_faster_in_plain_words():
     assert comparison.speeds[0].name == "step_s"
     interval = comparison.speeds[0].interval
     assert interval.low < 4 < interval.high
-    assert verdict_words(comparison, "A", "B").startswith("faster by 4.1 % (3.60 to 4.")
+    assert verdict_text(comparison, "A", "B").startswith("faster by 4.1 % (3.60 to 4.")
     assert "step time  100.0 -> 96.1 s, medians of 199 and 199 steady steps" in as_text(comparison, "A", "B")
 
 
@@ -80,7 +80,7 @@ def test_slower_is_of_speed_too():
 def test_no_difference_shown_has_both_ends():
     comparison = compare_runs(made(1), made(2))
     assert comparison.verdict == "no_difference"
-    text = verdict_words(comparison, "A", "B")
+    text = verdict_text(comparison, "A", "B")
     assert text.startswith("no difference shown (-0.")
     assert " to +0." in text
 
@@ -97,7 +97,7 @@ def test_no_difference_shown_has_both_ends():
     ],
 )
 def test_percent_have_the_digits_that_the_interval_carries(interval, shown):
-    assert percent_words(interval) == shown
+    assert percent_text(interval) == shown
 
 
 def test_too_few_steps_make_no_claim():
@@ -112,7 +112,7 @@ def test_a_total_makes_no_claim_and_says_why():
     total = RunRead(replace(RECORD, run="hf", step_s=57.44), files=[Path("hf.txt")])
     comparison = compare_runs(made(1), total)
     assert comparison.verdict == "no_interval"
-    assert "B has no times of single steps, only step_s" in verdict_words(comparison, "A", "B")
+    assert "B has no times of single steps, only step_s" in verdict_text(comparison, "A", "B")
     assert comparison.speeds[0].b == 57.44
 
 

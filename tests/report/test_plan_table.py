@@ -18,13 +18,13 @@ from hpc_gpt.report.plan_table import (
     LINES,
     does_not_fit,
     heading,
-    left_out_words,
+    left_out_text,
     legend,
     loses,
     memory_bar,
     search_table,
     search_tables,
-    settings_words,
+    settings_text,
     shares,
     time_bar,
     unchecked,
@@ -87,11 +87,11 @@ def test_bars_fill_what_they_stand_for():
 
 
 def test_settings_that_are_the_engines_own_are_not_told():
-    assert settings_words(Training(ModelShape(64, 2, 2), engine="fsdp")) == "-"
+    assert settings_text(Training(ModelShape(64, 2, 2), engine="fsdp")) == "-"
     run = Training(ModelShape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", sharded_optimizer=True,
                    sequence_parallel=True, recompute="selective")  # fmt: skip
     words = "sharded optimizer, recompute selective, sequence parallel, 2 chunks a stage"
-    assert settings_words(run) == words
+    assert settings_text(run) == words
 
 
 @pytest.mark.parametrize("width", [40, 60, 100, 160, None])
@@ -102,7 +102,7 @@ def test_no_line_is_wider_than_the_terminal(width):
     for part in (
         heading(searched, "48b", model.params),
         legend(searched),
-        left_out_words(searched),
+        left_out_text(searched),
         unchecked(searched),
     ):
         text += "\n".join(wrapped(part, width)) + "\n"

@@ -126,7 +126,7 @@ class Known:
         return None if self.quantity in ("step_s", "mfu", "hfu") else Fraction(1)
 
     @property
-    def unit_words(self) -> str:
+    def unit_text(self) -> str:
         """The unit to print after a figure; empty if it is the quantity's own."""
         return f" {self.unit}" if self.unit and self.worth != 1 else ""
 

@@ -59,7 +59,7 @@ class StepFigures:
     """The step times that an author could have taken from a log, in seconds, None if unknown. `step_s`: the record's.
 
     `mean`, `median`, `low` and `high` are of the `count` steady steps after each attempt's first; `first` is that of
-    the first step, which `first_words` names, and `of_all` the mean with it.
+    the first step, which `first_text` names, and `of_all` the mean with it.
     """
 
     step_s: float | None
@@ -69,7 +69,7 @@ class StepFigures:
     low: float | None = None
     high: float | None = None
     first: float | None = None
-    first_words: str = "the first iteration"
+    first_text: str = "the first iteration"
     of_all: float | None = None
 
     @property
@@ -116,12 +116,12 @@ def step_figures(run: RunRead) -> StepFigures:
         float(low),
         float(high),
         float(times[0]) if whole else None,
-        _first_words(curve["step"]),
+        _first_text(curve["step"]),
         float(times[usable].mean()) if whole else None,
     )
 
 
-def _first_words(step: Column) -> str:
+def _first_text(step: Column) -> str:
     """The name of a log's first line: one iteration, or the mean of several."""
     numbers = step[:2][np.isfinite(step[:2])]
     if len(numbers) == 2 and numbers[1] - numbers[0] > 1:
@@ -300,7 +300,7 @@ def _check_time(pair: Pair) -> None:
     after = f"the {figures.count} steady iterations" if figures.count > 1 else "the steady iteration"
     middle = f"{after} after it take {found} on average, {figures.median:.2f} s at the median" if figures.median else ""
     if says(figures.first):
-        arithmetic = f"{said} is {figures.first_words} alone ({figures.first:.2f} s); {middle}"
+        arithmetic = f"{said} is {figures.first_text} alone ({figures.first:.2f} s); {middle}"
         line.breaks("first_iteration", "step_s", found, arithmetic, by)
     elif says(figures.of_all):
         arithmetic = f"{said} is the mean of all iterations ({figures.of_all:.2f} s), the first among them"

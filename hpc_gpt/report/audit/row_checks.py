@@ -117,7 +117,7 @@ def _conclude(line: Line, cell: Known, worked: Sequence[Worked]) -> None:
     # The formula with most inputs from the row itself shows it best.
     found, figure = min(zip(worked, in_its_unit, strict=True), key=lambda pair: len(pair[0].said))
     shown = cell.printed.show(figure) if quantity != "global_batch" else exact(figure)
-    arithmetic = f"{found.arithmetic} = {shown}{cell.unit_words}, the table says {cell.printed.text}"
+    arithmetic = f"{found.arithmetic} = {shown}{cell.unit_text}, the table says {cell.printed.text}"
     kind: Kind = "global_batch" if quantity == "global_batch" else "formula"
     source = f"line {found.equation.line}: {found.equation.formula.text}" + (f"; {found.said}" if found.said else "")
     line.breaks(kind, quantity, shown, arithmetic, source)
@@ -266,7 +266,7 @@ def _check_rate(line: Line, cell: Known, over: tuple[str, ...], under: tuple[str
     below = " * ".join(shown[count:])
     arithmetic = " * ".join(shown[:count]) + (f" / {below if len(under) == 1 else f'({below})'}" if under else "")
     found = cell.printed.show(_rate(plain, count) / worth)
-    arithmetic += f" = {found}{cell.unit_words}, the table says {cell.printed.text}, and no rounding explains it"
+    arithmetic += f" = {found}{cell.unit_text}, the table says {cell.printed.text}, and no rounding explains it"
     names = " / ".join([" x ".join(SAID[name] for name in over), *(SAID[name] for name in under)])
     line.breaks("definition", cell.quantity, found, arithmetic, f"by definition: {names}")
 

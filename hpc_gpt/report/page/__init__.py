@@ -23,7 +23,7 @@ from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
-from hpc_gpt.report.page.run_table import figure_words, layouts_of, run_label, table_of
+from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.small_files import replace_whole
 from hpc_gpt.words import NOTHING, show_digits
@@ -187,9 +187,9 @@ def _summary(run: RunRead) -> str:
     if (gpus := number(record.gpus)) is not None:
         parts.append(f"{gpus:,.0f} GPU{'s' if gpus != 1 else ''}")
     if (step := number(record.step_s)) is not None:
-        parts.append(f"{figure_words(show_digits, step)} s a step")
+        parts.append(f"{figure_text(show_digits, step)} s a step")
     if (loss := number(record.loss_last)) is not None:
-        parts.append(f"loss {figure_words(show_digits, loss)}")
+        parts.append(f"loss {figure_text(show_digits, loss)}")
     return ", ".join(parts) or NOTHING
 
 

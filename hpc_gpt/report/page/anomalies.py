@@ -23,7 +23,7 @@ LEVELS = ("failed", "figures in doubt", "worth a look", "good to know")
 FAILED, DOUBT, LOOK, KNOW = range(4)
 
 # How a run ended: the text for it, and its level; None if nothing is wrong.
-ENDED_WORDS: dict[str, tuple[str, int | None]] = {
+ENDED_TEXTS: dict[str, tuple[str, int | None]] = {
     "done": ("done", None),
     "stopped": ("stopped", KNOW),
     "walltime": ("out of walltime", KNOW),
@@ -98,8 +98,8 @@ class _Gathered:
 
 
 def ended_text(ended: str | None) -> str:
-    """How a run ended, as text; the class itself if ENDED_WORDS has none."""
-    return ENDED_WORDS[ended][0] if ended in ENDED_WORDS else safe(ended or "unknown", 60)
+    """How a run ended, as text; the class itself if ENDED_TEXTS has none."""
+    return ENDED_TEXTS[ended][0] if ended in ENDED_TEXTS else safe(ended or "unknown", 60)
 
 
 def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
@@ -147,7 +147,7 @@ def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[i
 def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
     """(level, text, place) of each anomaly of a run."""
     record = run.record
-    words, level = ENDED_WORDS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
+    words, level = ENDED_TEXTS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
     first = run.failures[0] if run.failures else None
     if level is not None:
         cause = safe(record.cause or (first.words if first else ""), 300)

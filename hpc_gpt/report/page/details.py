@@ -17,7 +17,7 @@ from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ended_text
 from hpc_gpt.report.page.charts import SERIES, Marks, Points, Series, line_chart, swatch
-from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_words, stage_bars
+from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
 from hpc_gpt.report.page.svg import Svg, number, safe
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import NOTHING, show_digits
@@ -96,20 +96,20 @@ def _facts(record: Record) -> list[dict[str, str]]:
         source = safe(record.sources.get(key, ""), 400)
         if key in _NOT_FIGURES or (value is None and not source):
             continue
-        facts.append({"key": key, "text": _value_words(key, value), "source": source})
+        facts.append({"key": key, "text": _value_text(key, value), "source": source})
     source = safe(record.sources.get("versions", ""))
     for name, version in list(record.versions.items())[:12]:
         facts.append({"key": f"version of {safe(name, 60)}", "text": safe(version, 80), "source": source})
     return facts
 
 
-def _value_words(key: str, value: object) -> str:
+def _value_text(key: str, value: object) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, list):
-        return ", ".join(figure_words(show_digits, number(figure)) for figure in value[:64])
+        return ", ".join(figure_text(show_digits, number(figure)) for figure in value[:64])
     if isinstance(value, float):
-        return figure_words(lambda figure: show_digits(figure, 4), number(value))
+        return figure_text(lambda figure: show_digits(figure, 4), number(value))
     if isinstance(value, int):
         return f"{value:,}" if key in ("params", "tokens_total") and abs(value) < 1e18 else safe(value, 40)
     return safe(value, 200)

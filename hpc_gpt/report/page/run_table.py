@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_text
+from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
@@ -58,7 +58,7 @@ class _Column:
     show: Callable[[float], str] = show_digits
 
 
-def layout_words(record: Record) -> str:
+def layout_text(record: Record) -> str:
     """tp4-pp16-dp1, with the ZeRO stage if it is above 0; `-` if the layout is not known."""
     known = [f"{axis}{value}" for axis in ("tp", "pp", "dp") if (value := getattr(record, axis)) is not None]
     words = safe("-".join(known), 40)
@@ -72,7 +72,7 @@ def tokens_per_s_gpu(record: Record) -> float | None:
     return tokens / gpus if tokens is not None and gpus else None
 
 
-def figure_words(show: Callable[[float], str], figure: float | None) -> str:
+def figure_text(show: Callable[[float], str], figure: float | None) -> str:
     """The figure as `show` writes it, very large and very small ones in powers of ten."""
     if figure is None:
         return NOTHING
@@ -94,7 +94,7 @@ def _plain(figure: float) -> str:
     return f"{figure:.0f}" if figure == int(figure) else show_digits(figure)
 
 
-def rate_words(figure: float) -> str:
+def rate_text(figure: float) -> str:
     """At least three digits, with commas between thousands."""
     return f"{figure:,.0f}" if abs(figure) >= 1000 else show_digits(figure)
 
@@ -107,7 +107,7 @@ def _spread(record: Record) -> str | None:
     low, high = number(record.step_s_p10), number(record.step_s_p90)
     if low is None or high is None:
         return None
-    return f"{figure_words(show_digits, low)}..{figure_words(show_digits, high)}"
+    return f"{figure_text(show_digits, low)}..{figure_text(show_digits, high)}"
 
 
 def _key(text: str, key: str, means: str, show: Callable[[float], str] = show_digits) -> _Column:
@@ -122,13 +122,13 @@ _COLUMNS = (
     _key("GPUs", "gpus", "GPUs of the whole run", _plain),
     _key("Size", "params", "parameters, a tied embedding counted once; 1 B = 10^9", _params),
     _words("Layout", ("tp", "pp", "dp", "zero_stage"), "tensor, pipeline and data parallel sizes; ZeRO stage",
-           lambda record: words if (words := layout_words(record)) != NOTHING else None),
+           lambda record: words if (words := layout_text(record)) != NOTHING else None),
     _key("Step s", "step_s", "median seconds of the steady steps"),
     _Column(Heading("p10..p90 s", "10th and 90th percentile of the same steps; sorted by the 10th"),
             ("step_s_p10", "step_s_p90"), _spread),
     _key("Tokens/s", "tokens_per_s", "global batch x sequence / step time", show_whole),
     _Column(Heading("Tokens/s per GPU", "tokens/s / GPUs"), ("tokens_per_s", "gpus"), tokens_per_s_gpu,
-            rate_words),
+            rate_text),
     _key("TFLOP/s seed", "tflops_seed", "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without; seed 001"),
     _key("TFLOP/s hardware", "tflops_hardware", "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
     _key("TFLOP/s model", "tflops_model", "per GPU: (6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"),
@@ -172,12 +172,12 @@ def ended_sign(ended: str | None) -> str:
     """A sign for how a run ended, shown beside the text."""
     if ended in ("done", "running", "pending"):
         return {"done": "✓", "running": "▶", "pending": "○"}[ended]
-    level = ENDED_WORDS.get(ended or "", ("", None))[1]
+    level = ENDED_TEXTS.get(ended or "", ("", None))[1]
     return "✗" if level == FAILED else "?" if ended in (None, "unknown") else "■"
 
 
 def _line(record: Record, label: str, cells: list[Cell]) -> Line:
-    bad = ENDED_WORDS.get(record.ended or "", ("", None))[1] == FAILED
+    bad = ENDED_TEXTS.get(record.ended or "", ("", None))[1] == FAILED
     return Line(label, ended_sign(record.ended), ended_text(record.ended), bad, cells)
 
 
@@ -192,7 +192,7 @@ def _cell(column: _Column, record: Record, sources: bool) -> Cell:
     elif isinstance(value, str):
         cell = Cell(safe(value, 80), f"{number(record.step_s_p10):.6g}" if column.keys[0] == "step_s_p10" else "")
     else:
-        text = figure_words(column.show, value)
+        text = figure_text(column.show, value)
         cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
     return replace(cell, source=source_of(record, column.keys)) if sources and value is not None else cell
 
@@ -220,8 +220,8 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
         tokens, (memory, kind) = tokens_per_s_gpu(record), peak_memory_gib(record)
         if tokens is None and memory is None:
             continue
-        size = figure_words(_params, number(record.params))
-        key = (layout_words(record), record.gpus, _program(record))
+        size = figure_text(_params, number(record.params))
+        key = (layout_text(record), record.gpus, _program(record))
         entry = groups[size].setdefault(key, _Layout(record))
         entry.runs += 1
         entry.tokens += [] if tokens is None else [tokens]
@@ -244,7 +244,7 @@ def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
     """(GiB, bar) of each pipeline stage; bars are relative to the highest."""
     known = [number(value) for value in figures[:256]]
     most = max((figure for figure in known if figure is not None), default=0.0)
-    return [(figure_words(show_digits, figure), _bar(figure, most)) for figure in known]
+    return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in known]
 
 
 def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
@@ -260,14 +260,14 @@ def _layout_lines(entries: list[_Layout]) -> list[dict[str, Any]]:
         kinds = f" {' or '.join(sorted(entry.kinds))}" if memory is not None else ""
         lines.append(
             {
-                "layout": layout_words(record),
+                "layout": layout_text(record),
                 "gpus": safe(record.gpus, 12) if record.gpus is not None else NOTHING,
                 "program": _program(record),
                 "runs": str(entry.runs),
-                "step": figure_words(show_digits, median(entry.steps) if entry.steps else None),
-                "tokens": figure_words(rate_words, tokens),
+                "step": figure_text(show_digits, median(entry.steps) if entry.steps else None),
+                "tokens": figure_text(rate_text, tokens),
                 "tokens_bar": _bar(tokens, most_tokens),
-                "memory": figure_words(show_digits, memory) + kinds,
+                "memory": figure_text(show_digits, memory) + kinds,
                 "memory_bar": _bar(memory, most_memory),
             }
         )

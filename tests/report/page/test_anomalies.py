@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.readers.logs.part import Failure, Place
 from hpc_gpt.readers.runs.run_read import RunRead
-from hpc_gpt.report.page.anomalies import DOUBT, ENDED_WORDS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
+from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
 from hpc_gpt.runs.state import ENDED
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
@@ -16,7 +16,7 @@ def told(*runs):
 
 
 def test_every_way_to_end_has_words():
-    assert list(ENDED_WORDS) == ENDED
+    assert list(ENDED_TEXTS) == ENDED
 
 
 def test_a_good_run_has_none():
