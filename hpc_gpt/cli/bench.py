@@ -164,7 +164,7 @@ def _check_ladder() -> None:
         if given(name) is by_line:
             raise ConfigError(
                 f"--ladder and {words} do not go together: the rungs of a ladder are the seed's own",
-                f"use two commands, or leave {words} out; --set changes a value of all rungs",
+                f"use two commands, or one without {words}; --set changes a value of all rungs",
             )
 
 
