@@ -1,7 +1,7 @@
-"""Where the files beside the code lie: templates, cluster profiles, experiments; and the user's own folders.
+"""The folders of the program (templates, cluster profiles, experiments) and of the user.
 
-A wheel carries `templates/` and `experiments/` inside the package; in a checkout or an editable install they
-stand beside it at the top of the tree.
+In a wheel `templates/` and `experiments/` are inside the package. In a checkout or an editable install they are beside
+it, at the top of the tree.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def templates_dir() -> Path:
 
 
 def clusters_dir() -> Path:
-    """The folder of the cluster profiles that are shipped."""
+    """The folder of the shipped cluster profiles."""
     return templates_dir() / "clusters"
 
 
 def experiments_dir() -> Path:
-    """The folder of the experiments that are shipped."""
+    """The folder of the shipped experiments."""
     return _beside_or_inside("experiments")
 
 
@@ -41,7 +41,7 @@ def config_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """Where token files are kept: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
+    """The folder of token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
     own = os.environ.get("HPC_GPT_DATA")
     if own:
         return Path(own)
@@ -49,7 +49,7 @@ def data_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """What is learnt of clusters, bad nodes among it: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
+    """The folder of notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
     `~/.local/state`."""
     own = os.environ.get("HPC_GPT_STATE")
     if own:
@@ -58,7 +58,7 @@ def state_dir() -> Path:
 
 
 def logs_dir() -> Path:
-    """Where runs land: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
+    """The folder of the runs: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
     return Path(os.environ.get("HPC_GPT_LOGS") or "logs")
 
 

@@ -175,7 +175,7 @@ def _is_given(name: str) -> bool:
 
 def _foretell(prepared: Prepared) -> None:
     """What is predicted of a run that nothing has refused."""
-    for line in prepared.foretold:
+    for line in prepared.predictions:
         click.echo(line, err=True)
 
 
@@ -186,7 +186,7 @@ def _dry_run(prepared: Prepared) -> None:
     if prepared.resolved.cluster.scheduler == "slurm":
         chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
         command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
-        command += f", {prepared.links} times" if prepared.links > 1 else ""
+        command += f", {prepared.jobs} times" if prepared.jobs > 1 else ""
     else:
         command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
     click.echo(f"would run: {command}", err=True)
@@ -201,8 +201,8 @@ def _say(submitted: Submitted, wait: bool) -> None:
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
-        if len(submitted.links) > 1:
-            click.echo(f"{len(submitted.links) - 1} more wait for it: {', '.join(submitted.links[1:])}", err=True)
+        if len(submitted.jobs) > 1:
+            click.echo(f"{len(submitted.jobs) - 1} more wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     else:
         click.echo(f"started {run.run_id} as process {submitted.job_id}")
     click.echo(f"run folder {run.path}", err=True)
@@ -282,7 +282,7 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """What a smoke run made small, what is predicted, and which rows cannot run."""
-    for note in prepared.told:
+    for note in prepared.messages:
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)

@@ -1,8 +1,8 @@
-"""Asking runs to stop, to save, or to go back to the queue; and cancelling them.
+"""Ask runs to stop, save or requeue; cancel them; and wait for their end.
 
-A request is a file in the run's folder: no ssh, no scheduler. The scheduler is only asked for the run's state, and if
-it gives no answer the request is left all the same. Of a cancel the mark in the run folder comes first, so that nothing
-brings the job back; then the scheduler is asked to end it.
+A request is a file in the run folder: it needs no ssh, and the scheduler only to know the run's state. The request is
+made even if the scheduler does not answer. A cancel first leaves a mark in the run folder, so that nothing requeues the
+job, and then asks the scheduler to end it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 
 _POLL_S = 0.5
-# Between two questions to the scheduler about a run that says nothing itself.
+# Between two questions to the scheduler about a run that does not answer itself.
 _STATUS_S = 15.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was left in a run's folder, in words for the user. `attempt` and `request` are None if it is for the
-    next start of the run's job; `refused` says why nothing was left.
+    """A request that was made of a run; `words` describe it, or say why nothing was asked (`refused`).
+
+    `attempt` and `request` are None if it is for the next start of the run's job.
     """
 
     run: RunFolder
@@ -45,7 +46,7 @@ class Asked:
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
-    """Asks each run; the scheduler is asked once for all. RunFolderError if a folder cannot be written."""
+    """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
     return [_ask(run, verb, status) for run, status in zip(runs, read_status(runs), strict=True)]
 
 
@@ -62,11 +63,11 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     attempts = run.attempts()
     open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
     if verb == "stop":
-        # Should the attempt die before it has seen the request, no other is to follow.
+        # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run, status)
     if open_ is not None:
         request = ask(open_, verb)
-        doubt = " (Slurm does not answer, so nothing says that it runs)" if no_answer else ""
+        doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         does = _DOES[verb] if verb == "save" or run.resolved().train.save_last else _DOES_UNSAVED[verb]
         return Asked(run, verb, f"asked to {does}{doubt}", attempt=open_, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
@@ -78,33 +79,31 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
 
 
 _DOES = {
-    "stop": "save and end at the next step's edge",
-    "save": "save at the next step's edge and go on",
-    "requeue": "save at the next step's edge and go back to the queue",
+    "stop": "save after this step and end",
+    "save": "save after this step and continue",
+    "requeue": "save after this step and go back to the queue",
 }
-
-
 # The same if train.save_last is false.
 _DOES_UNSAVED = {
-    "stop": "end at the next step's edge, unsaved: train.save_last is false",
-    "requeue": "go back to the queue at the next step's edge, unsaved: train.save_last is false",
+    "stop": "end after this step, unsaved: train.save_last is false",
+    "requeue": "go back to the queue after this step, unsaved: train.save_last is false",
 }
 
 
 def _impossible(run: RunFolder, verb: str) -> str:
-    """Why a run cannot do that; empty if it can."""
+    """Why a run cannot do what is asked; empty if it can."""
     resolved = run.resolved()
     if verb == "save" and resolved.engine.name == MEGATRON_LM:
         return "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     if verb == "requeue" and resolved.cluster.chain == "none":
-        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and submit --resume takes it up again'
+        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and resume it with submit --resume'
     if verb == "requeue" and not can_resume(resolved.engine):
-        return "what is offloaded to NVMe is in no checkpoint: it would begin anew"
+        return "what is offloaded to NVMe is in no checkpoint: it would start from the beginning"
     return ""
 
 
 def _mark(run: RunFolder, status: RunStatus) -> None:
-    """For every job that the run was handed to the scheduler as; a run that waits for its turn here is passed over."""
+    """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
     marks = [run.stop_mark(job_id) for job_id in job_ids(run)]
     if status.state == "pending" and newest_submission(run).get("queue"):
         marks = [run.cancelled_mark(IN_QUEUE)]
@@ -112,7 +111,7 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
 
 
 def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
-    """Leaves marks in a run's folder, empty files. RunFolderError if the disk refuses."""
+    """Make marks, empty files, in a run's folder. RunFolderError if the disk refuses."""
     try:
         for mark in marks:
             mark.touch()
@@ -121,7 +120,7 @@ def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
 
 
 def await_answer(asked: Asked) -> tuple[bool, str]:
-    """Waits until what was asked for has happened, or cannot any more; (whether it has, what has happened)."""
+    """Wait until a request is fulfilled, or cannot be; return whether it is, and what happened."""
     looked = time.monotonic()
     while True:
         if (found := _outcome(asked)) is not None:
@@ -129,25 +128,25 @@ def await_answer(asked: Asked) -> tuple[bool, str]:
         if time.monotonic() - looked > _STATUS_S:
             looked = time.monotonic()
             (status,) = read_status([asked.run])
-            # The attempt may have said so in between.
+            # The attempt may have answered in between.
             if status.is_over and _outcome(asked) is None:
                 return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
         time.sleep(_POLL_S)
 
 
 def _outcome(asked: Asked) -> tuple[bool, str] | None:
-    """The same as far as the run's folder says it; None as long as it does not."""
+    """The outcome of a request by the run folder; None if it is still open."""
     attempt = asked.attempt
-    if attempt is None:  # for a start that is yet to come
+    if attempt is None:  # the request is for the next start
         attempts = asked.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
         return None if attempt is None else (True, _end_words(attempt))
-    end = attempt.ended()  # before the answer, which may come right before it
+    end = attempt.ended()  # read before the answer, which is written before it
     if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
         done = bool(said.get("done"))
         return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
     if end and asked.verb == "save":
-        # It came after the attempt's last look. What that has saved at its end is what was asked for.
+        # The request came after the attempt's last look, but the save at its end fulfils it.
         saved = newest_step(asked.run)
         is_saved = saved is not None and saved == end.get("step")
         return is_saved, f"{_end_words(attempt)}; " + (
@@ -157,7 +156,9 @@ def _outcome(asked: Asked) -> tuple[bool, str] | None:
         wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
         return end.get("ended") == wanted, _end_words(attempt)
     later = [each for each in asked.run.attempts() if each.number > attempt.number]
-    return (False, f"attempt {attempt.number} ended without a word, attempt {later[-1].number} runs") if later else None
+    return (
+        (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
+    )
 
 
 def _end_words(attempt: Attempt) -> str:
@@ -170,21 +171,17 @@ def _end_words(attempt: Attempt) -> str:
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
-    """Cancels whatever of the run is queued or runs; the job id, or None if nothing did.
+    """Cancel the run's queued or running jobs; return the job id, or None if there was none.
 
-    Of a run that waits for its turn on this machine it is IN_QUEUE.
-
-    A status that is known already spares asking the scheduler first. Raises SlurmUnreachable, JobRefused;
-    RunFolderError for a local run of another machine.
+    For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
+    asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
     line = _live_submission(run, status or read_own_status(run))
     return _end(run, line) if line is not None else None
 
 
 def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
-    """Asks a running run to save and stop, as one Ctrl-C does; a job that waits, or of which nothing is known, is
-    cancelled. Raises as cancel_run.
-    """
+    """Ask a running run to save and stop, as one Ctrl-C does; cancel it in any other state. Raises as cancel_run."""
     status = status or read_own_status(run)
     line = _live_submission(run, status)
     if line is not None:
@@ -192,7 +189,7 @@ def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
-    """The line of submissions.jsonl of a job that may yet run; None if there is none such."""
+    """The line of submissions.jsonl of a job that may still run; None if there is none."""
     unknown = status.state == "unknown" and status.scheduler == "slurm" and status.job_id
     if status.state not in LIVE and not unknown:
         return None
@@ -201,18 +198,18 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
-    """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
+    """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
-    # The jobs after it first, so that none begins when it ends.
+    # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
-    links = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
-    for each in (*links, job_id):
+    later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*later, job_id):
         _touch(run, [run.cancelled_mark(each)], "the cancel mark ", f"scancel {each} ends a Slurm job")
-    if line.get("queue"):  # what runs the sweep passes it over
+    if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
     if line.get("scheduler") == "local":
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
     else:
-        cancel_job(*links)
+        cancel_job(*later)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id

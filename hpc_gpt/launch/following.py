@@ -1,4 +1,4 @@
-"""Following runs to their end: how they stand, and what they write into their logs."""
+"""Follow runs to their end: their states, and their logs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.terminal import ProgressLine
 
 GOOD_ENDS = ("done", "stopped", "budget")
-# Seconds between two looks at a state.
+# Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
 SLURM_POLL_S = 5.0
-# How long a run may be `unknown` before that is taken for its end.
+# A run that is `unknown` for so long has ended.
 UNKNOWN_S = 30.0
-# Seconds between two looks at a log, and between two questions how its run stands.
+# Seconds between two reads of a log, and between two of its run's state.
 POLL_S = 0.5
 STATUS_POLL_S = 5.0
 
 
 def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
-    """Prints progress until the run has ended and gives its last status. `interrupts`: Ctrl-Cs that came before.
+    """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
 
-    Ctrl-C asks the run to save and stop (a waiting job is cancelled), a second one cancels it, a third ends the wait at
-    once and raises KeyboardInterrupt. Raises JobFailed if the run's state at its end is not in GOOD_ENDS.
+    The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD_ENDS.
     """
     (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
     end = f"run {run.run_id}: {describe(status)}"
@@ -41,9 +41,9 @@ def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
 
 
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
-    """As wait_for, for the runs of a sweep: prints how many are in each state, and a Ctrl-C is for all of them.
+    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
 
-    Raises JobFailed if any of them has another end than GOOD_ENDS.
+    Raises JobFailed if the last state of any of them is not in GOOD_ENDS.
     """
     statuses = follow(runs, count_states, interrupts)
     bad = [status for status in statuses if status.state not in GOOD_ENDS]
@@ -54,7 +54,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
 
 
 def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
-    """Shows `words` of the runs whenever they change until every run has ended, and gives their last statuses."""
+    """Show `words` of the runs whenever they change, until every run has ended; return their last statuses."""
     seen = ""
     unknown_since: float | None = None
     answered = 0
@@ -74,12 +74,12 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
                 unknown_since = None
             elif all(status.state != "unknown" for status in statuses):
                 break
-            else:  # for a moment a job is unknown, while Slurm moves it between its lists
+            else:  # Slurm briefly does not know a job while it moves between its lists
                 unknown_since = unknown_since or time.monotonic()
                 if time.monotonic() - unknown_since > UNKNOWN_S:
                     break
             time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
-        except KeyboardInterrupt:  # also in the middle of answering the one before
+        except KeyboardInterrupt:  # may come while the one before is handled
             interrupts += 1
             if interrupts > 2:
                 line.end()
@@ -91,7 +91,7 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
 
 
 def describe(status: RunStatus) -> str:
-    """`running  step 20/200  loss 3.214  5120 tokens/s`."""
+    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
     parts = [status.state]
     if status.step is not None:
         parts.append(f"step {status.step}/{status.steps}")
@@ -113,8 +113,8 @@ def _stop_words(runs: Sequence[RunFolder]) -> str:
 
 
 def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
-    """First Ctrl-C: stop, and save if the run does that at its end. Second: cancel, by the states known already: a
-    third Ctrl-C may come meanwhile."""
+    """Handle Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    Ctrl-C may come meanwhile."""
     begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
     if count == 1:
@@ -131,9 +131,9 @@ def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStat
 
 
 def log_path(run: RunFolder, attempt: int | None = None) -> Path:
-    """The log of an attempt, by default the last that has one; else what Slurm kept of the script's own output.
+    """The log of an attempt, by default the last one with a log; else the output of the script itself.
 
-    Raises NoSuchRun if there is no such attempt, or nothing yet.
+    Raises NoSuchRun if there is no such attempt, or no log yet.
     """
     attempts = run.attempts()
     if attempt is not None:
@@ -153,7 +153,7 @@ def log_path(run: RunFolder, attempt: int | None = None) -> Path:
 
 
 def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
-    """The last `lines` lines of a file, all of it for None; and how far it was read, as it may grow meanwhile."""
+    """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
     text = path.read_bytes() if path.exists() else b""
     if lines is None:
         return text, len(text)
@@ -161,9 +161,9 @@ def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
 
 
 def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
-    """Writes the log as it grows, then that of the next attempt if there is one, until the run has ended.
+    """Copy the log to `out` as it grows, and those of later attempts, until the run has ended.
 
-    Waits for the first. Raises NoSuchRun if there is no such attempt, or the run ended without a log.
+    Waits for the first log. Raises NoSuchRun if there is no such attempt, or if the run ended without a log.
     """
     current: Path | None = None
     place = 0
@@ -190,7 +190,7 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[b
             place = _copy(current, place, out)
         if not live:
             break
-        # An end that is new is worth asking at once: it may be the run's.
+        # After the end of an attempt ask at once: the run may have ended.
         end = _last_end(run)
         if asked_at is None or time.monotonic() - asked_at > STATUS_POLL_S or end != seen_end:
             asked_at = time.monotonic()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check_not_live(run: RunFolder) -> None:
-    """RunFolderError while a job of the run is still there, or may be on another machine."""
+    """RunFolderError if a job of the run is queued or running, or may be on another machine."""
     state = read_own_status(run).state
     if state in LIVE:
         raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
@@ -46,10 +46,10 @@ def prepare_resumption(
     until: Until,
     earlier: Earlier,
 ) -> tuple[Prepared, Parent]:
-    """The new run that resumes where `run` is, with `changes` laid over its settings; `profile` None: with its own.
+    """A new run that resumes from `run`, with `changes` laid over its settings; `profile` None keeps its profile.
 
-    `until` says how far it is to train, `earlier` how long things took. What is predicted not to fit is refused, unless
-    `force`. Raises RunFolderError as `check_not_live`, LayoutError or ConfigError for what cannot be resumed so.
+    `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
+    predicted not to fit. Raises RunFolderError as `check_not_live`; LayoutError or ConfigError if it cannot resume so.
     """
     check_not_live(run)
     settings = run.resolved()
@@ -58,7 +58,7 @@ def prepare_resumption(
     resolved = descend(settings, changes, profile or settings.cluster, parent.step, length)
     check_resumable(resolved)
     check_unfinished(run, resolved)
-    text = experiment_text(resolved, f"Goes on from run {run.run_id} after step {parent.step}.")
+    text = experiment_text(resolved, f"Resumes run {run.run_id} after step {parent.step}.")
     notes = _resumption_notes(settings, resolved, until, parent.step)
     ahead = Ahead(until, lambda: earlier, "job.signal_lead_s" in changes, run, parent.step)
     here = profile or _as_it_is_now(settings.cluster)
@@ -67,14 +67,16 @@ def prepare_resumption(
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of [train] by which a resumed run ends, if they are not as they were. Raises ConfigError."""
+    """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
     length = length_settings(until, settings, changes)
     return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
 
 
 def forecast_same(run: RunFolder, until: Until, earlier: Earlier) -> Forecast | None:
-    """The forecast of a run that resumes as it is, with its own job.sh; None if nobody asks. Raises ConfigError, also
-    if the run is done."""
+    """The forecast of a run that resumes unchanged, with its own job.sh; None if it is not wanted.
+
+    Raises ConfigError, also if the run is done.
+    """
     check_unfinished(run)
     resolved = run.resolved()
     if not wants_forecast(resolved, until):
@@ -93,31 +95,31 @@ def _resumption_notes(before: Resolved, resolved: Resolved, until: Until, step: 
     steps, old = resolved.train.steps, before.train.steps
     if steps != old and resolved.train.decay == "cosine":
         notes.append(
-            f"note: the learning rate's cosine was laid over {old} steps and is over {steps} from step {step} on: "
-            "another rate than an unbroken run of either length has"
+            f"note: the cosine of the learning rate was over {old} steps and is over {steps} from step {step} on: "
+            "the rate differs from that of an unbroken run of either length"
         )
     return tuple(notes)
 
 
 def _as_it_is_now(stored: ClusterProfile) -> ClusterProfile:
-    """The profile of that name with what the planner reads, which no run's settings hold; else the stored one."""
+    """The profile of that name as it is now, with the planner's keys, which a run does not store; else `stored`."""
     try:
         return load_profile(stored.name, of_a_run=True)
     except UserError:
         return stored
 
 
-def resume_run(run: RunFolder, links: int = 1) -> Submitted:
-    """A new attempt of a run, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
+def resume_run(run: RunFolder, jobs: int = 1) -> Submitted:
+    """Submit a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
 
-    Raises RunFolderError while an earlier job of the run is still there, or may be on another machine; ConfigError
-    if the run is done, or no engine could go on; DataError.
+    Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
+    if the run is done, or its engine cannot resume; DataError.
     """
-    return start_run(run, check_resumption(run), links)
+    return start_run(run, check_resumption(run), jobs)
 
 
 def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
-    """The settings of a run that may start once more. Raises as resume_run; `dry` is as for check_submission."""
+    """The settings of a run that may be submitted again. Raises as resume_run; `dry` is as for check_submission."""
     check_not_live(run)
     resolved = run.resolved()
     if not run.job_script.is_file():
@@ -127,14 +129,14 @@ def check_resumption(run: RunFolder, dry: bool = False) -> Resolved:
         check_resumable(resolved)
     if resolved.cluster.scheduler == "slurm" and not dry:
         check_reachable()
-    # A path without a leading / may be another file from another folder.
+    # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry)
     return resolved
 
 
 def resume_elsewhere(prepared: Prepared, parent: Parent, logs: Path) -> Submitted:
-    """Submits the new run; its folder says where it comes from before the job is there. Raises as submit_run."""
+    """Submit a new run that resumes from `parent`, which its folder names. Raises as submit_run."""
     resolved = prepared.resolved
     provenance = check_submission([prepared], logs)
     run = write_run(prepared, logs, provenance, resumed_from=asdict(parent))
-    return start_run(run, resolved, prepared.links)
+    return start_run(run, resolved, prepared.jobs)

@@ -1,4 +1,4 @@
-"""How runs and sweeps stand, as `status` shows it: Slurm is asked about their jobs, and `runs.standing` answers."""
+"""The states of runs and sweeps for `status`: Slurm is asked about their jobs, and `runs.standing` decides."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpc_gpt.runs.standing import AttemptEnd, Standing, is_of_slurm, open_jobs, 
 from hpc_gpt.runs.state import LIVE
 
 NO_ANSWER = "Slurm does not answer"
-# {job id: (its long state name, the reason)} as Slurm says them.
+# {job id: (long state name, reason)} by Slurm.
 Words = Mapping[str, tuple[str, str]]
 T = TypeVar("T", RunFolder, "RunStatus")
-# The order in which `count_states` names states; others follow by name.
+# The first states in `count_states`; others follow by name.
 _ORDER = ("done", "running", "pending")
 
 
@@ -46,31 +46,31 @@ class RunStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come. Without an answer of Slurm's that is not known."""
+        """Whether the run has ended; False if Slurm did not answer."""
         return self.state not in LIVE and self.cause != NO_ANSWER
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN: a loss that is none reads null."""
+        """The status for JSON, which has no NaN: such a loss becomes null."""
         return {key: finite(value) for key, value in asdict(self).items()}
 
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
-    """The state of each run. Slurm is asked once for all of them, and only if one of them was a Slurm job."""
+    """The state of each run. Slurm is asked once for all of them, and only if one of them has a Slurm job."""
     slurm = any(is_of_slurm(line) for run in runs for line in newest_chain(run))
     words = _slurm_states([job_id for run in runs for job_id in open_jobs(run)]) if slurm else {}
     rows = []
     for run in runs:
         try:
             rows.append(_status(run, words))
-        except UserError as fault:  # a damaged folder is one row, not the end of the list
+        except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault)))
     return rows
 
 
 def read_own_status(run: RunFolder) -> RunStatus:
-    """The status of a run that is about to be ended or started; RunFolderError if another machine may be running it.
+    """The status of a run that is to be ended or started; `unknown` if Slurm did not confirm that it is live.
 
-    What Slurm has not confirmed is unknown to who is about to act.
+    Raises RunFolderError if another machine may be running it.
     """
     status = read_status([run])[0]
     live = status.state in (*LIVE, "unknown")
@@ -95,9 +95,10 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
 
 
 def _slurm_states(open_jobs: list[str]) -> dict[str, tuple[str, str]] | None:
-    """(state, reason) of the jobs that squeue knows, and of the open ones that only sacct does; None without an answer.
+    """{job id: (state, reason)} of jobs that squeue knows, and of open ones that only sacct knows; None if Slurm does
+    not answer.
 
-    A job whose run folder says how it ended is not open: accounting has nothing to add.
+    A job is not open if its run folder says how it ended: accounting could add nothing.
     """
     queue = queued_jobs()
     if queue is None:
@@ -142,7 +143,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
 
 
 def _cause(run: RunFolder, standing: Standing, words: Words | None) -> str | None:
-    """Why a run is in its state, by the fact that decided it."""
+    """Why a run is in its state, from the fact that decided it."""
     state, end, job_id = standing.state, standing.end, standing.job_id
     slurm, reason = (words or {}).get(job_id or "", ("", ""))
     if state.by == "submission":
@@ -152,7 +153,7 @@ def _cause(run: RunFolder, standing: Standing, words: Words | None) -> str | Non
     if words is None and is_of_slurm(standing.line) and state.ended in (*LIVE, "unknown"):
         return NO_ANSWER
     if host := other_host(standing.line) if state.ended in (*LIVE, "unknown") else None:
-        return f"runs on {host}, which cannot be asked from here"
+        return f"runs on {host}, which is not visible from here"
     if state.ended == "running":
         return "cancelled; its ranks may save before they leave" if run.is_cancelled(job_id) else None
     if standing.facts.queued and state.by != "mark":
@@ -165,11 +166,11 @@ def _cause(run: RunFolder, standing: Standing, words: Words | None) -> str | Non
     if state.by in ("slurm", "not_retried"):
         return f"Slurm says {slurm}" if state.by == "slurm" else f"not requeued, Slurm says {slurm}"
     if state.by == "process":
-        return "its process is gone and left no word"
+        return "its process is gone and wrote no end"
     if not job_id:
         return "never submitted"
     if not is_of_slurm(standing.line):
-        return "it left no word"
+        return "it wrote no end"
     if end and end.is_over and not standing.waits:
         return f"{_own_class(end)}, and Slurm no longer knows job {job_id}"
     return f"Slurm does not know job {job_id}"
@@ -180,13 +181,13 @@ def _own_class(end: AttemptEnd) -> str:
 
 
 def _why_it_waits(standing: Standing, reason: str) -> str | None:
-    """What a run in the queue waits for: what its last attempt ended of, and Slurm's own reason."""
+    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason."""
     attempt, end = standing.attempt, standing.end
     if attempt is None or end is None:
         return reason if reason not in ("", "None") else None
     words = words_between(attempt)
     if words is None:
-        how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt left no word"
+        how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         words = f"{how}, as attempt {attempt.number + 1}"
     return words if reason in ("", "None", "BeginTime", "Dependency") else f"{words} ({reason})"
 
@@ -207,24 +208,24 @@ class SweepStatus:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs it was handed to the scheduler as; an array counts once."""
+        """The ids of its jobs; an array counts once."""
         return list(dict.fromkeys(run.job_id.partition("_")[0] for run in self.runs if run.job_id))
 
     @property
     def states(self) -> str:
-        """`3 done, 2 running, 2 pending`."""
+        """How many runs are in each state: `3 done, 2 running, 2 pending`."""
         return count_states(self.runs)
 
 
 def count_states(runs: Iterable[RunStatus]) -> str:
-    """`3 done, 2 running, 1 nan`: the good states first."""
+    """How many runs are in each state, good states first: `3 done, 2 running, 1 nan`."""
     states = [run.state for run in runs]
     known = [*_ORDER, *sorted(set(states) - set(_ORDER))]
     return ", ".join(f"{states.count(state)} {state}" for state in known if state in states)
 
 
 def by_sweep(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups: those of a sweep together, at the place of its first one; any other run by itself."""
+    """The runs in groups: those of a sweep, at the place of the first one; any other run alone."""
     groups: dict[str, list[T]] = {}
     for number, run in enumerate(runs):
         groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
@@ -232,7 +233,7 @@ def by_sweep(runs: Sequence[T]) -> list[list[T]]:
 
 
 def fold(rows: Sequence[RunStatus]) -> list[RunStatus | SweepStatus]:
-    """What `status` shows as one line each: a run, or all runs of a sweep."""
+    """The lines of `status`: a run, or all runs of a sweep."""
     return [
         SweepStatus(str(group[0].sweep_id), tuple(group)) if group[0].sweep_id is not None else group[0]
         for group in by_sweep(rows)

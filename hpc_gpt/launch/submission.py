@@ -1,8 +1,8 @@
-"""Submitting a run or a sweep: its data, its folders, then the scheduler.
+"""Submit a run or a sweep: make missing data, write the run folders, call the scheduler; and resume a run.
 
-A sweep is a run folder for every row, and one array for each set of rows that ask Slurm for the same. What belongs to
-no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder of each of its
-runs, and the script of an array. Each run's `sweep.json` names the sweep's id.
+A sweep has a run folder for every row, and one job array for each set of rows with equal requests to Slurm. What
+belongs to no single run is in `logs/<sweep>/<sweep id>/`: `<n>/` for the n-th job, with a link `<i>` to the folder of
+each of its runs, and the script of an array. Each run's `sweep.json` has the sweep's id.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from hpc_gpt.tokens.run_data import ensure_data, located
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run and the job it has just become; `links` are all jobs of its chain, if several were sent at once."""
+    """A run and the id of its job; `jobs` are those of its job chain, if several were submitted at once."""
 
     run: RunFolder
     scheduler: str
     job_id: str
-    links: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 def submit_run(prepared: Prepared, logs: Path) -> Submitted:
-    """Checks that the scheduler answers, makes missing data, writes the run folder, submits.
+    """Check that the scheduler answers, make missing data, write the run folder, submit.
 
-    Whatever can be refused is refused before the folder exists; only if sbatch itself refuses, a run is left.
-    Raises SlurmUnreachable, ConfigError, DataError, RunFolderError, JobRefused.
+    Everything but sbatch itself refuses before the folder exists. Raises SlurmUnreachable, ConfigError, DataError,
+    RunFolderError, JobRefused.
     """
     provenance = check_submission([prepared], logs)
-    return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.links)
+    return start_run(write_run(prepared, logs, provenance), prepared.resolved, prepared.jobs)
 
 
 def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) -> dict[str, Any]:
-    """All that can be asked before a folder is written, of every run; makes missing data and gives the provenance.
+    """Check every run before a folder is written, make missing data, and return the provenance.
 
-    The runs are of one cluster. Raises as submit_run; RowFaults, all at once, if they are a sweep's. `dry`: nothing
-    is made, and a Slurm that is away is no fault.
+    All runs are for one cluster. Raises as submit_run; for the rows of a sweep RowFaults with all faults. `dry`:
+    nothing is made, and an unreachable Slurm is no fault.
     """
     check_path(logs)
     cluster = rows[0].resolved.cluster
@@ -97,8 +97,8 @@ def check_submission(rows: Sequence[Prepared], logs: Path, dry: bool = False) ->
 
 
 def check_inputs(resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False) -> Path | None:
-    """What a run needs to be here: packages, if it runs here; Megatron-LM's checkout; its data, whose path it gives,
-    None for random tokens. To `make` is to build the standard library's. Raises ConfigError, DataError."""
+    """Check a run's packages if it runs here, its Megatron-LM checkout, and its data; return the path of the data, None
+    for random tokens. `make`: build the standard library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
     if resolved.engine.name == MEGATRON_LM:
@@ -113,7 +113,7 @@ def write_run(
     sweep: Mapping[str, Any] | None = None,
     resumed_from: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """The run folder, with all that is known before the job starts. Raises RunFolderError."""
+    """Write the run folder, with all that is known before the job starts. Raises RunFolderError."""
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
@@ -132,30 +132,30 @@ def write_run(
     )
 
 
-def start_run(run: RunFolder, resolved: Resolved, links: int = 1) -> Submitted:
-    """Hands a run's job.sh to the scheduler of its profile, `links` times in a chain that waits for itself.
+def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1) -> Submitted:
+    """Submit a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.launch.slurm_executor import submit as submit_to_slurm
 
-        jobs = submit_to_slurm(run, resolved, links)
-        return Submitted(run, "slurm", jobs[0], tuple(jobs))
+        ids = submit_to_slurm(run, resolved, jobs)
+        return Submitted(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launch.local.controller import submit as start_here
 
     return Submitted(run, "local", start_here(run, resolved))
 
 
 def dry_run(resolved: Resolved, script: str) -> str:
-    """What the scheduler says of a script without taking it, or why it cannot be asked; writes nothing. Raises
+    """The scheduler's answer to a script that is not submitted, or why it cannot be asked. Writes nothing. Raises
     JobRefused."""
     if resolved.cluster.scheduler != "slurm":
         return f"would start {resolved.gpus} ranks on this machine"
     if not has_sbatch():
         return "no sbatch here to ask; the script is as it would be submitted"
     try:
-        check_reachable()  # sbatch itself would try for 18 s
+        check_reachable()  # sbatch itself would retry for 18 s
         return test_only(script, submission_environment(os.environ, {}))
     except SlurmUnreachable as fault:
         return f"{fault}: it was not asked; the script is as it would be submitted"
@@ -166,7 +166,7 @@ def dry_run(resolved: Resolved, script: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What the scheduler has taken: an array, or one run's own job."""
+    """A submitted job: an array, or the job of one run."""
 
     id: str
     runs: tuple[RunFolder, ...]
@@ -174,9 +174,9 @@ class Job:
 
 @dataclass
 class SubmittedSweep:
-    """A sweep with a folder for each of its runs, the jobs that they have become, and what sbatch refused.
+    """A sweep with the folders of its runs, its jobs, and what sbatch refused.
 
-    `largest` is how many elements its cluster lets an array have.
+    `largest` is the most elements that an array can have on its cluster.
     """
 
     name: str
@@ -193,9 +193,9 @@ class SubmittedSweep:
 
 
 def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSweep:
-    """Checks every row, then writes the folder of each run. What can be refused is refused before there is a folder.
+    """Check every row, then write the folder of each run.
 
-    Raises as submit_run. If a later folder cannot be written, the earlier ones stay, marked refused.
+    Raises as submit_run. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
     provenance = check_submission(rows, logs)
     largest = 1
@@ -213,10 +213,10 @@ def write_sweep(name: str, rows: Sequence[Prepared], logs: Path) -> SubmittedSwe
 
 
 def queue_sweep(sweep: SubmittedSweep, rows: Sequence[Prepared], at_once: int | None = None) -> None:
-    """Hands a sweep to Slurm, one array for each set of rows with equal directives, a job of its own for the others.
+    """Submit a sweep to Slurm: an array for each set of rows with equal directives, single jobs for the others.
 
-    `at_once`: how many runs of an array may run at a time. What sbatch refuses is kept among the refusals, and the
-    rest goes on. Raises SlurmUnreachable and RunFolderError; the rows after it are then marked refused.
+    `at_once`: how many runs of an array may run at a time. What sbatch refuses is added to the refusals, and the other
+    jobs are submitted. Raises SlurmUnreachable and RunFolderError; the later rows are then marked as refused.
     """
     groups = group_alike([row.script for row in rows], sweep.largest)
     for number, group in enumerate(groups, 1):
@@ -238,13 +238,13 @@ def _queue(
     from hpc_gpt.launch.slurm_executor import ARRAY_SCRIPT, submit_array
 
     if len(rows) == 1:
-        return start_run(runs[0], rows[0].resolved, rows[0].links).job_id
+        return start_run(runs[0], rows[0].resolved, rows[0].jobs).job_id
     write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
     return submit_array(folder, rows[0].resolved, runs, at_once)
 
 
 def link_runs(sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder]) -> Path:
-    """Makes the folder of the sweep's n-th job, with a link to each of its runs."""
+    """Make the folder of the sweep's n-th job, with a link to each of its runs. Raises RunFolderError."""
     folder = sweep.folder / str(number)
     try:
         folder.mkdir()
@@ -256,7 +256,7 @@ def link_runs(sweep: SubmittedSweep, number: int, runs: Sequence[RunFolder]) -> 
 
 
 def hold_here(sweep: SubmittedSweep) -> None:
-    """Says in each run that it waits for its turn on this machine, and by which process."""
+    """Note in each run that it waits for its turn on this machine, and for which process."""
     pid = os.getpid()
     queue = {"pid": pid, "pid_start": start_time(pid)}
     for run in sweep.runs:
@@ -265,7 +265,7 @@ def hold_here(sweep: SubmittedSweep) -> None:
 
 
 def start_held(run: RunFolder, row: Prepared) -> Submitted | None:
-    """Starts a run whose turn has come; None if it was cancelled while it waited."""
+    """Start a run whose turn has come; None if it was cancelled while it waited."""
     return None if run.cancelled_mark(IN_QUEUE).exists() else start_run(run, row.resolved)
 
 
@@ -275,14 +275,14 @@ def _refuse(runs: Sequence[RunFolder], why: str) -> None:
 
 
 def plan_jobs(rows: Sequence[Prepared]) -> list[list[Prepared]]:
-    """The rows of each job that queue_sweep would hand to Slurm, as far as that can be said without asking Slurm."""
+    """The rows of each job that queue_sweep would submit, with no limit on the size of arrays."""
     return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], len(rows))]
 
 
 def group_alike(scripts: Sequence[str], largest: int) -> list[list[int]]:
-    """The numbers of the scripts, those with equal directives together, `largest` at most; the job's name aside.
+    """The scripts' numbers in groups with equal directives (the job's name may differ), `largest` at most in each.
 
-    Groups come in the order of their first script.
+    Groups are in the order of their first script.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, script in enumerate(scripts):

@@ -72,7 +72,7 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
     add_attempt(run, [metrics_line(step) for step in range(1, 30)])
     done = in_process("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
     assert done.code == 0, done.stderr
-    assert re.search(r"^a: forecast: 1 link, ", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^a: forecast: 1 job, ", done.stderr, re.MULTILINE), done.stderr
     assert "b: forecast: not known" in done.stderr
 
 

@@ -101,7 +101,7 @@ def requeued(teller: Teller) -> Job:
 
 @story
 def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
-    """The same by jobs that are all sent at once. Gives where its logs are, too."""
+    """The same by jobs that are all submitted at once. Gives where its logs are, too."""
     launcher = teller.launcher
     logs = launcher.folder / "singletons"
     site = chained(launcher)
@@ -109,7 +109,7 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     there = {"HPC_GPT_LOGS": str(logs)}
     asked = (*SINGLE, "--cluster", site, "--until", f"steps={STEPS}", "--time", "1")
     said = launcher.run("submit", *asked, "--dry-run", **there)[1]
-    found = re.search(r"forecast: (\d+) links of 1 by singleton jobs", said)
+    found = re.search(r"forecast: (\d+) jobs of 1 by singleton jobs", said)
     assert found, said
     links = int(found[1])
     assert links >= 3
@@ -241,7 +241,7 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
     assert launcher.state(job) == "budget"
     _, said = launcher.run("submit", "--resume", str(job.run.path), code=2)
     assert "are spent" in said
-    # Nor does a link begin that was in the queue already.
+    # Nor does a job start that was already in the queue.
     environment = {**launcher.environment, "HPC_GPT_RUN": str(job.run.path), "HPC_GPT_PYTHON": sys.executable}
     line = ["sbatch", "--parsable", "--output=/dev/null", str(job.run.job_script)]
     done = subprocess.run(line, env=environment, cwd=launcher.folder, capture_output=True, text=True, check=True)
@@ -255,9 +255,9 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
 def test_another_layout_goes_on_without_a_conversion_step(told: Teller) -> None:
     """The checkpoint is read in the new layout as it is, and the losses are those of tp2 x pp2 from the start."""
     step, job, said = told(resharded)
-    assert "forecast: 1 link" in said
+    assert "forecast: 1 job" in said
     assert job.ended() == ["done"]
-    assert len(job.run.attempts()) == 1, "no link of its own turns the checkpoint"
+    assert len(job.run.attempts()) == 1, "no job of its own converts the checkpoint"
     wanted = told(unbroken).losses()
     assert min(job.metrics(1)) == step + 1
     for number, loss in job.metrics(1).items():
