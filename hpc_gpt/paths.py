@@ -34,27 +34,24 @@ def experiments_dir() -> Path:
 
 def config_dir() -> Path:
     """The user's own folder: `$HPC_GPT_CONFIG`, else `hpc-gpt` under `$XDG_CONFIG_HOME` or `~/.config`."""
-    own = os.environ.get("HPC_GPT_CONFIG")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpc-gpt"
+    return _user_folder("HPC_GPT_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
 def data_dir() -> Path:
     """The folder of token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get("HPC_GPT_DATA")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpc-gpt" / "data"
+    return _user_folder("HPC_GPT_DATA", "XDG_CACHE_HOME", ".cache", "hpc-gpt/data")
 
 
 def state_dir() -> Path:
     """The folder of notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
     `~/.local/state`."""
-    own = os.environ.get("HPC_GPT_STATE")
-    if own:
+    return _user_folder("HPC_GPT_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def _user_folder(variable: str, xdg: str, below_home: str, name: str = "hpc-gpt") -> Path:
+    if own := os.environ.get(variable):
         return Path(own)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hpc-gpt"
+    return Path(os.environ.get(xdg) or Path.home() / below_home) / name
 
 
 def logs_dir() -> Path:

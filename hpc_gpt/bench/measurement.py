@@ -23,7 +23,8 @@ from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.run_folder import RunFolder, newest_submission
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.standing import newest_submission
 from hpc_gpt.terminal import ProgressLine, width
 
 # The ends of a cell that is too large for the machine.

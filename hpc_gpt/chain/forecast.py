@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
 from hpc_gpt.words import counted
@@ -220,13 +220,8 @@ def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: fl
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def walltime_s(resolved: Resolved) -> int | None:
-    """Seconds of a job's time limit; None if job.time gives none."""
-    return limit_s(resolved.job.time)
-
-
 def _chain(resolved: Resolved, steps: int, pace: Pace, lead_s: int) -> Length | None:
-    return chain_length(steps, pace, gpus_of(resolved), walltime_s(resolved), lead_s)
+    return chain_length(steps, pace, gpus_of(resolved), limit_s(resolved.job.time), lead_s)
 
 
 def _figures(resolved: Resolved, known: Known) -> _Figures | None:
@@ -293,7 +288,7 @@ def _slower(figures: _Figures, sign: int) -> Pace:
 
 def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
     """(the signal's lead in seconds, a line on it): what a measured save needs, else at least the profile's lead."""
-    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), walltime_s(resolved)
+    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), limit_s(resolved.job.time)
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
         return own, []  # the job has no limit, so no signal
     why = f"two steps, what is due between them, two saves and {LEAVE_S:.0f} s"
@@ -310,8 +305,8 @@ def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, l
 def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
-        f"job.time {resolved.job.time} ({walltime_s(resolved)} s) has no room for a step: {duration(pace.start_s)} to "
-        f"start, {duration(pace.train_s(1))} for a step with its share of saves, and the signal {lead_s} s ahead of "
+        f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
+        f"{duration(pace.start_s)} to start, {duration(pace.train_s(1))} for a step with its share of saves, and the signal {lead_s} s ahead of "
         f"the limit are {duration(needed)}",
         f"use --time {clock(needed * 10)}, ten times that, or more",
     )
@@ -370,7 +365,7 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
         said.append(f"warning: train.save_every is 0: a job that fails loses up to {duration(total.job_s)}")
     if total.jobs > _MOST_AT_ONCE and resolved.cluster.chain == "singleton":
         said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
-    if resolved.cluster.scheduler == "slurm" and walltime_s(resolved) is None:
+    if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
         said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
     return said
 
@@ -381,7 +376,7 @@ def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | N
     jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
-    if (time_words := resolved.job.time) and walltime_s(resolved) is not None:
+    if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
         jobs += f" of {time_words}"
     words = f"forecast: {jobs}{how if total.jobs > 1 else ''}, {duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":

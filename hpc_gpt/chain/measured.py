@@ -45,6 +45,7 @@ class Earlier:
 
     def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
         self._runs = runs
+        self._found: dict[str, Measured | None] = {}
 
     def newest_alike(self, resolved: Resolved) -> Measured | None:
         """The measurements of the newest run with the same settings and enough steps; None without one."""
@@ -53,10 +54,6 @@ class Earlier:
             measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
             self._found[wanted] = next((each for each in measured if each is not None), None)
         return self._found[wanted]
-
-    @cached_property
-    def _found(self) -> dict[str, Measured | None]:
-        return {}
 
     @cached_property
     def _by_hash(self) -> dict[str, list[RunFolder]]:

@@ -14,22 +14,20 @@ from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.launch.following import wait_for, wait_for_all
 from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
-from hpc_gpt.launch.resumption import (
-    changed_length,
-    check_resumption,
-    forecast_same,
-    prepare_resumption,
-    resume_elsewhere,
-    resume_run,
-)
 from hpc_gpt.launch.submission import (
     Submitted,
     SubmittedSweep,
+    changed_length,
+    check_resumption,
     check_submission,
     dry_run,
+    forecast_same,
     hold_here,
     plan_jobs,
+    prepare_resumption,
     queue_sweep,
+    resume_elsewhere,
+    resume_run,
     start_held,
     submit_run,
     write_sweep,

@@ -20,7 +20,8 @@ from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_st
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
+from hpc_gpt.runs.standing import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM

@@ -171,7 +171,7 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
     try:
         return _prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs)
     except UserError as fault:
-        if not request.names_experiment and not _are_defaults(file) and "--engine " in fault.hint:
+        if not request.names_experiment and file.path is not _DEFAULTS and "--engine " in fault.hint:
             fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # which has its settings
         raise
 
@@ -225,7 +225,7 @@ def _prepare_row(
             ahead = Ahead(until, earlier, "job.signal_lead_s" in given)
     resolved = as_row(resolved, file, row)
     text = file.text
-    if _are_defaults(file):
+    if file.path is _DEFAULTS:
         text = experiment_text(resolved, NO_EXPERIMENT)
         notes = (_words_of_defaults(request, meant_for, train, resolved), *notes)
     if not can_resume(resolved.engine):
@@ -234,7 +234,7 @@ def _prepare_row(
     # A run on this machine may be tried, and a smoke run only shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     prepared = finish(resolved, profile, text, notes, refuse, request.template, ahead)
-    path = None if _are_defaults(file) else file.path
+    path = None if file.path is _DEFAULTS else file.path
     return replace(prepared, file=path, data_beside=folder_beside(file, resolved, request.overrides, row))
 
 
@@ -268,11 +268,6 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
     if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
         tables["train"] = {"dtype": "fp16"}
     return ExperimentFile(_DEFAULTS, "", tables, None, ((_DEFAULTS, tables),))
-
-
-def _are_defaults(file: ExperimentFile) -> bool:
-    """Whether it stands for no file, but for the default of every key."""
-    return file.path is _DEFAULTS
 
 
 def _lacks_bf16(profile: ClusterProfile) -> bool:

@@ -10,8 +10,18 @@ from hpc_gpt.chain.decisions import hardly_trained
 from hpc_gpt.errors import RunFolderError, UserError
 from hpc_gpt.launch.slurm import accounted_states, queued_jobs
 from hpc_gpt.runs.record import finite
-from hpc_gpt.runs.run_folder import RunFolder, job_ids, newest_chain, newest_submission
-from hpc_gpt.runs.standing import AttemptEnd, Standing, is_of_slurm, open_jobs, other_host, read_standing, words_between
+from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.runs.standing import (
+    AttemptEnd,
+    Standing,
+    is_of_slurm,
+    newest_chain,
+    newest_submission,
+    open_jobs,
+    other_host,
+    read_standing,
+    words_between,
+)
 from hpc_gpt.runs.state import LIVE
 
 NO_ANSWER = "Slurm does not answer"

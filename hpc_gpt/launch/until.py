@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:

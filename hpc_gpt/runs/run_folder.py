@@ -282,54 +282,6 @@ def job_ids(run: RunFolder) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def newest_submission(run: RunFolder) -> dict[str, Any]:
-    """The line of submissions.jsonl for the run's newest job.
-
-    It is the last line, or that of an older job whose attempt is newer; a line is made for a job that plain sbatch
-    started. A refused submission counts only before the first attempt.
-    """
-    lines, attempts = run.submissions(), run.attempts()
-    if aside := _stepped_aside(attempts):  # the other jobs decide the run's state
-        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
-        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
-    start = attempts[-1].started() if attempts else {}
-    job_id = str(start.get("job_id") or "")
-    if job_id:
-        lines = [line for line in lines if not line.get("refused")]
-    last = lines[-1] if lines else {}
-    # A `submit --resume` after that attempt is newer, even if it has not started.
-    resumed = seconds_of(start.get("started")) < seconds_of(last.get("time"))
-    if not job_id or resumed or job_id == str(last.get("job_id")):
-        return last
-    own = [line for line in lines if str(line.get("job_id")) == job_id]
-    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
-
-
-def _stepped_aside(attempts: list[Attempt]) -> set[str]:
-    """The newest jobs that refused to start, because another job of the run ran or its chain had ended; empty if all
-    jobs did."""
-    jobs: set[str] = set()
-    for attempt in reversed(attempts):
-        if attempt.ended().get("ended") != "refused":
-            return jobs
-        jobs.add(str(attempt.started().get("job_id")))
-    return set()
-
-
-def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of the job chain that the newest job is in, first to last, without refused ones; that job's line if it
-    is in no chain."""
-    newest, lines = newest_submission(run), run.submissions()
-    if newest not in lines:
-        return [newest] if newest else []
-    # A job that the last job of a chain submitted has its id in `chained_to`.
-    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
-    place = len(lines) - 1 - lines[::-1].index(newest)
-    begin = max((n for n in begins if n <= place), default=0)
-    end = min((n for n in begins if n > place), default=len(lines))
-    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
-
-
 def seconds_of(value: Any) -> float:
     """A number from a small file; 0 if it is no finite number."""
     try:

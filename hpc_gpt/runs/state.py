@@ -129,20 +129,10 @@ RETRIES = {ended: retry for ended, (retry, _, _) in _CLASSES.items() if retry is
 VAGUE = ("error", "unknown")
 # Ends that the scheduler caused, not the program.
 OF_SCHEDULER = ("walltime", "preempted", "requeued", "cancelled")
-# Classes that a line of a log can show, whatever the scheduler says of the job.
-OF_LOG = (
-    "gpu_memory",
-    "host_memory",
-    "disk_full",
-    "nan",
-    "data",
-    "node_failure",
-    "collective_timeout",
-    "hang",
-    "user_error",
-)
 # Classes for which a node can be at fault.
 OF_NODE = ("node_failure", "hang", "collective_timeout")
+# Classes that a line of a log can show, whatever the scheduler says of the job.
+OF_LOG = (*OF_NODE, "gpu_memory", "host_memory", "disk_full", "nan", "data", "user_error")
 
 # --- Slurm's states
 
@@ -173,8 +163,6 @@ SLURM_STATES = {
     "OUT_OF_MEMORY": "host_memory",
     "FAILED": "error",
 }
-# The job's script is about to end.
-_LEAVING = ("COMPLETING", "STAGE_OUT")
 
 
 def slurm_state(word: str) -> str:
@@ -197,7 +185,8 @@ def slurm_has_ranks(word: str) -> bool:
 
 
 def slurm_is_leaving(word: str) -> bool:
-    return word in _LEAVING
+    """Whether the job's script is about to end."""
+    return word in ("COMPLETING", "STAGE_OUT")
 
 
 # --- one answer
@@ -352,20 +341,10 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
 # --- what a class means for a retry
 
 # Exceptions for a mistake in the program: started again, it would raise them again.
-MISTAKES = (
-    "ImportError",
-    "ModuleNotFoundError",
-    "NameError",
-    "UnboundLocalError",
-    "TypeError",
-    "AttributeError",
-    "SyntaxError",
-    "IndentationError",
-    "TabError",
-    "NotImplementedError",
-    "ZeroDivisionError",
+_RAISED = re.compile(
+    r"(?:^|[\s:;.])(ImportError|ModuleNotFoundError|NameError|UnboundLocalError|TypeError|AttributeError|SyntaxError"
+    r"|IndentationError|TabError|NotImplementedError|ZeroDivisionError)(?::|$|\s)"
 )
-_RAISED = re.compile(rf"(?:^|[\s:;.])({'|'.join(MISTAKES)})(?::|$|\s)")
 
 
 def is_mistake(cause: str | None) -> bool:

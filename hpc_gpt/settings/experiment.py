@@ -6,8 +6,11 @@ A key that is None is open: the cluster profile, a rule of `resolve`, or the pla
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hpc_gpt.errors import ConfigError
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
@@ -273,3 +276,29 @@ def _type_words(hint: Any) -> str:
     return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
         getattr(hint, "__name__", ""), str(hint)
     )
+
+
+# --- job.time
+
+_TIME_FORMS = (
+    (re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"), "minutes[:seconds]"),
+    (re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"), "hours:minutes:seconds"),
+    (re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?"), "days-hours[:minutes[:seconds]]"),
+)
+_SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def limit_s(text: str | None) -> int | None:
+    """Seconds of a time limit in one of sbatch's forms; None for no limit. ConfigError for any other text.
+
+    >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12")
+    (5400, 5400, 216000)
+    """
+    if text is None or text.lower() in ("unlimited", "infinite"):
+        return None
+    for form, _ in _TIME_FORMS:
+        if found := form.fullmatch(text):
+            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in found.groupdict().items() if size)
+            return seconds or None  # sbatch takes 0 as no limit
+    forms = ", ".join(name for _, name in _TIME_FORMS)
+    raise ConfigError(f"job.time {text!r} is no time limit: {forms}", "for example 02:00:00")

@@ -23,9 +23,8 @@ from hpc_gpt.chain.forecast import (
 )
 from hpc_gpt.chain.measured import Measured
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
 from hpc_gpt.settings.resolve import Resolved, resolve
 from hpc_gpt.words import counted
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
-from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs, newest_chain
+from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs
+from hpc_gpt.runs.standing import newest_chain
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
