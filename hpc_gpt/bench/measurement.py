@@ -14,7 +14,7 @@ from hpc_gpt.bench.cell import Cell, spread_of
 from hpc_gpt.bench.peer import measure_peer
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
-from hpc_gpt.launch.following import GOOD_ENDS, follow
+from hpc_gpt.launch.control import GOOD_ENDS, follow
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run

@@ -306,8 +306,8 @@ def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
         f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
-        f"{duration(pace.start_s)} to start, {duration(pace.train_s(1))} for a step with its share of saves, and the signal {lead_s} s ahead of "
-        f"the limit are {duration(needed)}",
+        f"{duration(pace.start_s)} to start, {duration(pace.train_s(1))} for a step "
+        f"with its share of saves, and the signal {lead_s} s ahead of the limit are {duration(needed)}",
         f"use --time {clock(needed * 10)}, ten times that, or more",
     )
 

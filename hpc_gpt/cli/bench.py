@@ -18,7 +18,7 @@ from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, Cells, parse_engines
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
 from hpc_gpt.errors import ConfigError, JobFailed
-from hpc_gpt.launch.following import GOOD_ENDS
+from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.launch.prepare import Request
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.provenance import list_gpus

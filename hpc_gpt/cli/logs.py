@@ -7,7 +7,7 @@ import sys
 import click
 
 from hpc_gpt.cli import completion
-from hpc_gpt.launch.following import follow_logs, log_path, read_tail
+from hpc_gpt.launch.status import follow_logs, log_path, read_tail
 from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.run_folder import find_run
 

@@ -12,7 +12,7 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
-from hpc_gpt.launch.following import wait_for, wait_for_all
+from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
 from hpc_gpt.launch.submission import (
     Submitted,

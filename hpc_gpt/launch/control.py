@@ -8,15 +8,17 @@ job, and then asks the scheduler to end it.
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import JobFailed, RunFolderError, UserError
 from hpc_gpt.launch.slurm import cancel_job, interrupt_job
-from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, count_states, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
@@ -25,7 +27,14 @@ from hpc_gpt.runs.standing import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.terminal import ProgressLine
 
+GOOD_ENDS = ("done", "stopped", "budget")
+# Seconds between two reads of a state.
+LOCAL_POLL_S = 0.5
+SLURM_POLL_S = 5.0
+# A run that is `unknown` for so long has ended.
+UNKNOWN_S = 30.0
 _POLL_S = 0.5
 # Between two questions to the scheduler about a run that does not answer itself.
 _STATUS_S = 15.0
@@ -214,3 +223,107 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
         cancel_job(*later)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id
+
+
+# --- waiting
+
+
+def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
+    """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
+
+    The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD_ENDS.
+    """
+    (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    end = f"run {run.run_id}: {describe(status)}"
+    if status.state not in GOOD_ENDS:
+        raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
+    sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+    return status
+
+
+def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
+    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
+
+    Raises JobFailed if the last state of any of them is not in GOOD_ENDS.
+    """
+    statuses = follow(runs, count_states, interrupts)
+    bad = [status for status in statuses if status.state not in GOOD_ENDS]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+    return statuses
+
+
+def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
+    """Show `words` of the runs whenever they change, until every run has ended; return their last statuses."""
+    seen = ""
+    unknown_since: float | None = None
+    answered = 0
+    statuses: list[RunStatus] = []
+    line = ProgressLine()
+    while True:
+        try:
+            if answered < interrupts:
+                _interrupt(runs, interrupts, statuses)
+                answered = interrupts
+            statuses = read_status(runs)
+            now = words(statuses)
+            if now != seen:
+                line.show(now)
+                seen = now
+            if not all(status.is_over for status in statuses):
+                unknown_since = None
+            elif all(status.state != "unknown" for status in statuses):
+                break
+            else:  # Slurm briefly does not know a job while it moves between its lists
+                unknown_since = unknown_since or time.monotonic()
+                if time.monotonic() - unknown_since > UNKNOWN_S:
+                    break
+            time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+        except KeyboardInterrupt:  # may come while the one before is handled
+            interrupts += 1
+            if interrupts > 2:
+                line.end()
+                raise
+    line.end()
+    if interrupts:
+        raise KeyboardInterrupt
+    return statuses
+
+
+def describe(status: RunStatus) -> str:
+    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
+    parts = [status.state]
+    if status.step is not None:
+        parts.append(f"step {status.step}/{status.steps}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{status.tokens_per_s:.0f} tokens/s")
+    if status.state == "pending" and status.cause:
+        parts.append(f"({status.cause})")
+    return "  ".join(parts)
+
+
+def _stop_words(runs: Sequence[RunFolder]) -> str:
+    saving = sum(run.resolved().train.save_last for run in runs)
+    if saving == len(runs):
+        return "save and stop"
+    unsaved = "unsaved" if not saving else f"{len(runs) - saving} of them unsaved"
+    return f"stop, {unsaved}: train.save_last is false"
+
+
+def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
+    """Handle Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    Ctrl-C may come meanwhile."""
+    begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
+    what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
+    if count == 1:
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
+        for run, status in zip(runs, read_status(runs), strict=True):
+            interrupt_run(run, status)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)

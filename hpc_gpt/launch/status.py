@@ -1,13 +1,15 @@
-"""The states of runs and sweeps for `status`: Slurm is asked about their jobs, and `runs.standing` decides."""
+"""The states of runs and sweeps, and their logs. Slurm is asked about the jobs, and `runs.standing` decides."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from hpc_gpt.chain.decisions import hardly_trained
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.launch.slurm import accounted_states, queued_jobs
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
@@ -30,6 +32,9 @@ Words = Mapping[str, tuple[str, str]]
 T = TypeVar("T", RunFolder, "RunStatus")
 # The first states in `count_states`; others follow by name.
 _ORDER = ("done", "running", "pending")
+# Seconds between two reads of a log, and between two of its run's state.
+POLL_S = 0.5
+STATUS_POLL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -248,3 +253,96 @@ def fold(rows: Sequence[RunStatus]) -> list[RunStatus | SweepStatus]:
         SweepStatus(str(group[0].sweep_id), tuple(group)) if group[0].sweep_id is not None else group[0]
         for group in by_sweep(rows)
     ]
+
+
+# --- logs
+
+
+def log_path(run: RunFolder, attempt: int | None = None) -> Path:
+    """The log of an attempt, by default the last one with a log; else the output of the script itself.
+
+    Raises NoSuchRun if there is no such attempt, or no log yet.
+    """
+    attempts = run.attempts()
+    if attempt is not None:
+        if run.attempt(attempt) not in attempts:
+            raise NoSuchRun(
+                f"run {run.run_id} has no attempt {attempt}; it has {len(attempts)}",
+                f"hpc-gpt status {run.run_id}",
+            )
+        return run.attempt(attempt).log
+    logs = [each.log for each in attempts if each.log.exists()]
+    if logs:
+        return logs[-1]
+    own = sorted(run.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+    if own:
+        return own[-1]
+    raise NoSuchRun(f"run {run.run_id} has written no log yet", f"hpc-gpt logs {run.run_id} -f waits for it")
+
+
+def read_tail(path: Path, lines: int | None) -> tuple[bytes, int]:
+    """(last `lines` lines of a file, or all for None; its bytes so far, because it may grow meanwhile)."""
+    text = path.read_bytes() if path.exists() else b""
+    if lines is None:
+        return text, len(text)
+    return b"".join(text.splitlines(keepends=True)[-lines:] if lines else []), len(text)
+
+
+def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: IO[bytes]) -> None:
+    """Copy the log to `out` as it grows, and those of later attempts, until the run has ended.
+
+    Waits for the first log. Raises NoSuchRun if there is no such attempt, or if the run ended without a log.
+    """
+    current: Path | None = None
+    place = 0
+    asked_at: float | None = None
+    seen_end = 0
+    live = True
+    while True:
+        try:
+            newest: Path | None = log_path(run, attempt)
+        except NoSuchRun:
+            if attempt is not None:
+                raise
+            newest = None
+        if newest is not None and newest != current:
+            if current is not None:
+                _copy(current, place, out)
+                out.write(f"--- {newest.relative_to(run.path)} ---\n".encode())
+                place = 0
+            elif tail is not None:
+                text, place = read_tail(newest, tail)
+                out.write(text)
+            current = newest
+        if current is not None:
+            place = _copy(current, place, out)
+        if not live:
+            break
+        # After the end of an attempt ask at once: the run may have ended.
+        end = _last_end(run)
+        if asked_at is None or time.monotonic() - asked_at > STATUS_POLL_S or end != seen_end:
+            asked_at = time.monotonic()
+            seen_end = end
+            live = not read_status([run])[0].is_over
+        time.sleep(POLL_S if live else 0)
+    if current is None:
+        raise NoSuchRun(f"run {run.run_id} ended without a log", f"hpc-gpt status {run.run_id} says how")
+
+
+def _last_end(run: RunFolder) -> int:
+    """The number of the last attempt if it has an ended.json, else 0."""
+    attempts = run.attempts()
+    return attempts[-1].number if attempts and attempts[-1].ended() else 0
+
+
+def _copy(path: Path, place: int, out: IO[bytes]) -> int:
+    try:
+        with path.open("rb") as file:
+            file.seek(place)
+            while piece := file.read(1 << 20):
+                out.write(piece)
+                place += len(piece)
+    except FileNotFoundError:
+        return place
+    out.flush()
+    return place

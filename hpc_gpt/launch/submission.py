@@ -335,16 +335,16 @@ def prepare_resumption(
     check_unfinished(run, resolved)
     text = experiment_text(resolved, f"Resumes run {run.run_id} after step {parent.step}.")
     words = until.words(resolved.batch, resolved.model.seq)
-    notes = (f"until: {words}",) if words else ()
+    notes = [f"until: {words}"] if words else []
     steps, before = resolved.train.steps, settings.train.steps
     if steps != before and resolved.train.decay == "cosine":
-        notes += (
+        notes.append(
             f"note: the cosine of the learning rate was over {before} steps and is over {steps} from step "
-            f"{parent.step} on: the rate differs from that of an unbroken run of either length",
+            f"{parent.step} on: the rate differs from that of an unbroken run of either length"
         )
     ahead = Ahead(until, lambda: earlier, "job.signal_lead_s" in changes, run, parent.step)
     here = profile or _as_it_is_now(settings.cluster)
-    prepared = finish(resolved, here, text, notes, not force, template, ahead)
+    prepared = finish(resolved, here, text, tuple(notes), not force, template, ahead)
     return replace(prepared, data_beside=run.data_beside), parent
 
 

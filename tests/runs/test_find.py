@@ -8,8 +8,7 @@ import os
 import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
-from hpc_gpt.launch.control import cancel_run
-from hpc_gpt.launch.following import wait_for_all
+from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import SweepStatus, count_states, fold, read_status
