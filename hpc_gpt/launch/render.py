@@ -224,14 +224,21 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
-    for flag in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude"):
+    for flag in (
+        "name",
+        "account",
+        "partition",
+        "qos",
+        "constraint",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "comment",
+        "dependency",
+    ):
         value = getattr(job, flag)
         if value is not None:
             lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
-    if job.comment is not None:
-        lines.append(f"--comment={quote_directive(job.comment)}")
-    if job.dependency is not None:
-        lines.append(f"--dependency={quote_directive(job.dependency)}")
     lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if profile.gpu_flag == "gres":

@@ -161,7 +161,11 @@ def descend(
         if table != "layout":
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
-    given = {name: _given(table) for name, table in tables.items() if isinstance(table, dict)}
+    given = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+        if isinstance(table, dict)
+    }
     everything = {"name": parent.name, **tables, **given}
     experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
@@ -181,10 +185,6 @@ def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
             f"model.preset {name} is another model than the checkpoint's: {'; '.join(differ)}",
             "leave --model out, or submit a new run",
         )
-
-
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
 
 
 def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job
 
 def test_measured_figures_by_hand():
     """2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so
-    that 3600 - 169 - 100 = 3331 s are 1332 steps a link; 10,000 are 7 such links and 676 steps."""
+    that 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps."""
     forecast = make_forecast(asked(), Known(alike=ALIKE), lead_is_given=False, now=NOW)
     assert forecast.total is not None
     assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
