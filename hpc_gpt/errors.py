@@ -1,23 +1,23 @@
-"""What a user can get wrong, as exceptions.
+"""The exceptions for what a user can get wrong.
 
-UserError (ValueError)          one line plus a hint; exit 2
+UserError (ValueError)          a message and a hint; exit 2
  +- LayoutError                 a layout or batch that cannot run
  +- ConfigError                 a fault in an experiment, profile or flag; may carry several
- +- DataError                   data that are missing, damaged, too few or of another vocabulary
- +- CheckpointError             a checkpoint of another model, or none that is complete
+ +- DataError                   data that are missing, damaged, too few, or of another vocabulary
+ +- CheckpointError             a checkpoint of another model, or no complete one
  +- RenderError                 a template that cannot be rendered
  +- RunFolderError              a run folder that cannot be written; exit 1
- +- NoSuchRun                   no run of that name; exit 5
- +- JobRefused                  sbatch said no; exit 1
+ +- NoSuchRun                   no run has that name; exit 5
+ +- JobRefused                  sbatch refused the job; exit 1
  +- SlurmUnreachable            no sbatch, or slurmctld does not answer; exit 4
- +- JobFailed                   a job that was waited for failed; exit 3
+ +- JobFailed                   the job that was waited for failed; exit 3
 """
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake the user can mend. `str(error)` is one or more lines of what is wrong; `hint` says what to do."""
+    """A mistake that the user can correct. `str(error)`: one or more lines on what is wrong; `hint`: what to do."""
 
     exit_code = 2
 
@@ -31,15 +31,15 @@ class LayoutError(UserError):
 
 
 class ConfigError(UserError):
-    """Faults of an experiment, a cluster profile or an option; one line each."""
+    """Faults in an experiment, a cluster profile or an option; one line each."""
 
 
 class DataError(UserError):
-    """Data that are missing, empty, damaged, too few for so many readers, or of another vocabulary."""
+    """Data that are missing, empty, damaged, too few for the number of ranks, or of another vocabulary."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint of another model, or none that is complete."""
+    """A checkpoint of another model, or no complete one."""
 
 
 class RenderError(UserError):
@@ -53,13 +53,13 @@ class RunFolderError(UserError):
 
 
 class NoSuchRun(UserError):
-    """No run goes by that id, prefix, job id or folder."""
+    """No run has that id, prefix, job id or folder."""
 
     exit_code = 5
 
 
 class JobRefused(UserError):
-    """The scheduler refused the job; the message holds its own words."""
+    """The scheduler refused the job; the message quotes it."""
 
     exit_code = 1
 

@@ -1,8 +1,8 @@
-"""FLOPs of a training step, by the three formulas people print, utilisation, and seed 003's formula for memory.
+"""The three FLOPs formulas in use, utilisation, and seed 003's memory formula.
 
-A figure is in TFLOP/s (1e12 a second) per GPU, from the seconds of one optimizer step. Each formula counts
-something else, so a figure always goes by the name of its formula. Letters: P parameters (tied embedding once),
-L layers, h hidden, s sequence, B global batch in samples, V vocabulary, n GPUs, t seconds.
+A FLOPs figure is in TFLOP/s (1e12 a second) per GPU and follows from the seconds of one optimizer step. Each formula
+counts something else, so a figure always names its formula. Letters: P parameters (tied embedding once), L layers,
+h hidden, s sequence, B global batch in samples, V vocabulary, n GPUs, t seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Recompute = Literal["none", "selective", "full"]
 def tflops_seed(
     *, params: float, seq: int, global_batch: int, gpus: int, step_s: float, recompute: Recompute = "full"
 ) -> float:
-    """The seed's own figure: 8 P s B / (t n 1e12) under full recomputation, 6 P s B / (t n 1e12) otherwise.
+    """TFLOP/s as the seed counts them: 8 P s B / (t n 1e12) under full recomputation, 6 P s B / (t n 1e12) otherwise.
 
-    A forward pass takes 2 P FLOPs a token, a backward pass 4 P, recomputing the forward pass 2 P more. Attention is
-    left out. Selective recomputation repeats only that, so it counts as none.
+    A forward pass takes 2 P FLOPs a token, a backward pass 4 P, a recomputed forward pass 2 P more. Attention is not
+    counted; selective recomputation repeats only attention, so it counts as none.
     Source: seed 001, "Metrics": `model_size_in_B * 4 * 2 * seq * global_batch_size / (seconds * gpus * 1e3)`.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
@@ -37,7 +37,7 @@ def tflops_hardware(
     step_s: float,
     recompute: Recompute,
 ) -> float:
-    """What the GPUs multiply, recomputation included and attention not halved for causality.
+    """TFLOP/s that the GPUs compute, with recomputation, and with attention not halved for causality.
 
     full:      96 B s L h^2 (1 + s/6h + V/16Lh)
     none:      72 B s L h^2 (1 + s/6h + V/12Lh); the head is not recomputed, so its 6 B s h V are the same
@@ -61,10 +61,10 @@ def tflops_hardware(
 def tflops_model(
     *, params: float, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float
 ) -> float:
-    """What the model needs, whatever is recomputed: (6 P + 12 L h s) s B / (t n 1e12).
+    """TFLOP/s that the model needs, whatever is recomputed: (6 P + 12 L h s) s B / (t n 1e12).
 
     Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of P,
-    torchtitan the embedding; here P is every parameter, so their figures lie a little lower.
+    torchtitan the embedding; here P is every parameter, so their figures are a little lower.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     return (6 * params + 12 * layers * hidden * seq) * seq * global_batch / (step_s * gpus * 1e12)
@@ -87,10 +87,10 @@ def memory_seed003_gib(
         bytes       = (4 P + 2 activations) x bytes_each
 
     B samples in a pass (`batch`), C tokens of context (`seq`), l layers, e the embedding's size (`hidden`), h heads, V
-    the vocabulary (the seed's `toks`). 4 P are parameters, gradients, momentum and variance, 2 activations "forward
-    and backwards", 6 e the outputs of QKV (3), FFN (2) and projection (1), h C the attention's scores. `bytes_each` is
-    2, "fixed for bfloat16". It knows neither fp32 master weights, recomputation, attention kernels without scores, nor
-    sharding: give what one GPU holds.
+    the vocabulary (the seed's `toks`). 4 P are parameters, gradients, momentum and variance; 2 activations "forward
+    and backwards"; 6 e the outputs of QKV (3), FFN (2) and projection (1); h C the attention scores. `bytes_each` is
+    2, "fixed for bfloat16". The formula ignores fp32 master weights, recomputation, attention kernels that store no
+    scores, and sharding: pass the sizes that one GPU holds.
     Source: seed 003, "FSDP".
     """
     _check(params=params, batch=batch, seq=seq, layers=layers, hidden=hidden, heads=heads, vocab=vocab)
@@ -115,7 +115,7 @@ def _share(tflops: float, peak_tflops: float) -> float:
 
 
 def _check(**sizes: float) -> None:
-    """ValueError for a size that is not above 0: a figure from it would be infinite or of the wrong sign."""
+    """ValueError for a size that is not above 0: its figure would be infinite or negative."""
     for name, size in sizes.items():
         if not size > 0:
             raise ValueError(f"{name} is {size}, but must be above 0")

@@ -1,7 +1,7 @@
-"""Where the files beside the code lie: templates, cluster profiles, experiments; and the user's own folders.
+"""The folders of the program (templates, cluster profiles, experiments) and of the user.
 
-A wheel carries `templates/` and `experiments/` inside the package; in a checkout or an editable install they
-stand beside it at the top of the tree.
+In a wheel `templates/` and `experiments/` are inside the package. In a checkout or an editable install they are beside
+it, at the top of the tree.
 """
 
 from __future__ import annotations
@@ -23,42 +23,39 @@ def templates_dir() -> Path:
 
 
 def clusters_dir() -> Path:
-    """The folder of the cluster profiles that are shipped."""
+    """The folder of the shipped cluster profiles."""
     return templates_dir() / "clusters"
 
 
 def experiments_dir() -> Path:
-    """The folder of the experiments that are shipped."""
+    """The folder of the shipped experiments."""
     return _beside_or_inside("experiments")
 
 
 def config_dir() -> Path:
     """The user's own folder: `$HPC_GPT_CONFIG`, else `hpc-gpt` under `$XDG_CONFIG_HOME` or `~/.config`."""
-    own = os.environ.get("HPC_GPT_CONFIG")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpc-gpt"
+    return _user_folder("HPC_GPT_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
 def data_dir() -> Path:
-    """Where token files are kept: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get("HPC_GPT_DATA")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpc-gpt" / "data"
+    """The folder of token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
+    return _user_folder("HPC_GPT_DATA", "XDG_CACHE_HOME", ".cache", "hpc-gpt/data")
 
 
 def state_dir() -> Path:
-    """What is learnt of clusters, bad nodes among it: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
+    """The folder of notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
     `~/.local/state`."""
-    own = os.environ.get("HPC_GPT_STATE")
-    if own:
+    return _user_folder("HPC_GPT_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def _user_folder(variable: str, xdg: str, below_home: str, name: str = "hpc-gpt") -> Path:
+    if own := os.environ.get(variable):
         return Path(own)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hpc-gpt"
+    return Path(os.environ.get(xdg) or Path.home() / below_home) / name
 
 
 def logs_dir() -> Path:
-    """Where runs land: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
+    """The folder of the runs: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
     return Path(os.environ.get("HPC_GPT_LOGS") or "logs")
 
 

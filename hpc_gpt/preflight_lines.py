@@ -1,8 +1,8 @@
-"""What the ranks of a preflight and the one that judges them say to each other: lines of stdout, and one of stdin.
+"""The probe protocol: the lines that the ranks of a preflight and the process that judges them send to each other.
 
-A rank says `here` as it starts, `device` with its figures, one `group` for each exchange with others, and `failed`
-where it cannot go on. In between it is told who takes part in the exchanges. Slurm carries the lines, so neither a
-port nor a shared folder, which may be what is broken, stands between a node and its verdict.
+A rank prints `here` when it starts, `device` with its figures, one `group` for each collective with other ranks, and
+`failed` if it cannot continue. It reads the groups on stdin. Slurm carries the lines, so a judgement needs neither a
+port nor a shared folder: either may be what is broken.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 # In an attempt's folder: the figures and the verdict.
 PREFLIGHT = "preflight.json"
-# In the environment of a rank: how long it may take, in seconds; a command whose JSON replaces figures.
+# Variables of a rank's environment: the seconds it may take; a command whose JSON replaces figures.
 LIMIT = "HPC_GPT_PREFLIGHT_S"
 COMMAND = "HPC_GPT_PROBE_COMMAND"
-# In the run's attempt folder while the preflight runs: a file that every node must see, and one from each node.
+# In the attempt's folder during the preflight: a file that every node must see, and one file from each node.
 SHARED = "preflight"
 SEEN_BY_ALL = "seen-by-all"
 NODE_FILE = "node-"
@@ -24,13 +24,13 @@ _MARK = "hpc-gpt-preflight "
 
 
 def encode(kind: str, **fields: Any) -> str:
-    """A line that says `kind`, without its end."""
+    """The line of a message of that kind, without a newline."""
     return _MARK + json.dumps({"kind": kind, **fields})
 
 
 def decode(line: str) -> dict[str, Any] | None:
-    """The fields of a line, `kind` among them; None for any other output."""
-    at = line.find(_MARK)  # several ranks share a stream: what another left unfinished may stand before it
+    """The fields of a line, including `kind`; None for any other output."""
+    at = line.find(_MARK)  # ranks share a stream: the unfinished line of another may come first
     if at < 0:
         return None
     try:

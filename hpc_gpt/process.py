@@ -1,4 +1,4 @@
-"""Processes by pid and start time, so that a pid used again is never taken for an old run's."""
+"""Processes by pid and start time: a pid that the system reuses is never mistaken for the old process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in whatever unit the system gives; None where there is no such process."""
+    """When a process started, in the system's own unit; None if there is no such process, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,12 +25,12 @@ def start_time(pid: int) -> str | None:
 
 
 def is_alive(pid: int | None, started: str | None) -> bool:
-    """Whether the process that was started then still runs; a zombie does not."""
+    """Whether the process that started at `started` still runs; a zombie does not."""
     return pid is not None and started is not None and start_time(pid) == started
 
 
 def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
-    """Signals a process if it is still the one that was started then; says whether it was."""
+    """Signal a process if it is still the one that started at `started`; return whether it was."""
     if not is_alive(pid, started):
         return False
     assert pid is not None
@@ -43,8 +43,10 @@ def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Within it a Ctrl-C, or another signal that this process takes for one, waits until its end: a process that is
-    started here is known by then to whoever has to end it."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block.
+
+    A process that is started in the block is noted by then, so that whoever handles the signal can end it.
+    """
     if threading.current_thread() is not threading.main_thread():  # no signal is handled there
         yield
         return

@@ -1,8 +1,8 @@
-"""What must not leave a log or a run: keys and values that hold a token, a key or a password.
+"""Find secrets (tokens, keys, passwords) in settings, logs and environments, and remove them.
 
-Programs print their arguments and their environment, and people hand tokens over in both. A key is judged by its
-words, since `token` and `key` are most often none (`eos_token`, `json_keys`); a value by the shapes that hosts give
-theirs. What is doubtful is left out: a setting less is no loss, a token in a page is one.
+Programs print their arguments and their environment, and people pass tokens in both. A key is judged by the words in
+it, because most names with `token` or `key` are harmless (`eos_token`, `json_keys`). A value is judged by the formats
+that hosts give their tokens. A doubtful value is removed: a missing setting does no harm, a published token does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ALWAYS = frozenset(
         "authorization", "signature", "sig",
     )
 )  # fmt: skip
-# PGPASSWORD, dbpasswd: one word to the eye.
+# PGPASSWORD and dbpasswd have no boundary between their words.
 _ALWAYS_ENDS = ("password", "passwd", "passphrase")
-# What stands before `token` where it is a symbol of a vocabulary or a count, and before `key` where it is a name.
+# The word before `token` if it is a symbol of a vocabulary or a count.
 _SYMBOLS = frozenset(
     (
         "eos", "bos", "pad", "unk", "sep", "cls", "mask", "eod", "eot", "bod", "sot", "fim", "image", "audio",
@@ -30,6 +30,7 @@ _SYMBOLS = frozenset(
         "next", "per", "each", "draft", "speculative", "prompt", "decoder", "added", "new", "extra", "padding",
     )
 )  # fmt: skip
+# The word before `key` if it is a secret.
 _KEYS = frozenset(
     (
         "api", "access", "private", "secret", "wandb", "auth", "ssh", "encryption", "account", "comet", "openai",
@@ -52,22 +53,22 @@ _VALUE = re.compile(
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,200}"
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
 )
-# `WANDB_API_KEY=`, `"token": ` and `--hub_token ` in a line of text, and the value behind. is_secret judges the key.
+# `WANDB_API_KEY=`, `"token": ` and `--hub_token ` in a line of text, and the value after it. is_secret judges the key.
 _ASSIGNED = re.compile(r"(?<=-)([A-Za-z][\w.-]{1,80})\s{1,4}|([A-Za-z][\w.-]{1,80})['\"]?\s{0,4}[=:]\s{0,4}['\"]?")
 _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
-# `with password hunter2`: told in prose. Without a digit it may be any word, as in `password incorrect`.
+# `with password hunter2`, in prose. Without a digit it may be any word, as in `password incorrect`.
 _SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
 _NOTHING = frozenset(("none", "null", "true", "false"))
-# A variable's value that is a path, a number or a flag, whatever the name.
+# Values of variables that are no secrets, whatever the name: a path, a number or a flag.
 _HARMLESS = re.compile(
     r"(?i)(\.{0,2}/|~|\.{1,2}$).*|[+-]?\d[\d.]*(e[+-]?\d+)?|true|false|yes|no|on|off|none|null|", re.DOTALL
 )
-# A value of an environment that is shorter is a switch or a number, and stands in many a word.
+# A shorter value of a variable is a switch or a number, and occurs within other words.
 _SHORTEST = 6
 
 
 def is_secret(key: str, value: Any = None) -> bool:
-    """Whether a setting of that name, or that value whatever its name, may be a secret.
+    """Whether a setting may be a secret, by its name, or by its value whatever the name.
 
     >>> [is_secret(key) for key in ("wandb_api_key", "hub_token", "eos_token", "json_keys", "tokens_per_s")]
     [True, True, False, False, False]
@@ -110,8 +111,7 @@ def _names_secret(key: str, is_number: bool) -> bool:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, nested ones too, without those that may be secrets; within a list or a text such a part becomes
-    `[removed]`."""
+    """The settings, nested ones too, without possible secrets. In a list or a text a secret becomes `[removed]`."""
     return {
         key: _cleaned(value)
         for key, value in settings.items()
@@ -131,7 +131,7 @@ def _cleaned(value: Any) -> Any:
 
 @lru_cache(maxsize=8192)
 def hide_secrets(text: str) -> str:
-    """A line of text, as a cause in a log's words, with what may be a secret replaced by `[removed]`.
+    """A line of text, such as a cause from a log, with possible secrets replaced by `[removed]`.
 
     >>> hide_secrets("WANDB_API_KEY=0123abcd train.py --hub_token xyzxyz --lr 1e-4: token mismatch")
     'WANDB_API_KEY=[removed] train.py --hub_token [removed] --lr 1e-4: token mismatch'
@@ -149,7 +149,7 @@ def hide_secrets(text: str) -> str:
 
 
 def hide_values(text: str, environment: Mapping[str, str]) -> str:
-    """The text without the values of an environment's secrets, whatever their shape: what a program printed of it.
+    """The text without the values of the secrets in an environment, whatever their format.
 
     >>> hide_values("logged in with opensesame", {"WANDB_API_KEY": "opensesame", "HOME": "/root"})
     'logged in with [removed]'

@@ -1,4 +1,4 @@
-"""Small files of text and JSON: read though they are damaged, written once, replaced whole, or by a line."""
+"""Small text and JSON files: read even if damaged; written once, replaced as a whole, or appended to by line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_gpt.errors import RunFolderError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where the file is missing, half written or no object."""
+    """The JSON object in a file; empty if the file is missing, damaged, or no object."""
     try:
-        # Opening a pipe would wait.
+        # Opening a pipe would block.
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects of a file, or of its end, a line each. A line cut off or damaged is left out."""
+    """The JSON objects of a file with one a line, or of its last bytes. Damaged lines are skipped."""
     if not path.is_file():
         return []
     try:
@@ -46,7 +46,7 @@ def read_json_lines(path: Path, last_bytes: int | None = None) -> list[dict[str,
 
 
 def write_once(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, and never over another; RunFolderError where the disk refuses."""
+    """Write a file completely or not at all, never over an existing one. RunFolderError if the disk refuses."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,13 +61,13 @@ def write_once(path: Path, text: str) -> None:
 
 
 def give_name(aside: Path, path: Path) -> None:
-    """Gives a finished file its name; FileExistsError if that is taken. `aside` may stay, as a second name."""
+    """Give a finished file its name. FileExistsError if the name is taken. `aside` may remain as a second name."""
     try:
         os.link(aside, path)
     except FileExistsError:
         raise
     except OSError as fault:
-        # Not every file system has hard links. A rename would replace, so look first.
+        # Some file systems have no hard links. A rename would replace the file, so look first.
         if fault.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
         if path.exists():
@@ -76,7 +76,7 @@ def give_name(aside: Path, path: Path) -> None:
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that a reader sees the old text or the new one."""
+    """Replace a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text, encoding="utf-8")
@@ -88,7 +88,7 @@ def replace_whole(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends one line in one write; a line before it that was cut off is ended first."""
+    """Append a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
     try:
         with open(path, "ab+") as file:
             if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":

@@ -1,4 +1,4 @@
-"""Tables from TOML and JSON: read a file, lay one table over another, make the dataclass that they are of."""
+"""Tables of TOML and JSON: read a file, merge tables, turn them into a dataclass."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-LARGEST = 2**64  # of stored whole numbers: what follows from larger ones may be no float
+LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
 _HELP = "hpc-gpt help keys lists every key"
-# What a value should be in TOML's terms, by how pydantic's faults of its type begin.
+# {how pydantic's error types begin: what the value should be, in TOML's terms}.
 _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "tuple": "a list",
     "dict": "a table", "dataclass": "a table",
 }  # fmt: skip
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep asks for them with every row
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
 _TYPE_FAULT = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float)")
-# tomllib's words for what is given twice, and for where.
+# tomllib's messages for a key given twice, and the place in them.
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _QUOTED = re.compile(r"'(.*)'")
@@ -45,7 +45,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as fault:
         if (twice := _given_twice(text, str(fault))) is not None:
             raise ConfigError(f"{path}: {twice}", "keep one of them") from None
-        raise ConfigError(f"{path}: {fault}", "mend the TOML there; strings need quotes") from None
+        raise ConfigError(f"{path}: {fault}", "correct the TOML there; strings need quotes") from None
     except UnicodeDecodeError as fault:
         raise ConfigError(f"{path}: not UTF-8 at byte {fault.start}", "TOML files are UTF-8") from None
     except OSError as fault:
@@ -53,7 +53,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _given_twice(text: str, fault: str) -> str | None:
-    """A key or table given twice, with its place, in place of tomllib's words for it; None for another fault.
+    """A message with key and place for tomllib's `fault` that a key or table is given twice; None for another fault.
 
     >>> _given_twice("a = 1\\na = [\\n2]", "Cannot overwrite a value (at end of document)")
     'a is given twice (at line 2, column 1)'
@@ -81,7 +81,7 @@ def _is_toml(text: str) -> bool:
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, table by table."""
+    """`under` with the values of `over` laid over it, table by table."""
     merged = dict(under)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -90,7 +90,7 @@ def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets `train.steps`, or with None takes it out. ConfigError if a part of the key is no table."""
+    """Set a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
     *parents, last = key.split(".")
     for part in parents:
         table = tables.setdefault(part, {})
@@ -110,11 +110,11 @@ def check_tables(
     given: Collection[str] = (),
     more: Mapping[str, str] | None = None,
 ) -> T:
-    """The tables as dataclass `kind`. ConfigError lists every fault at once, unknown keys and words with close matches.
+    """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
 
-    `where` the tables are from is said of each, but of the dotted keys that were `given` beside them. A value is of its
-    key's own type, but of `given` ones also what reads as one (`yes`). `more`: faults that the caller has found, each
-    with its hint.
+    Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
+    A value must have its key's own type; the `given` keys also take what reads as one (`yes`). `more` has faults that
+    the caller has found, each with its hint.
     """
     from pydantic import ValidationError
 
@@ -136,7 +136,7 @@ def check_tables(
         return checked
     lines = []
     for key, words in faults.items():
-        # A value that may be of several kinds has a fault for each.
+        # A value that may have several types has a fault for each.
         others = [other.removeprefix(f"{key}: ") for other in words[1:]]
         lines.append(f"{'your options' if key in given else where}: {', or '.join([words[0], *others])}")
     more = more or {}
@@ -147,8 +147,8 @@ def check_tables(
 def _other_types(
     kind: Any, value: Any, loc: tuple[int | str, ...] = ()
 ) -> Iterator[tuple[tuple[int | str, ...], str, Any]]:
-    """(place, wanted type, value) of each number or flag that is given as a value of another type, which pydantic would
-    take for one: `"64"`, `true` for 1, `"yes"`. A whole float is a whole number (`steps = 1e4`)."""
+    """(place, wanted type, value) of each number or flag of another type that pydantic would convert: `"64"`, `true`
+    for 1, `"yes"`. A float without a fraction is accepted as a whole number (`steps = 1e4`)."""
     if is_dataclass(kind):
         if isinstance(value, Mapping):
             for name, hint in _hints(kind).items():
@@ -173,14 +173,14 @@ def _other_types(
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Built once: a sweep checks every row."""
+    """Cached, because a sweep checks every row."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
 def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
-    """The dotted key of a fault's place; which kind of value was tried there is no part of it."""
+    """The dotted key of a fault's place, without the type that pydantic tried there."""
     parts: list[str] = []
     for part in loc:
         if parts and not is_dataclass(kind) and get_origin(kind) is not dict:
@@ -191,12 +191,12 @@ def _key_of(kind: Any, loc: tuple[int | str, ...]) -> str:
 
 
 def _table_in(hint: Any) -> Any:
-    """The type of a table that may be left out; any other type as it is."""
+    """The table among the types of an optional key; any other type unchanged."""
     return next((kind for kind in get_args(hint) if is_dataclass(kind) or get_origin(kind) is dict), hint)
 
 
 def _words(kind: type, key: str, fault: Any) -> str:
-    """What is wrong with a key, as pydantic's `fault` has it."""
+    """The message for pydantic's `fault` of a key."""
     *tables, name = key.split(".")
     if of_type := _TYPE_FAULT.fullmatch(fault["type"]):
         return _type_words(key, of_type[1], fault["input"])
@@ -209,20 +209,20 @@ def _words(kind: type, key: str, fault: Any) -> str:
     for part in tables:
         table = _table_in(_hints(table).get(part)) if is_dataclass(table) else None
     known = _field_names(table)
-    # A key that another table has was put in the wrong one.
+    # The key belongs to another table.
     elsewhere = [f"{other}.{name}" for other, of in _hints(kind).items() if name in _field_names(of)]
     match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
     return f"unknown key {key}" + (f"; {match}" if match else f"; known here: {', '.join(known)}" if known else "")
 
 
 def _type_words(key: str, wanted: str, value: Any) -> str:
-    """What is wrong with a value of another type than the `wanted` one of `_TYPES`, in TOML's terms."""
+    """The message for a value that does not have the `wanted` type of `_TYPES`."""
     if wanted == "tuple" and isinstance(value, str):
         return f"{key}: input should be a list: {key.rpartition('.')[2]} = [{_toml(value)}]"
-    return f"{key}: input should be {_TYPES[wanted]}, not {_as_told(value)}"
+    return f"{key}: input should be {_TYPES[wanted]}, not {_kind_of_value(value)}"
 
 
-def _as_told(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {_toml(value)}"
     if isinstance(value, list | tuple):
@@ -231,11 +231,11 @@ def _as_told(value: Any) -> str:
         return "a table"
     if isinstance(value, bool | int | float):
         return _toml(value)
-    return f"the {type(value).__name__} {value}"  # TOML's dates and times are no texts
+    return f"the {type(value).__name__} {value}"  # a date or time of TOML
 
 
 def _toml(value: str | float) -> str:
-    """A scalar as TOML has it, cut if it is long; a secret is not told."""
+    """A scalar as TOML writes it, cut if it is long, without secrets."""
     text = json.dumps(hide_secrets(value[:200]) if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -265,13 +265,13 @@ def _letters(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-# --- what was stored of a dataclass, as JSON reads it
+# --- stored dataclasses
 
 
 def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
-    """An object of the dataclass `kind`. A key that is missing has its default: an older version wrote the tables.
+    """The object of dataclass `kind` from JSON tables. A missing key has its default: an older version wrote them.
 
-    KeyError for a missing key without one, TypeError or ValueError, with the key, for a value that is none of its type.
+    Raises KeyError for a missing key without a default; TypeError or ValueError, with the key, for a wrong type.
     """
     if not isinstance(tables, Mapping):
         raise TypeError(f"{where or 'it'} is no object")
@@ -292,7 +292,7 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
 
 @functools.cache
 def _fields_with_types(kind: Any) -> list[tuple[Field[Any], Any]]:
-    """The fields of a dataclass with their types: working these out takes longer than reading a run's file."""
+    """The fields of a dataclass with their types. Cached: finding them takes longer than reading a run's file."""
     return [(entry, _hints(kind)[entry.name]) for entry in fields(kind)]
 
 

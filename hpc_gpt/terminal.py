@@ -1,4 +1,4 @@
-"""The terminal: the one module that knows rich, loaded only where something is drawn."""
+"""The terminal. This is the only module that uses rich, and it loads rich only to draw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def width(stderr: bool = False) -> int | None:
-    """Columns of the terminal behind stdout (or stderr); None where it is a pipe or a file, which has no width."""
+    """Columns of the terminal at stdout (or stderr); None if it is a pipe or a file."""
     stream = sys.stderr if stderr else sys.stdout
     if not stream.isatty():
         return None
@@ -21,7 +21,7 @@ def width(stderr: bool = False) -> int | None:
 
 
 def can_ask() -> bool:
-    """Whether a question would be seen and could be answered: stdin and stderr are terminals."""
+    """Whether the user can see and answer a question: stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -31,14 +31,14 @@ def colour_wanted() -> bool:
 
 
 def console(stderr: bool = False) -> Console:
-    """rich's console for stdout or stderr. It draws nothing special into a pipe, and no colour under NO_COLOR."""
+    """rich's console for stdout or stderr: plain text into a pipe, no colour under NO_COLOR."""
     from rich.console import Console
 
     return Console(stderr=stderr, no_color=not colour_wanted(), highlight=False, soft_wrap=True)
 
 
 def write_heading(line: str) -> None:
-    """One line of stdout in bold on a terminal, plain elsewhere: the weight is never the only sign."""
+    """Print a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
     if width() is not None and colour_wanted():
         from rich.text import Text
 
@@ -48,7 +48,7 @@ def write_heading(line: str) -> None:
 
 
 class ProgressLine:
-    """A line of progress on stderr: rewritten in place on a terminal, a line each into a file."""
+    """A progress line on stderr: rewritten in place on a terminal, one line after another in a file."""
 
     def __init__(self) -> None:
         self._columns = width(stderr=True)
@@ -61,14 +61,14 @@ class ProgressLine:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Leaves the last text standing."""
+        """End the line; the last text stays on the screen."""
         if self._columns is not None:
             sys.stderr.write("\n")
             sys.stderr.flush()
 
 
 class Screen:
-    """A text that is shown again and again: in place on a terminal, one after another into a file."""
+    """A text that is shown repeatedly: in place on a terminal, one after another in a file."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -83,7 +83,7 @@ class Screen:
 
 
 def _rows(text: str, columns: int) -> int:
-    """Rows of the terminal that a text takes: a line longer than a row goes on in the next."""
+    """Rows of the terminal that a text takes, with long lines wrapped."""
     from rich.cells import cell_len
 
     return sum(max(1, math.ceil(cell_len(line) / columns)) for line in text.split("\n"))

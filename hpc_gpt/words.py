@@ -1,7 +1,7 @@
-"""Figures, lines and tables as text: the one place that decides how a number reads and how cells are aligned.
+"""Figures and tables as text: how numbers are formatted and how cells are aligned is decided here.
 
-`-` is a figure that nobody measured. A cell may hold words from anyone's log: characters that a terminal would obey,
-and line ends, become `?`. Nothing is cut to a width.
+A figure that was not measured is printed as `-`. A cell may hold text from anyone's log: control characters and line
+ends become `?`. No cell is cut to a width.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 NOTHING = "-"
-# Characters that begin a tag, a link or code, end a cell, or take the meaning from what follows.
+# Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
 
 
 def show_digits(figure: float | None, digits: int = 3) -> str:
-    """At least `digits` significant digits, never an exponent, whole numbers whole.
+    """A figure with at least `digits` significant digits; never an exponent, all digits of a large number.
 
     >>> show_digits(146.2), show_digits(2.744), show_digits(0.04131), show_digits(None)
     ('146', '2.74', '0.0413', '-')
@@ -41,7 +41,7 @@ def show_digits(figure: float | None, digits: int = 3) -> str:
 
 
 def show_params(params: int | None) -> str:
-    """Parameters as the seed prints a size: 52.0B, 124M, 845K."""
+    """A number of parameters as the seed prints it: 52.0B, 124M, 845K."""
     if params is None:
         return NOTHING
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -57,12 +57,12 @@ def show_whole(figure: float | None) -> str:
 
 
 def show_share(share: float | None, sign: str = "") -> str:
-    """A share in percent; `sign` is "+" if a plus is printed."""
+    """A share in percent; `sign` "+" prints a plus sign, too."""
     return NOTHING if share is None else f"{share:{sign}.1%}"
 
 
 def show_value(value: Any) -> str:
-    """Any value of a record: figures to three digits and more, a list's one after another, `-` for none."""
+    """Any value of a record: a figure with three digits or more, a list with commas, `-` for none."""
     if value is None or value == [] or value == {}:
         return NOTHING
     if isinstance(value, bool):
@@ -79,14 +79,14 @@ def show_value(value: Any) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> counted(1, "table"), counted(12, "step")
-    ('1 table', '12 steps')
+    >>> counted(1, "table"), counted(1200, "step")
+    ('1 table', '1,200 steps')
     """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(text: str) -> str:
-    """The text on one line, without a character that a terminal would obey.
+    """The text on one line, with `?` for each control character.
 
     >>> plain("\\x1b[2Jloss\\n3")
     '?[2Jloss?3'
@@ -101,7 +101,7 @@ def cut(text: str, most: int) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """A line of headings and lines of cells, each as long as `right`: which columns are flush right."""
+    """A line of headings and lines of cells. `right` says of each column whether it is flush right."""
 
     headings: Sequence[str]
     right: Sequence[bool]
@@ -109,7 +109,7 @@ class Grid:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal that `aligned` needs."""
+        """Columns of the terminal that the text of `aligned` takes."""
         widths = self._widths()
         return sum(widths) + 2 * (len(widths) - 1)
 
@@ -117,12 +117,12 @@ class Grid:
         object.__setattr__(self, "lines", [[plain(cell) for cell in cells] for cells in self.lines])
 
     def aligned(self) -> str:
-        """Every line with its cells under one another."""
+        """The text of the table with aligned columns."""
         widths = self._widths()
         return "".join(self._line(cells, widths, "  ").rstrip() + "\n" for cells in (self.headings, *self.lines))
 
     def markdown(self) -> str:
-        """A Markdown table in the seed's style: figures flush right. A cell can be neither markup nor a column more."""
+        """A Markdown table in the seed's style, figures flush right. Markup in a cell is escaped."""
         headings, *lines = ([_MARKUP.sub(r"\\\g<0>", cell) for cell in cells] for cells in (self.headings, *self.lines))
         grid = Grid(headings, self.right, lines)
         widths = [max(3, width) for width in grid._widths()]
@@ -132,7 +132,7 @@ class Grid:
         return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (headings, rule, *lines))
 
     def block(self, cells: Sequence[str]) -> str:
-        """One line from top to bottom under its first cell, without what nobody measured."""
+        """One line of the table as a list: its first cell, then `heading  cell` lines for what was measured."""
         named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != NOTHING]
         margin = max((len(heading) for heading, _ in named), default=0)
         return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
@@ -148,7 +148,7 @@ class Grid:
 
 
 def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """Comma-separated lines of any values, figures in full; an empty cell for None."""
+    """The lines as CSV, figures in full, with an empty cell for None."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)
@@ -157,9 +157,9 @@ def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Empty for None and NaN, JSON for a list or an object.
+    """A CSV cell: empty for None and NaN, JSON for a list or an object.
 
-    A text that a spreadsheet would take for a formula gets a quote before it: it may come from anyone's log.
+    A text that a spreadsheet would read as a formula gets a quote in front: it may come from anyone's log.
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""

@@ -21,7 +21,7 @@ from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
-from hpc_gpt.launch.following import GOOD_ENDS
+from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.run_read import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpc_gpt.bench.cell import ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
-from hpc_gpt.launch.following import GOOD_ENDS
+from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_share, show_whole

@@ -13,7 +13,7 @@ from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
 from hpc_gpt.bench.preparation import Asked, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.following import GOOD_ENDS
+from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.report.seed_tables import SeedLine, is_smoke, seed_text, sweep_lines
 from hpc_gpt.runs.record import Record, finite

@@ -14,7 +14,7 @@ from hpc_gpt.bench.cell import Cell, spread_of
 from hpc_gpt.bench.peer import measure_peer
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
-from hpc_gpt.launch.following import GOOD_ENDS, follow
+from hpc_gpt.launch.control import GOOD_ENDS, follow
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
@@ -23,7 +23,8 @@ from hpc_gpt.readers.runs.run_read import add_figures
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.run_folder import RunFolder, newest_submission
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.runs.standing import newest_submission
 from hpc_gpt.terminal import ProgressLine, width
 
 # The ends of a cell that is too large for the machine.

@@ -1,13 +1,13 @@
 """`python -m hpc_gpt.chain.after RUN ATTEMPT CLASS WORDS EXCLUDED [put-back]`: job.sh asks what is next.
 
-The ranks have left. CLASS and WORDS say how Slurm reports the job's end, EXCLUDED which nodes it leaves out;
+The ranks have ended. CLASS and WORDS say how the job ended by Slurm, EXCLUDED are the nodes that the job excludes, and
 `put-back` says that Slurm starts the same job again. Classifies the end of the attempt, judges, writes ended.json and
-next.json, and prints one line for the script, which alone gives commands to Slurm:
+next.json, and prints one line for the script. Only the script gives commands to Slurm.
 
     hpc-gpt-next again PAUSE_S =NODES JOBS    another attempt in so many seconds; nodes to exclude, `-` for no change
     hpc-gpt-next stop 0 - JOBS                no other attempt
 
-NODES and JOBS are joined by commas, `-` for no jobs. JOBS are those of the run that may be waiting in its job chain.
+NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.chain.decisions import (
-    MARK,
-    classify,
-    conclude,
-    forget_stop,
-    job_of,
-    other_jobs,
-)
+from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_of, other_jobs
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
@@ -37,9 +30,9 @@ from hpc_gpt.runs.state import LONGEST_PAUSE_S
 def decide_next(
     run: RunFolder, attempt: Attempt, slurm: str, words: str, excluded: Sequence[str], put_back: bool, now: float
 ) -> str:
-    """Classifies, judges and writes down an attempt that is over, and gives the script's line.
+    """Classify and judge an attempt that has ended, write that down, and return the line for the script.
 
-    If the attempt is judged already, the line alone: a script whose signal came in between asks again.
+    If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
     """
     job_id = job_of(attempt)
     jobs = other_jobs(run, job_id)
@@ -59,15 +52,17 @@ def decide_next(
 
 
 def _exclusion(run: RunFolder, attempt: Attempt, exclude: Sequence[str], excluded: Sequence[str]) -> str:
-    """The nodes that the job is to exclude from now on: what its user excludes, and `exclude`; what earlier verdicts
-    left out and this one does not comes back. `-` if it does that already."""
+    """The nodes that the job is to exclude now, after `=`: those of its user, and `exclude`. `-` if nothing changes.
+
+    Nodes that an earlier verdict excluded, but not this one, are used again.
+    """
     ours = {node for each in run.attempts() if each.number < attempt.number for node in _left_out(each.verdict())}
     wanted = (set(excluded) - ours) | set(exclude)
     return "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
 
 
 def _left_out(verdict: Mapping[str, Any]) -> list[str]:
-    """The nodes that a next.json excludes; what is no host's name is none, whoever wrote it."""
+    """The nodes that a next.json excludes, without anything that is no host's name."""
     nodes = verdict.get("exclude")
     return [node for node in nodes if isinstance(node, str) and NODE.fullmatch(node)] if isinstance(nodes, list) else []
 
@@ -80,7 +75,7 @@ def _pause_s(verdict: Mapping[str, Any]) -> float:
 
 
 def _script_line(again: bool, pause_s: float, nodes: str, others: Sequence[str]) -> str:
-    """The words that job.sh reads."""
+    """The line that job.sh reads."""
     jobs = ",".join(others) or "-"
     return f"{MARK} again {round(pause_s)} {nodes} {jobs}" if again else f"{MARK} stop 0 - {jobs}"
 

@@ -1,10 +1,10 @@
 """`python -m hpc_gpt.chain.before RUN ATTEMPT`: job.sh asks whether this attempt of the run may start.
 
-Stdin holds what Slurm says of the jobs of earlier attempts without an ended.json, a line each: `squeue JOB STATE` or
-`sacct JOB STATE`, of sacct's the oldest start first. Classifies and judges those attempts that are over, and prints:
+Stdin has what Slurm says of the jobs of earlier attempts that are not judged, one on a line: `squeue JOB STATE` or
+`sacct JOB STATE`, the oldest start of a job first. Classifies and judges the attempts that have ended, and prints:
 
     hpc-gpt-next go STOP_AT     it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none
-    hpc-gpt-next wait           another job of the run is just leaving: ask again
+    hpc-gpt-next wait           another job of the run is about to end: ask again
     hpc-gpt-next stop CODE JOBS it does not; the script ends with that exit code and cancels the chain's waiting JOBS
 """
 
@@ -37,7 +37,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import slurm_has_ranks, slurm_is_leaving, slurm_state, start_class
 from hpc_gpt.settings.resolve import Resolved
 
-# The cause of an attempt without an ended.json, by the class that Slurm's state gives.
+# {class by Slurm's state: the cause of an attempt without an ended.json}.
 _WORDS = {
     "node_failure": "a node of the job died",
     "preempted": "preempted before it had saved",
@@ -45,24 +45,24 @@ _WORDS = {
     "host_memory": "Slurm says OUT_OF_MEMORY",
     "cancelled": "Slurm says CANCELLED",
     "requeued": "requeued by Slurm or by hand",
-    "error": "Slurm says FAILED, and it left no word",
-    "unknown": "it left no word, and Slurm has none of it",
+    "error": "Slurm says FAILED, and it wrote no end",
+    "unknown": "it wrote no end, and Slurm does not know how it ended",
 }
 _NODE_FAILED = b"Node failure on"
-# Another start that has made its folder and not yet said whose it is.
+# Seconds in which another start may have made its folder but not yet its attempt.json.
 _JUST_MADE_S = 20.0
 
 
 @dataclass(frozen=True)
 class SlurmStates:
-    """What Slurm says: `queue` has the state of each job that squeue knows, `starts` those of each start of a job."""
+    """`queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest first} by sacct."""
 
     queue: dict[str, str] = field(default_factory=dict)
     starts: dict[str, list[str]] = field(default_factory=dict)
 
 
 def read_slurm(lines: Iterable[str]) -> SlurmStates:
-    """The lines on stdin; what is no such line is left out.
+    """The states in the lines of stdin; other lines are skipped.
 
     >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
     {'5': ['NODE_FAIL', 'CANCELLED']}
@@ -78,7 +78,7 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
 
 
 def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) -> str:
-    """Concludes what came before, and gives the script's line. Raises UserError for a folder that cannot be read."""
+    """Conclude the earlier attempts, and return the line for the script. UserError if the folder cannot be read."""
     resolved = run.resolved()
     own = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
@@ -88,7 +88,7 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) 
         if job_id == own:
             _conclude_lost(run, other, resolved, slurm, now, again=True)
         elif slurm_is_leaving(state) or (slurm_has_ranks(state) and other.ended()):
-            return f"{MARK} wait"  # its script is about to go
+            return f"{MARK} wait"  # its script is about to end
         elif not job_id and _age_s(other, now) < _JUST_MADE_S:
             return f"{MARK} wait"
         elif slurm_has_ranks(state):
@@ -121,13 +121,13 @@ def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float) 
 def _ended_before(
     run: RunFolder, earlier: Sequence[Attempt], past: Sequence[Past], own: str, now: float
 ) -> Verdict | None:
-    """The end that the run has come to already, unless somebody submitted this job after it."""
+    """The verdict of a run that has already ended, unless this job was submitted after that."""
     counted = [each for each in past if each.ended != "refused"]
     if not counted:
         return None
     last = counted[-1]
     if last.ended == "done":
-        return Verdict(False, "done", "done", f"attempt {last.number} has trained it to its end")
+        return Verdict(False, "done", "done", f"attempt {last.number} has finished the training")
     attempt = next(each for each in earlier if each.number == last.number)
     verdict = attempt.verdict()
     if verdict.get("go_on") is not False:
@@ -144,17 +144,17 @@ def _ended_before(
 def _conclude_lost(
     run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
 ) -> None:
-    """Concludes an attempt that was killed with its script. `again`: its job has started once more."""
+    """Conclude an attempt that was killed with its script. `again`: its job has started again."""
     job_id = job_of(lost)
     states = slurm.starts.get(job_id, [])
-    # The last start of a job that runs is the one that asks.
+    # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
     ended = "node_failure" if _says_node_failed(lost) else start_class(state)
     if ended not in _WORDS or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"
     words, moment = _WORDS[ended], _cancelled_at(run, job_id)
     if moment is not None and not again:
-        # It was over when it was cancelled: a job that was submitted since is to start.
+        # It ended when it was cancelled, so that a job that was submitted since then may start.
         words, now = "hpc-gpt cancel", min(now, moment)
     end = classify(lost, ended, words, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
@@ -164,7 +164,7 @@ def _conclude_lost(
 
 
 def _cancelled_at(run: RunFolder, job_id: str) -> float | None:
-    """Epoch seconds at which `hpc-gpt cancel` left its mark for a job; None if it did not."""
+    """Epoch seconds at which `hpc-gpt cancel` marked a job; None if it did not."""
     try:
         return run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     except OSError:
@@ -181,15 +181,15 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
 
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
-    """The run is done: the job has nothing to do, and takes its attempt away, which would say nothing of the run."""
+    """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
     own = job_of(attempt)
-    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which goes with the attempt
+    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
     output = run.path / f"slurm-{own}.out"
     with contextlib.suppress(OSError):
         if output.is_file():
             with output.open("a") as file:
                 file.write(f"not started: {why}\n")
-    # Under a name that is no attempt's first: an open log may outlive its removal, as NFS has it.
+    # First rename it, so that it is no attempt: on NFS an open log outlives its removal.
     aside = attempt.folder.with_name(f".{attempt.number}.{own}")
     with contextlib.suppress(OSError):
         attempt.folder.rename(aside)

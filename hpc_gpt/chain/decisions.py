@@ -1,7 +1,7 @@
-"""An attempt that is over is classified, judged and written down, once and for good; and the attempts so far.
+"""Classify and judge an attempt that has ended, once, and write that down; and read the history of attempts.
 
-The class and the cause go into ended.json, the verdict into next.json. What a run's attempts were is read from the
-files of its folder alone: how each ended, how far it saved, what it cost.
+The class and the cause are written to ended.json, the verdict to next.json. The history (how each attempt ended, how
+far it saved, what it cost) is read from the run folder alone.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json, write_once
 
-# With this begins the line that job.sh reads.
+# The line that job.sh reads begins with this.
 MARK = "hpc-gpt-next"
-# srun's words when Slurm is busy or restarted: nobody's mistake.
+# srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
-# The cause is in the last part of a log; what is before that was survived.
+# A longer log is not read.
 _MOST_BYTES = 32 << 20
-# The share of its time that an attempt trains at least: what trains less is mostly starts and saves.
+# An attempt that trains for less than this share of its time mostly starts and saves.
 HARDLY = 0.1
 _BY_SCHEDULER = ("walltime", "preempted", "requeued")
-# Where Megatron-LM keeps the number of its newest checkpoint.
+# Megatron-LM's file with the step of its newest checkpoint.
 _MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: a class of state.ENDED, the first cause in words, the node at fault if there is one."""
+    """How an attempt ended: a class of state.ENDED, the first cause as text, and the node at fault, if any."""
 
     ended: str
     cause: str | None = None
@@ -49,11 +49,11 @@ class End:
 
 
 def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, cancelled: bool = False) -> End:
-    """The class, cause and node of an attempt that is over; `state.class_of` decides.
+    """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
-    `slurm` is the class and `words` the cause by what Slurm says of the job and of its tasks; `unknown` if it says
-    nothing. `again`: its job has started once more. `cancelled`: `hpc-gpt cancel` has left its mark. The logs are read
-    if neither the trainer nor Slurm says more than `error`, or if they may name the node.
+    `slurm` is the class and `words` the cause by what Slurm says of the job and its tasks; `unknown` if it says
+    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if neither
+    the trainer nor Slurm says more than `error`, or if it may name the node.
     """
     end = attempt.ended()
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
@@ -73,11 +73,11 @@ def classify(attempt: Attempt, slurm: str, words: str, again: bool = False, canc
 
 
 def _read_cause(attempt: Attempt) -> End:
-    """The first cause in the attempt's log, if it is more than `error` and nothing that Slurm did.
+    """The first cause in the attempt's log, if it shows a failure that Slurm did not cause; else `unknown`.
 
-    slurm-<job>.out is not read: what Slurm wrote there is of an earlier start of the job.
+    slurm-<job>.out is not read: it is about an earlier start of the job.
     """
-    # The readers take longer to load than all the rest does, and at the time limit a job has seconds for its answer.
+    # Imported here: the readers load slowly, and at the time limit a job has only seconds.
     from hpc_gpt.readers.causes import first_cause
     from hpc_gpt.readers.logs.read_log import read_log
 
@@ -102,12 +102,10 @@ def conclude(
     asked: str = "",
     put_back: bool = False,
 ) -> tuple[Verdict, list[str]]:
-    """Writes ended.json and next.json of an attempt that is over, and notes the node at fault.
+    """Write ended.json and next.json of an attempt that has ended, and note the node at fault.
 
-    Gives the verdict and the nodes that the next attempt does without.
-
-    `over` is as for read_history, `asked` as for judge. `put_back`: Slurm starts the same job again, whatever the
-    verdict. What a full disk refuses is printed.
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
+    `put_back`: Slurm starts the same job again, whatever the verdict. What a full disk refuses is printed.
     """
     step = attempt.last_metrics().get("step")
     with _disk_that_may_be_full():
@@ -116,7 +114,7 @@ def conclude(
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
-    # A rank may have written ended.json first; the class there is not the one of this classification.
+    # If a rank wrote ended.json first, the class there may differ from this classification.
     history = read_history(run, gpus_of(resolved), now, over)
     past = [
         replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
@@ -132,7 +130,7 @@ def conclude(
 
 @contextmanager
 def _disk_that_may_be_full() -> Iterator[None]:
-    """The script is told what to do even if nothing can be written down."""
+    """Print a RunFolderError and continue: the script needs its answer even if nothing can be written."""
     try:
         yield
     except RunFolderError as fault:
@@ -140,7 +138,7 @@ def _disk_that_may_be_full() -> Iterator[None]:
 
 
 def rules_of(resolved: Resolved) -> Rules:
-    """What the settings of a run say to its judge."""
+    """The rules for the judge from the settings of a run."""
     cannot = ""
     if resolved.cluster.chain == "none":
         cannot = f'chain = "none" in profile {resolved.cluster.name}'
@@ -151,8 +149,8 @@ def rules_of(resolved: Resolved) -> Rules:
 
 
 def nodes_left_out(run: RunFolder, resolved: Resolved, past: Sequence[Past], now: float) -> list[str]:
-    """The nodes that the next attempt does without: those that failed this run not long ago, and those that the
-    cluster's list has for every run."""
+    """The nodes that the next attempt excludes: those that failed in this run within `bad_node_hours`, and those that
+    the cluster's list excludes."""
     since = now - 3600 * resolved.cluster.bad_node_hours
     own = {each.node for each in past if each.node and each.over > since}
     return sorted(own | set(bad_nodes.left_out(resolved.cluster.name, run.run_id, now)))
@@ -168,7 +166,7 @@ def write_verdict(
     end: End,
     put_back: bool = False,
 ) -> None:
-    """Writes next.json unless it is there. RunFolderError if the disk refuses. `put_back` is as for conclude."""
+    """Write next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -184,18 +182,18 @@ def write_verdict(
 
 
 def job_of(attempt: Attempt) -> str:
-    """The id of the attempt's job; empty if attempt.json was not written."""
+    """The id of the attempt's job; empty if attempt.json is missing."""
     return str(attempt.started().get("job_id") or "")
 
 
 def other_jobs(run: RunFolder, job_id: str) -> list[str]:
-    """The jobs that the run was handed to Slurm as, beside this one. Words for a shell: ids and nothing else."""
+    """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
     jobs = dict.fromkeys(str(line["job_id"]) for line in run.submissions() if line.get("job_id"))
     return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
 
 
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:
-    """The attempt's job has ended as `hpc-gpt stop` asked: who requeues it by hand has a newer wish."""
+    """Remove the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
     with suppress(OSError):
         run.stop_mark(job_of(attempt)).unlink(missing_ok=True)
 
@@ -204,9 +202,9 @@ def forget_stop(run: RunFolder, attempt: Attempt) -> None:
 
 
 def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None) -> list[Past]:
-    """Every attempt of a run that is over, first to last. `gpus` is what an attempt has that does not say it.
+    """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
 
-    An attempt that has written no end counts as over if a later one of its job has begun, or if its number is `over`.
+    An attempt without a written end has ended if a later attempt of its job has begun, or if its number is `over`.
     """
     attempts = run.attempts()
     starts = [attempt.started() for attempt in attempts]
@@ -245,7 +243,7 @@ def read_history(run: RunFolder, gpus: int, now: float, over: int | None = None)
 
 
 def newest_saved(run: RunFolder) -> int:
-    """The step of the run's newest complete checkpoint, 0 without one. Asks only which is marked complete."""
+    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked."""
     try:
         megatron = int((run.checkpoints / _MEGATRON).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -254,14 +252,14 @@ def newest_saved(run: RunFolder) -> int:
 
 
 def gpus_of(resolved: Resolved) -> int:
-    """GPUs that a job of the run is given, the spare nodes' too."""
+    """The GPUs of a job of the run, with those of spare nodes."""
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 
 
 def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
-    """In words, of two attempts and more that had to leave: that each trained less than a tenth of its time; else None.
+    """A message if the scheduler ended two or more attempts, and each trained for less than a tenth of its time.
 
-    What an attempt trained is its steps, each taken to be as long as its last. Why others failed is said elsewhere.
+    The time that an attempt trained is its number of steps times the duration of its last step.
     """
     times = []
     over = [attempt for attempt in attempts if attempt.ended().get("ended") in _BY_SCHEDULER]
@@ -284,8 +282,8 @@ def hardly_trained(attempts: Sequence[Attempt]) -> str | None:
 
 
 def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
-    """The newest complete step when an attempt ended: as was noted then, else what the next one found, else what is
-    there now."""
+    """The step of the newest complete checkpoint when an attempt ended: as noted then, else as the next attempt found
+    it, else as it is now."""
     noted = verdict.get("saved_step")
     if isinstance(noted, int) and not isinstance(noted, bool):
         return noted
@@ -294,6 +292,6 @@ def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | Non
 
 
 def _resumed_step(attempt: Attempt) -> int | None:
-    """The step of the checkpoint that an attempt resumed from, as its trainer wrote it; None if it did not."""
+    """The step of the checkpoint that an attempt resumed from, by its trainer; None without one."""
     found = read_json(attempt.folder / "trainer.json").get("resumed_step")
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None

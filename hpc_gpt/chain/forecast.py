@@ -1,7 +1,7 @@
-"""How many jobs, GPU-hours and days a training takes: the arithmetic, where each figure comes from, and what cannot be.
+"""Forecast how many jobs, GPU-hours and days a training takes, with the source of each figure; refuse what cannot end.
 
-A job of the chain starts, loads, trains until the signal comes `lead_s` ahead of its walltime, and saves; the next one
-resumes from there. Waits in the queue are in none of this.
+A job of the chain starts, loads, trains until the signal comes `lead_s` ahead of its walltime, and saves; the next job
+resumes from there. Waits in the queue are not counted.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json
+from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Measured
 
-# Seconds. After the last save the ranks leave, the script asks what is next, and Slurm may be slow to answer.
+# Seconds after the last save: the ranks end, the script asks what is next, and Slurm may answer slowly.
 LEAVE_S = 15.0
-# If no save was measured: what a job writes to a shared disk, which is slow for some sites and fast for others.
+# The rate at which a job writes to a shared disk, if no save was measured. Sites differ widely.
 ASSUMED_GB_S = 1.0
-# An estimate from another layout may be off by so much.
+# The relative error of an estimate from another layout.
 _GUESS_BAND = 0.5
-# Jobs of a singleton chain that are sent at once; the rest is sent by the last one.
+# The most jobs of a singleton chain that are submitted at once; the last one submits the next.
 _MOST_AT_ONCE = 50
-# Bytes a parameter of the optimizer's fp32 moments.
+# Bytes of the optimizer's fp32 moments for each parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
-# DeepSpeed's files hold the model's weights and the optimizer's fp32 master weights; these hold one copy.
+# These engines save one copy of the weights; DeepSpeed saves the weights and the fp32 master weights.
 _ONE_COPY = ("ddp", "fsdp")
 
 # --- arithmetic
@@ -42,11 +43,11 @@ _ONE_COPY = ("ddp", "fsdp")
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step, of a save, of an evaluation, and from a job's start to its first step, which is not in it.
+    """Seconds of a step, a save and an evaluation, and from a job's start to the start of its first step.
 
-    `hold_s` is how long a save between steps holds training up, less than `save_s` if it is written in the
-    background; None for all of it. `save_every` and `eval_every` are steps between two of them, 0 for never. A step is
-    above 0, the others are not negative.
+    `hold_s` is how long a save delays training: less than `save_s` if it is written in the background, None for all of
+    it. `save_every` and `eval_every` are the steps between two of them, 0 for never. `step_s` is above 0, the others
+    are not negative.
     """
 
     step_s: float
@@ -58,7 +59,7 @@ class Pace:
     hold_s: float | None = None
 
     def train_s(self, steps: int) -> float:
-        """Seconds of so many steps in a row, with the saves and evaluations that fall among them, each at its mean."""
+        """Seconds of so many steps, with their share of the saves and evaluations."""
         held_s = self.save_s if self.hold_s is None else self.hold_s
         saves = held_s / self.save_every if self.save_every else 0.0
         evaluations = self.eval_s / self.eval_every if self.eval_every else 0.0
@@ -67,9 +68,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class Length:
-    """What a job chain takes: `jobs`, of which each but the last trains `job_steps` and lasts `job_s`.
+    """The length of a job chain: `jobs`, of which each but the last trains `job_steps` in `job_s`.
 
-    `total_s` is the time in which one of them runs, `gpu_hours` that of all its GPUs.
+    `total_s` is the running time of all jobs, `gpu_hours` that time on all GPUs.
     """
 
     jobs: int
@@ -80,25 +81,25 @@ class Length:
 
 
 def signal_lead_s(pace: Pace) -> int:
-    """Seconds ahead of the limit at which a job must get the signal.
+    """Seconds ahead of the time limit at which a job must get the signal.
 
-    A step has just begun, an evaluation and a save come after it, the ranks agree a step later, save, and leave. The
-    last save counts twice, because a shared disk is slow when others use it.
+    At worst a step has just begun, an evaluation and a save follow it, and the ranks agree one step later, save, and
+    end. The last save counts twice, because a shared disk is slower when others use it.
     """
     due = (pace.eval_s if pace.eval_every else 0.0) + (pace.save_s if pace.save_every else 0.0)
     return math.ceil(2 * pace.step_s + due + 2 * pace.save_s + LEAVE_S)
 
 
 def steps_of_job(pace: Pace, walltime_s: float, lead_s: float) -> int:
-    """Steps that a job trains before its signal comes; 0 if it comes before the first one ends."""
+    """The steps that a job trains before its signal; 0 if the signal comes during the first step."""
     room = walltime_s - lead_s - pace.start_s
     return max(0, math.floor(room / pace.train_s(1) * (1 + 1e-12)))
 
 
 def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, lead_s: float) -> Length | None:
-    """The chain that trains `steps` on `gpus`; None if its jobs would not come to their first step.
+    """The length of the chain that trains `steps` on `gpus`; None if a job is too short for one step.
 
-    Without a walltime one job does it all.
+    Without a walltime it is one job.
     """
     if steps <= 0:
         return Length(0, 0, 0.0, 0.0, 0.0)
@@ -116,8 +117,11 @@ def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, le
 
 
 def bytes_a_parameter(resolved: Resolved) -> int:
-    """What a checkpoint holds of each parameter. Measured with each engine in fp32 and bf16: 12.1, 12.1 (ddp), 12.8,
-    12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1 (deepspeed-zero); not measured with the others."""
+    """Bytes of a checkpoint for each parameter.
+
+    Measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d), 16.1, 14.1
+    (deepspeed-zero); not measured with the other engines.
+    """
     train = resolved.train
     states = 4 + _MOMENTS[train.optimizer]
     if resolved.engine.name in _ONE_COPY:
@@ -126,12 +130,12 @@ def bytes_a_parameter(resolved: Resolved) -> int:
 
 
 def checkpoint_bytes(resolved: Resolved) -> int:
-    """The size to come of one checkpoint of a run."""
+    """The expected size of a checkpoint of a run."""
     return resolved.model.params * bytes_a_parameter(resolved)
 
 
 def newest_checkpoint_bytes(run: RunFolder) -> int | None:
-    """The size of a run's newest complete checkpoint; None without one, or if it does not say."""
+    """The size of a run's newest complete checkpoint; None without one, or if the size is not noted."""
     step = newest_step(run)
     if step is None:
         return None
@@ -146,11 +150,11 @@ def newest_checkpoint_bytes(run: RunFolder) -> int | None:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before a run is submitted, beside its settings.
+    """What is known before a run is submitted, besides its settings.
 
-    `alike` is measured with the same settings, `parent` in the run that this one goes on from, after step `done`.
+    `alike` was measured with the same settings, `parent` in the run that this one resumes from, after step `done`.
     `predicted` is predicted.json's `step`; `no_prediction` says why there is none. `spent` are the GPU-hours of the
-    attempts that the run has had already.
+    run's earlier attempts.
     """
 
     done: int = 0
@@ -163,10 +167,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run's job chain will take.
+    """The forecast of a run's job chain.
 
-    `lines` are for the user, the first sums them up. `jobs` are to be submitted at once in a singleton chain. `lead_s`
-    is the signal's lead that the job is to have, None to leave it as it is. `total` is None if no step time is known.
+    `lines` are for the user; the first is the summary. `jobs` are to be submitted at once in a singleton chain.
+    `lead_s` is the signal's lead for the job, None to keep it. `total` is None if no step time is known.
     """
 
     lines: tuple[str, ...]
@@ -177,7 +181,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class _Figures:
-    """A pace, the share by which its steps may be off, and a line on each figure."""
+    """A pace, the relative error of its step time, and a line on each figure."""
 
     pace: Pace
     band: float
@@ -188,9 +192,9 @@ class _Figures:
 def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
-    `lead_is_given`: the user has set the signal's lead, which then stays. Raises ConfigError with the numbers for what
-    cannot come to its end: no step left, no room in a job for one, more jobs than the run can have, a budget that no
-    job fits in.
+    `lead_is_given`: the user has set the signal's lead, which stays. Raises ConfigError, with the numbers, if the run
+    cannot reach its end: no step is left, a job has no room for a step, the run needs more jobs than it can have, or
+    its budget is too small for one job.
     """
     train, job = resolved.train, resolved.job
     steps = train.steps - known.done
@@ -216,17 +220,12 @@ def make_forecast(resolved: Resolved, known: Known, lead_is_given: bool, now: fl
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def walltime_s(resolved: Resolved) -> int | None:
-    """Seconds of a job's limit; None without one, and if the partition's own limit holds."""
-    return limit_s(resolved.job.time)
-
-
 def _chain(resolved: Resolved, steps: int, pace: Pace, lead_s: int) -> Length | None:
-    return chain_length(steps, pace, gpus_of(resolved), walltime_s(resolved), lead_s)
+    return chain_length(steps, pace, gpus_of(resolved), limit_s(resolved.job.time), lead_s)
 
 
 def _figures(resolved: Resolved, known: Known) -> _Figures | None:
-    """Every figure by the best source there is; None without a step time."""
+    """Every figure from the best source; None without a step time."""
     train, alike, parent = resolved.train, known.alike, known.parent
     lines = []
     band = 0.0
@@ -251,7 +250,7 @@ def _figures(resolved: Resolved, known: Known) -> _Figures | None:
     if saved is not None:
         save_s = float(saved.save_s or 0.0)
         hold_s = saved.hold_s
-        held = f", {duration(hold_s)} of it in training's way" if hold_s is not None and hold_s < save_s else ""
+        held = f", {duration(hold_s)} of it delay training" if hold_s is not None and hold_s < save_s else ""
         lines.append(
             f"save {duration(save_s)}{held}, measured: median of {counted(saved.saves, 'save')} of run {saved.run}"
         )
@@ -274,30 +273,30 @@ def _figures(resolved: Resolved, known: Known) -> _Figures | None:
             )
     started = next((each for each in (alike, parent) if each is not None and each.start_s is not None), None)
     if started is not None:
-        lines.append(f"start {duration(started.start_s or 0.0)} of each link, measured: run {started.run}")
+        lines.append(f"start {duration(started.start_s or 0.0)} of each job, measured: run {started.run}")
     else:
-        lines.append("start of each link: not known, and not counted; the first link measures it")
+        lines.append("start of each job: not known, and not counted; the first job measures it")
     start_s = (started.start_s or 0.0) if started else 0.0
     pace = Pace(step_s, save_s, eval_s, start_s, train.save_every, train.eval_every, hold_s)
     return _Figures(pace, band, tuple(lines), saved is not None)
 
 
 def _slower(figures: _Figures, sign: int) -> Pace:
-    """The pace at one end of its range: steps are faster for -1, slower for 1."""
+    """The pace at an end of its error range: sign -1 for the fastest steps, 1 for the slowest."""
     return replace(figures.pace, step_s=figures.pace.step_s * max(0.05, 1 + sign * figures.band))
 
 
 def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
-    """(seconds, words): what a measured save needs; without one the profile's, or more if the disk may need it."""
-    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), walltime_s(resolved)
+    """(the signal's lead in seconds, a line on it): what a measured save needs, else at least the profile's lead."""
+    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), limit_s(resolved.job.time)
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
-        return own, []  # nothing comes to an end by itself
+        return own, []  # the job has no limit, so no signal
     why = f"two steps, what is due between them, two saves and {LEAVE_S:.0f} s"
     if is_given:
         short = f"; {why} are {needed} s: the last save may be lost" if own < needed else ""
         return own, [f"{'warning: ' if short else ''}signal {own} s ahead of the limit, as given{short}"]
     if not figures.save_is_measured and limit is not None:
-        needed = min(needed, max(own, limit // 4))  # an assumption takes no more of a job than that
+        needed = min(needed, max(own, limit // 4))  # an assumption may take no more of a job
     if figures.save_is_measured or needed > own:
         return needed, [f"signal {needed} s ahead of the limit: {why}"]
     return own, [f"signal {own} s ahead of the limit, as the profile says; no save is measured"]
@@ -306,21 +305,21 @@ def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, l
 def _no_room(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
-        f"job.time {resolved.job.time} ({walltime_s(resolved)} s) has no room for a step: {duration(pace.start_s)} to "
-        f"start, {duration(pace.train_s(1))} for a step with its share of saves, and the signal {lead_s} s ahead of "
-        f"the limit are {duration(needed)}",
+        f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
+        f"{duration(pace.start_s)} to start, {duration(pace.train_s(1))} for a step "
+        f"with its share of saves, and the signal {lead_s} s ahead of the limit are {duration(needed)}",
         f"use --time {clock(needed * 10)}, ten times that, or more",
     )
 
 
 def _check_jobs(resolved: Resolved, least: Length) -> None:
-    """ConfigError if the run needs more jobs than it can have, however fast its steps are."""
+    """ConfigError if the run needs more jobs than it can have, even with its fastest steps."""
     if least.jobs <= 1:
         return
-    needs = f"it needs {least.jobs} links of {resolved.job.time}"
+    needs = f"it needs {least.jobs} jobs of {resolved.job.time}"
     if not can_resume(resolved.engine):
         raise ConfigError(
-            f"{needs}, but what is offloaded to NVMe is in no checkpoint, so that no link could go on from another",
+            f"{needs}, but what is offloaded to NVMe is in no checkpoint, so no job could resume from another",
             f"use --time {clock(least.total_s)} or more, or offload to the host's memory",
         )
     if resolved.cluster.chain == "none":
@@ -331,7 +330,7 @@ def _check_jobs(resolved: Resolved, least: Length) -> None:
 
 
 def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: int) -> None:
-    """ConfigError for a budget in which not even a step fits. The last `lead_s` of a job are for saving."""
+    """ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
         return
@@ -342,7 +341,7 @@ def _check_budget(resolved: Resolved, known: Known, pace: Pace | None, lead_s: i
         left = f", of which {known.spent:.3g} are spent," if known.spent else ""
         parts = f"{duration(pace.start_s)} to start, {duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
-            f"job.max_gpu_hours = {budget:g}{left} are {duration(seconds)} on {gpus} GPUs, but a link takes {parts}"
+            f"job.max_gpu_hours = {budget:g}{left} are {duration(seconds)} on {gpus} GPUs, but a job takes {parts}"
             f"{lead_s} s to save before its end",
             f"use --max-gpu-hours {rounded_up(needed * 10 * gpus / 3600)} or more, ten times that",
         )
@@ -359,27 +358,27 @@ def _warnings(resolved: Resolved, known: Known, figures: _Figures, total: Length
             f"of {train.steps:,}"
         )
     elif budget is not None:
-        said.append(f"budget {budget:g} GPU-hours, looked at before every link and within it")
+        said.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
     if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
         said.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
     if total.jobs > 1 and not train.save_every:
-        said.append(f"warning: train.save_every is 0: a link that fails loses up to {duration(total.job_s)}")
+        said.append(f"warning: train.save_every is 0: a job that fails loses up to {duration(total.job_s)}")
     if total.jobs > _MOST_AT_ONCE and resolved.cluster.chain == "singleton":
-        said.append(f"{_MOST_AT_ONCE} jobs are sent at once, the others one after the other by the last")
-    if resolved.cluster.scheduler == "slurm" and walltime_s(resolved) is None:
-        said.append("no --time: the partition's limit holds, which is not known here, and one link is reckoned with")
+        said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
+    if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
+        said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
     return said
 
 
 def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
     how = {"requeue": " by requeue", "singleton": " by singleton jobs"}.get(resolved.cluster.chain, "")
-    links = counted(total.jobs, "link")
+    jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
-        links += f" ({least.jobs} to {most.jobs if most else 'many'})"
-    if (time_words := resolved.job.time) and walltime_s(resolved) is not None:
-        links += f" of {time_words}"
-    words = f"forecast: {links}{how if total.jobs > 1 else ''}, {duration(total.total_s)} of work"
+        jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
+    if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
+        jobs += f" of {time_words}"
+    words = f"forecast: {jobs}{how if total.jobs > 1 else ''}, {duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
         words += f", {total.gpu_hours:,.4g} GPU-hours on {gpus_of(resolved)} GPUs"
     bound = ""
@@ -392,22 +391,17 @@ def _sum_line(resolved: Resolved, total: Length, least: Length, most: Length | N
 def _unknown(known: Known) -> tuple[str, ...]:
     why = f", and {known.no_prediction}" if known.no_prediction else ""
     return (
-        "forecast: not known: links, GPU-hours and the end",
+        "forecast: not known: jobs, GPU-hours and the end",
         f"  step: no run of these settings has measured it{why}",
-        "  known after the first link, or after submit --until steps=20 with the same options",
+        "  known after the first job, or after submit --until steps=20 with the same options",
     )
 
 
-# --- in words
-
-
-def counted(count: int, what: str) -> str:
-    """`1 link`, `2 links`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+# --- as text
 
 
 def duration(seconds: float) -> str:
-    """`0.912 s`, `95 s`, `3 h 20 min`, `11 d 4 h`."""
+    """A duration as text: `0.912 s`, `95 s`, `3 h 20 min`, `11 d 4 h`."""
     if seconds < 600:
         return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -421,13 +415,13 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time limit as sbatch takes it, in whole minutes upwards."""
+    """A time limit for sbatch, rounded up to whole minutes."""
     minutes = max(1, math.ceil(seconds / 60))
     days, rest = divmod(minutes, 1440)
     return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
 
 
 def rounded_up(hours: float) -> str:
-    """Three digits, upwards, of hours above 0."""
+    """Hours above 0, rounded up to three digits."""
     size = 10.0 ** (math.floor(math.log10(hours)) - 2)
     return f"{math.ceil(hours / size) * size:g}"

@@ -10,10 +10,10 @@ from hpc_gpt.runs.state import RETRIES, is_mistake, pause_s
 
 @dataclass(frozen=True)
 class Past:
-    """One attempt that is over. `saved` is the step of the newest complete checkpoint when it ended, `resumed` that of
-    the one it resumed from; 0 without one. `seconds` is how long it had its `gpus`.
+    """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
 
-    `ended` is a class of state.ENDED; `node` is at fault for it, None without one.
+    `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
+    without one. It had its `gpus` for `seconds`, and ended at `over` (epoch seconds).
     """
 
     number: int
@@ -38,18 +38,18 @@ class Past:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run's settings say. `cannot_go_on` says why no job can follow another; empty if one can."""
+    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can."""
 
-    cannot_go_on: str = ""
+    cannot_continue: str = ""
     retry_pause_s: float = 30.0
     max_gpu_hours: float | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`ended` is how the run stands by its last attempt, which itself ended as `attempt_ended`; `why` says it in words.
+    """Whether the run continues (`go_on`), its class `ended` after an attempt that ended as `attempt_ended`, and why.
 
-    `pause_s` is how long the next attempt waits, `retries` how many failures in a row there have been.
+    The next attempt waits for `pause_s`. `retries` counts the failures in a row.
     """
 
     go_on: bool
@@ -61,14 +61,14 @@ class Verdict:
 
 
 def gpu_hours(past: Sequence[Past]) -> float:
-    """GPU-hours of all attempts, those included that stepped aside."""
+    """GPU-hours of all attempts, refused ones too."""
     return sum(each.gpu_hours for each in past)
 
 
 def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
-    """The verdict after the last of `past`, which has one attempt at least.
+    """The verdict after the last attempt of `past`, which is not empty.
 
-    `asked`: the run was asked to end as `cancelled` or `stopped`, whatever its attempt has noticed of it.
+    `asked`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
     last = past[-1]
     own = last.cause or last.ended
@@ -76,14 +76,14 @@ def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
     def stop(ended: str, why: str) -> Verdict:
         return Verdict(False, ended, last.ended, why)
 
-    if not RETRIES[last.ended].goes_on:
+    if not RETRIES[last.ended].continues:
         return stop(last.ended, own)
     if asked:
         return stop(asked, own)
     if last.ended == "error" and is_mistake(last.cause):
         return stop("error", f"{own}; started again, the program would say the same")
-    if rules.cannot_go_on:
-        return stop(last.ended, f"{own}; {rules.cannot_go_on}")
+    if rules.cannot_continue:
+        return stop(last.ended, f"{own}; {rules.cannot_continue}")
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
@@ -98,7 +98,7 @@ def judge(past: Sequence[Past], rules: Rules, asked: str = "") -> Verdict:
 
 
 def without_progress(past: Sequence[Past]) -> list[str]:
-    """How the attempts at the end ended that left no newer checkpoint; without those that Slurm or the user ended."""
+    """The classes of the last attempts, newest first, without a newer checkpoint; not those ended early by others."""
     idle = []
     for each in reversed(past):
         if not RETRIES[each.ended].most:
@@ -110,13 +110,13 @@ def without_progress(past: Sequence[Past]) -> list[str]:
 
 
 def is_too_much(idle: Sequence[str]) -> bool:
-    """Whether so many ends without progress end a run: each class has a limit, and counts for the wider ones, too."""
+    """Whether attempts without progress end the run. Each class has a limit, and counts for larger limits, too."""
     limits = {RETRIES[ended].most for ended in idle}
     return any(sum(RETRIES[ended].most <= limit for ended in idle) >= limit for limit in limits)
 
 
 def failures_in_row(past: Sequence[Past]) -> int:
-    """Failures at the end, back to the last attempt that left a newer checkpoint."""
+    """The number of failures since the last attempt that left a newer checkpoint."""
     count = 0
     for each in reversed(past):
         if not RETRIES[each.ended].most:

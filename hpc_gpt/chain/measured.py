@@ -1,4 +1,4 @@
-"""How long a step, a save, an evaluation and a start took in earlier runs. From run folders alone."""
+"""How long a step, a save, an evaluation and a start took in earlier runs, from their run folders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hpc_gpt.readers.steps import StepTable, time_steps
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolve import Resolved, speed_hash
 
-_LOOKED_AT = 500  # runs, the newest: reading settings takes about 1 ms each
+_LOOKED_AT = 500  # the newest runs: reading the settings of one takes about 1 ms
 _LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians in seconds over the `steps` of a run; None for what was not measured.
+    """Medians in seconds over the `steps` of a run; None if not measured.
 
-    `save_s` is a save's time, `hold_s` what of it training waited for: less, if it was written in the background.
-    `start_s` is from a job's start to its first step, warm-up included; of a run that has resumed, of those starts.
+    `save_s` is the time of a save, `hold_s` how long training waited for it: less, if it was written in the background.
+    `start_s` is from a job's start to its first step, with warm-up; only of starts that resumed, if there are any.
     """
 
     run: str
@@ -41,13 +41,14 @@ class Measured:
 
 
 class Earlier:
-    """The runs of a logs folder, by how fast they may be expected to be; read when first asked, the newest of them."""
+    """The newest runs of a logs folder by `speed_hash`; read on first use."""
 
     def __init__(self, runs: Callable[[], Sequence[RunFolder]]) -> None:
         self._runs = runs
+        self._found: dict[str, Measured | None] = {}
 
     def newest_alike(self, resolved: Resolved) -> Measured | None:
-        """What was measured in the newest run with the same settings and enough steps; None without one."""
+        """The measurements of the newest run with the same settings and enough steps; None without one."""
         wanted = speed_hash(resolved)
         if wanted not in self._found:
             measured = (measure_run(run) for run in self._by_hash.get(wanted, ()))
@@ -55,12 +56,8 @@ class Earlier:
         return self._found[wanted]
 
     @cached_property
-    def _found(self) -> dict[str, Measured | None]:
-        return {}
-
-    @cached_property
     def _by_hash(self) -> dict[str, list[RunFolder]]:
-        """Newest first."""
+        """{speed hash: runs, newest first}."""
         runs: dict[str, list[RunFolder]] = {}
         for run in list(self._runs())[-_LOOKED_AT:][::-1]:
             with contextlib.suppress(UserError):  # a damaged folder measures nothing
@@ -69,9 +66,9 @@ class Earlier:
 
 
 def measure_run(run: RunFolder) -> Measured | None:
-    """What was measured in one run; None before it has made enough steps.
+    """The measurements of one run; None if it has too few steps.
 
-    Raises ConfigError or RunFolderError without its settings.
+    Raises ConfigError or RunFolderError if its settings cannot be read.
     """
     resolved = run.resolved()
     attempts = [read for attempt in run.attempts() if len((read := read_attempt(attempt)).steps)]
@@ -97,21 +94,23 @@ def measure_run(run: RunFolder) -> Measured | None:
 
 
 def _start_s(attempts: list[AttemptRead]) -> float | None:
-    """From the start in attempt.json to the start of the first step, and what that step took beyond others."""
+    """Seconds from the start in attempt.json to the first step, with what that step took beyond the median step."""
     starts: dict[bool, list[float]] = {True: [], False: []}
     for read in attempts:
         steps = read.steps
         usual_s = float(np.nanmedian(steps["step_s"]))
         if read.start_s is not None and np.isfinite(steps["at"][0]) and np.isfinite(usual_s):
             resumed = bool(read.trainer.get("resumed_step"))
-            made = max(1.0, float(steps["step"][0]) - read.first_step + 1)  # a foreign program's line is of several
+            made = max(
+                1.0, float(steps["step"][0]) - read.first_step + 1
+            )  # a line of a foreign program covers several steps
             starts[resumed].append(max(0.0, float(steps["at"][0]) - read.start_s - made * usual_s))
     found = starts[True] or starts[False]
     return float(np.median(found)) if found else None
 
 
 def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
-    """Seconds between an evaluated step and the next one, less a save there that training waited for."""
+    """Seconds between a step with an evaluation and the next one, without a save that training waited for."""
     gaps: list[float] = []
     for read in attempts:
         steps = read.steps
@@ -123,7 +122,7 @@ def _evaluation_s(attempts: list[AttemptRead]) -> float | None:
 
 
 def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
-    """Seconds between a step after which a save is due, and nothing else, and the next step."""
+    """Seconds between a step after which only a save is due and the next step."""
     gaps: list[float] = []
     for read in attempts if save_every else []:
         steps = read.steps
@@ -133,7 +132,7 @@ def _hold_s(attempts: list[AttemptRead], save_every: int) -> float | None:
 
 
 def _between(read: AttemptRead) -> NDArray[np.float64]:
-    """Seconds between each step's end and the start of the one that follows; NaN if that was not trained next."""
+    """Seconds between the end of each step and the start of the next line's step; NaN if a step is missing."""
     steps = read.steps
     gaps = np.diff(steps["at"]) - steps["step_s"][1:]
     return np.where(np.diff(steps["step"]) == 1, gaps, np.nan)

@@ -34,13 +34,13 @@ def render(request: Request, folder: Path | None) -> None:
         )
     if folder is None:
         prepared = prepare(request)
-        for note in prepared.told:
+        for note in prepared.messages:
             click.echo(note, err=True)
         click.echo(prepared.script, nl=False)
         return
     sweep = prepare_sweep(request)
     folder.mkdir(parents=True, exist_ok=True)
-    for note in sweep.told:
+    for note in sweep.messages:
         click.echo(note, err=True)
     for row in sweep.rows:
         path = folder / f"{row.resolved.row}.sh"

@@ -13,24 +13,22 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
-from hpc_gpt.launch.following import wait_for, wait_for_all
+from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
-from hpc_gpt.launch.resumption import (
-    changed_length,
-    check_resumption,
-    forecast_same,
-    prepare_resumption,
-    resume_elsewhere,
-    resume_run,
-)
 from hpc_gpt.launch.submission import (
     Submitted,
     SubmittedSweep,
+    changed_length,
+    check_resumption,
     check_submission,
     dry_run,
+    forecast_same,
     hold_here,
     plan_jobs,
+    prepare_resumption,
     queue_sweep,
+    resume_elsewhere,
+    resume_run,
     start_held,
     submit_run,
     write_sweep,
@@ -66,7 +64,7 @@ def submit_one(
             _dry_run(prepared)
             return
         submitted = submit_run(prepared, logs_folder())
-        _print_foretold(prepared)
+        _print_predictions(prepared)
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
@@ -153,7 +151,7 @@ def _resume(name: str, request: Request, dry_run: bool) -> Submitted | None:
         return None
     click.echo(f"resumes {parent.run} after step {parent.step}, as {prepared.resolved.layout}", err=True)
     submitted = resume_elsewhere(prepared, parent, logs_folder())
-    _print_foretold(prepared)
+    _print_predictions(prepared)
     return submitted
 
 
@@ -174,19 +172,19 @@ def _resume_same(run: RunFolder, forecast: Forecast | None, dry_run: bool) -> Su
     return resume_run(run, forecast.jobs if forecast and run.resolved().cluster.chain == "singleton" else 1)
 
 
-def _print_foretold(prepared: Prepared) -> None:
-    for line in prepared.foretold:
+def _print_predictions(prepared: Prepared) -> None:
+    for line in prepared.predictions:
         click.echo(line, err=True)
 
 
 def _dry_run(prepared: Prepared) -> None:
     check_submission([prepared], logs_folder(), dry=True)
     click.echo(prepared.script, nl=False)
-    _print_foretold(prepared)
+    _print_predictions(prepared)
     if prepared.resolved.cluster.scheduler == "slurm":
         chained = "--job-name=…-RUN --dependency=singleton " if prepared.resolved.cluster.chain == "singleton" else ""
         command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
-        command += f", {prepared.links} times" if prepared.links > 1 else ""
+        command += f", {prepared.jobs} times" if prepared.jobs > 1 else ""
     else:
         command = f"bash job.sh, for each of {prepared.resolved.gpus} ranks"
     click.echo(f"would run: {command}", err=True)
@@ -202,8 +200,8 @@ def _print_submitted(submitted: Submitted, wait: bool) -> None:
         click.echo(f"not passed on: {', '.join(leaked)}; use options or the cluster profile", err=True)
     if submitted.scheduler == "slurm":
         click.echo(f"submitted {run.run_id} as job {submitted.job_id}")
-        if len(submitted.links) > 1:
-            click.echo(f"{len(submitted.links) - 1} more jobs wait for it: {', '.join(submitted.links[1:])}", err=True)
+        if len(submitted.jobs) > 1:
+            click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     else:
         click.echo(f"started {run.run_id} as process {submitted.job_id}")
     click.echo(f"run folder {run.path}", err=True)
@@ -270,7 +268,7 @@ def _sound(prepared: PreparedSweep, skip_unfit: bool, check: Callable[[list[Prep
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    for note in prepared.told:
+    for note in prepared.messages:
         click.echo(note, err=True)
     for row in prepared.impossible:
         click.echo(f"not {row.name}: {row.impossible}", err=True)

@@ -1,39 +1,50 @@
-"""Asking runs to stop, to save, or to go back to the queue; and cancelling them.
+"""Ask runs to stop, save or requeue; cancel them; and wait for their end.
 
-A request is a file in the run's folder: no ssh, no scheduler. The scheduler is only asked for the run's state, and if
-it gives no answer the request is left all the same. Of a cancel the mark in the run folder comes first, so that nothing
-brings the job back; then the scheduler is asked to end it.
+A request is a file in the run folder: it needs no ssh, and the scheduler only to know the run's state. The request is
+made even if the scheduler does not answer. A cancel first leaves a mark in the run folder, so that nothing requeues the
+job, and then asks the scheduler to end it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.errors import JobFailed, RunFolderError, UserError
 from hpc_gpt.launch.slurm import cancel_job, interrupt_job
-from hpc_gpt.launch.status import NO_ANSWER, RunStatus, read_own_status, read_status
+from hpc_gpt.launch.status import NO_ANSWER, RunStatus, count_states, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import Request, answer_of, ask
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids, newest_chain, newest_submission
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
+from hpc_gpt.runs.standing import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
+from hpc_gpt.terminal import ProgressLine
 
+GOOD_ENDS = ("done", "stopped", "budget")
+# Seconds between two reads of a state.
+LOCAL_POLL_S = 0.5
+SLURM_POLL_S = 5.0
+# A run that is `unknown` for so long has ended.
+UNKNOWN_S = 30.0
 _POLL_S = 0.5
-# Between two questions to the scheduler about a run that says nothing itself.
+# Between two questions to the scheduler about a run that does not answer itself.
 _STATUS_S = 15.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was left in a run's folder, in words for the user. `attempt` and `request` are None if it is for the
-    next start of the run's job; `refused` says why nothing was left.
+    """A request that was made of a run; `words` describe it, or say why nothing was asked (`refused`).
+
+    `attempt` and `request` are None if it is for the next start of the run's job.
     """
 
     run: RunFolder
@@ -45,7 +56,7 @@ class Asked:
 
 
 def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[Asked]:
-    """Asks each run; the scheduler is asked once for all. RunFolderError if a folder cannot be written."""
+    """Ask each run to `verb`, after one question to the scheduler for all. Raises RunFolderError."""
     return [_ask(run, verb, status) for run, status in zip(runs, read_status(runs), strict=True)]
 
 
@@ -62,11 +73,11 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
     attempts = run.attempts()
     open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
     if verb == "stop":
-        # Should the attempt die before it has seen the request, no other is to follow.
+        # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run, status)
     if open_ is not None:
         request = ask(open_, verb)
-        doubt = " (Slurm does not answer, so nothing says that it runs)" if no_answer else ""
+        doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         does = _DOES[verb] if verb == "save" or run.resolved().train.save_last else _DOES_UNSAVED[verb]
         return Asked(run, verb, f"asked to {does}{doubt}", attempt=open_, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
@@ -78,33 +89,31 @@ def _ask(run: RunFolder, verb: str, status: RunStatus) -> Asked:
 
 
 _DOES = {
-    "stop": "save and end at the next step's edge",
-    "save": "save at the next step's edge and go on",
-    "requeue": "save at the next step's edge and go back to the queue",
+    "stop": "save after this step and end",
+    "save": "save after this step and continue",
+    "requeue": "save after this step and go back to the queue",
 }
-
-
 # The same if train.save_last is false.
 _DOES_UNSAVED = {
-    "stop": "end at the next step's edge, unsaved: train.save_last is false",
-    "requeue": "go back to the queue at the next step's edge, unsaved: train.save_last is false",
+    "stop": "end after this step, unsaved: train.save_last is false",
+    "requeue": "go back to the queue after this step, unsaved: train.save_last is false",
 }
 
 
 def _impossible(run: RunFolder, verb: str) -> str:
-    """Why a run cannot do that; empty if it can."""
+    """Why a run cannot do what is asked; empty if it can."""
     resolved = run.resolved()
     if verb == "save" and resolved.engine.name == MEGATRON_LM:
         return "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
     if verb == "requeue" and resolved.cluster.chain == "none":
-        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and submit --resume takes it up again'
+        return f'chain = "none" in profile {resolved.cluster.name}: stop it, and resume it with submit --resume'
     if verb == "requeue" and not can_resume(resolved.engine):
-        return "what is offloaded to NVMe is in no checkpoint: it would begin anew"
+        return "what is offloaded to NVMe is in no checkpoint: it would start from the beginning"
     return ""
 
 
 def _mark(run: RunFolder, status: RunStatus) -> None:
-    """For every job that the run was handed to the scheduler as; a run that waits for its turn here is passed over."""
+    """Mark every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
     marks = [run.stop_mark(job_id) for job_id in job_ids(run)]
     if status.state == "pending" and newest_submission(run).get("queue"):
         marks = [run.cancelled_mark(IN_QUEUE)]
@@ -112,7 +121,7 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
 
 
 def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
-    """Leaves marks in a run's folder, empty files. RunFolderError if the disk refuses."""
+    """Make marks, empty files, in a run's folder. RunFolderError if the disk refuses."""
     try:
         for mark in marks:
             mark.touch()
@@ -121,7 +130,7 @@ def _touch(run: RunFolder, marks: Sequence[Path], what: str, hint: str) -> None:
 
 
 def await_answer(asked: Asked) -> tuple[bool, str]:
-    """Waits until what was asked for has happened, or cannot any more; (whether it has, what has happened)."""
+    """Wait until a request is fulfilled, or cannot be; return whether it is, and what happened."""
     looked = time.monotonic()
     while True:
         if (found := _outcome(asked)) is not None:
@@ -129,25 +138,25 @@ def await_answer(asked: Asked) -> tuple[bool, str]:
         if time.monotonic() - looked > _STATUS_S:
             looked = time.monotonic()
             (status,) = read_status([asked.run])
-            # The attempt may have said so in between.
+            # The attempt may have answered in between.
             if status.is_over and _outcome(asked) is None:
                 return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
         time.sleep(_POLL_S)
 
 
 def _outcome(asked: Asked) -> tuple[bool, str] | None:
-    """The same as far as the run's folder says it; None as long as it does not."""
+    """The outcome of a request by the run folder; None if it is still open."""
     attempt = asked.attempt
-    if attempt is None:  # for a start that is yet to come
+    if attempt is None:  # the request is for the next start
         attempts = asked.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
         return None if attempt is None else (True, _end_words(attempt))
-    end = attempt.ended()  # before the answer, which may come right before it
+    end = attempt.ended()  # read before the answer, which is written before it
     if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
         done = bool(said.get("done"))
         return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
     if end and asked.verb == "save":
-        # It came after the attempt's last look. What that has saved at its end is what was asked for.
+        # The request came after the attempt's last look, but the save at its end fulfils it.
         saved = newest_step(asked.run)
         is_saved = saved is not None and saved == end.get("step")
         return is_saved, f"{_end_words(attempt)}; " + (
@@ -157,7 +166,9 @@ def _outcome(asked: Asked) -> tuple[bool, str] | None:
         wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
         return end.get("ended") == wanted, _end_words(attempt)
     later = [each for each in asked.run.attempts() if each.number > attempt.number]
-    return (False, f"attempt {attempt.number} ended without a word, attempt {later[-1].number} runs") if later else None
+    return (
+        (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
+    )
 
 
 def _end_words(attempt: Attempt) -> str:
@@ -170,21 +181,17 @@ def _end_words(attempt: Attempt) -> str:
 
 
 def cancel_run(run: RunFolder, status: RunStatus | None = None) -> str | None:
-    """Cancels whatever of the run is queued or runs; the job id, or None if nothing did.
+    """Cancel the run's queued or running jobs; return the job id, or None if there was none.
 
-    Of a run that waits for its turn on this machine it is IN_QUEUE.
-
-    A status that is known already spares asking the scheduler first. Raises SlurmUnreachable, JobRefused;
-    RunFolderError for a local run of another machine.
+    For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
+    asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
     line = _live_submission(run, status or read_own_status(run))
     return _end(run, line) if line is not None else None
 
 
 def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
-    """Asks a running run to save and stop, as one Ctrl-C does; a job that waits, or of which nothing is known, is
-    cancelled. Raises as cancel_run.
-    """
+    """Ask a running run to save and stop, as one Ctrl-C does; cancel it in any other state. Raises as cancel_run."""
     status = status or read_own_status(run)
     line = _live_submission(run, status)
     if line is not None:
@@ -192,7 +199,7 @@ def interrupt_run(run: RunFolder, status: RunStatus | None = None) -> None:
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
-    """The line of submissions.jsonl of a job that may yet run; None if there is none such."""
+    """The line of submissions.jsonl of a job that may still run; None if there is none."""
     unknown = status.state == "unknown" and status.scheduler == "slurm" and status.job_id
     if status.state not in LIVE and not unknown:
         return None
@@ -201,18 +208,122 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool = False) -> str:
-    """The mark, then the signal. A local controller passes it on and gives its ranks time to save either way."""
+    """Mark and signal the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
-    # The jobs after it first, so that none begins when it ends.
+    # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if line.get("scheduler") == "local" else newest_chain(run)
-    links = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
-    for each in (*links, job_id):
+    later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*later, job_id):
         _touch(run, [run.cancelled_mark(each)], "the cancel mark ", f"scancel {each} ends a Slurm job")
-    if line.get("queue"):  # what runs the sweep passes it over
+    if line.get("queue"):  # the process that runs the sweep skips it
         return job_id
     if line.get("scheduler") == "local":
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
     else:
-        cancel_job(*links)
+        cancel_job(*later)
         (interrupt_job if save else cancel_job)(job_id)
     return job_id
+
+
+# --- waiting
+
+
+def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
+    """Print progress until the run has ended, and return its last status. `interrupts`: the Ctrl-Cs before this call.
+
+    The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD_ENDS.
+    """
+    (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    end = f"run {run.run_id}: {describe(status)}"
+    if status.state not in GOOD_ENDS:
+        raise JobFailed(f"{end}" + (f"; {status.cause}" if status.cause else ""), f"hpc-gpt logs {run.run_id}")
+    sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+    return status
+
+
+def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
+    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
+
+    Raises JobFailed if the last state of any of them is not in GOOD_ENDS.
+    """
+    statuses = follow(runs, count_states, interrupts)
+    bad = [status for status in statuses if status.state not in GOOD_ENDS]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+    return statuses
+
+
+def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
+    """Show `words` of the runs whenever they change, until every run has ended; return their last statuses."""
+    seen = ""
+    unknown_since: float | None = None
+    answered = 0
+    statuses: list[RunStatus] = []
+    line = ProgressLine()
+    while True:
+        try:
+            if answered < interrupts:
+                _interrupt(runs, interrupts, statuses)
+                answered = interrupts
+            statuses = read_status(runs)
+            now = words(statuses)
+            if now != seen:
+                line.show(now)
+                seen = now
+            if not all(status.is_over for status in statuses):
+                unknown_since = None
+            elif all(status.state != "unknown" for status in statuses):
+                break
+            else:  # Slurm briefly does not know a job while it moves between its lists
+                unknown_since = unknown_since or time.monotonic()
+                if time.monotonic() - unknown_since > UNKNOWN_S:
+                    break
+            time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+        except KeyboardInterrupt:  # may come while the one before is handled
+            interrupts += 1
+            if interrupts > 2:
+                line.end()
+                raise
+    line.end()
+    if interrupts:
+        raise KeyboardInterrupt
+    return statuses
+
+
+def describe(status: RunStatus) -> str:
+    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
+    parts = [status.state]
+    if status.step is not None:
+        parts.append(f"step {status.step}/{status.steps}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{status.tokens_per_s:.0f} tokens/s")
+    if status.state == "pending" and status.cause:
+        parts.append(f"({status.cause})")
+    return "  ".join(parts)
+
+
+def _stop_words(runs: Sequence[RunFolder]) -> str:
+    saving = sum(run.resolved().train.save_last for run in runs)
+    if saving == len(runs):
+        return "save and stop"
+    unsaved = "unsaved" if not saving else f"{len(runs) - saving} of them unsaved"
+    return f"stop, {unsaved}: train.save_last is false"
+
+
+def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
+    """Handle Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    Ctrl-C may come meanwhile."""
+    begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
+    what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
+    if count == 1:
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
+        for run, status in zip(runs, read_status(runs), strict=True):
+            interrupt_run(run, status)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)

@@ -1,4 +1,4 @@
-"""The planner's part in preparing a run: what it decides of what is open, what it predicts, what is refused."""
+"""The planner's part in preparing a run: choose open values, predict memory and time, refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from hpc_gpt.plan.training import Training
 
 SCHEMA = 1
-# Switches that are the planner's to choose if nobody gives them, and what each is called.
+# {switch that the planner chooses if it is not given: its name in texts}.
 _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage"}
-# Of the layout, what nobody need give: with one stage that does not fit, more of them.
+# The planner chooses more pipeline stages if one stage does not fit.
 _PP = "layout.pp"
 
 
 @dataclass(frozen=True)
 class Foresight:
-    """One line for the user; and the prediction as predicted.json holds it, None if nothing is predicted."""
+    """A line for the user, and the tables of predicted.json; None if nothing is predicted."""
 
     line: str
     tables: dict[str, Any] | None = None
@@ -49,10 +49,10 @@ class _Predicted:
 def plan_open(
     experiment: Experiment, profile: ClusterProfile, given: Collection[str]
 ) -> tuple[Resolved, tuple[str, ...]]:
-    """The experiment resolved, with what `given` (dotted keys) and the rules leave open as the planner picks it, and a
-    line that says so; as the rules have it if the profile does not tell enough, or nothing fits.
+    """(the resolved experiment with the planner's values for what is open, a line that says so).
 
-    Open are the ZeRO stage and recomputation, and pp if one stage holds too little. Raises what `resolve` does.
+    Open are the ZeRO stage, recomputation, and pp if one stage does not fit, unless they are in `given` (dotted keys).
+    The rules of `resolve` decide if the profile says too little, or if nothing fits. Raises what `resolve` does.
     """
     from hpc_gpt.plan.machine import machine_of
 
@@ -90,15 +90,15 @@ def plan_open(
     names = {**_OPEN, _PP: "pp"}
     words = ", ".join(f"{names[key]} {value}" for key, value in changed.items())
     try:
-        return resolve(planned, profile), (f"from plan: {words}, which neither flags nor experiment settle",)
+        return resolve(planned, profile), (f"from plan: {words}, which neither flags nor experiment give",)
     except UserError:
-        return resolved, ()  # a switch goes with the rules' choice alone
+        return resolved, ()  # a given switch runs only with the rules' choice
 
 
 def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresight:
-    """What is predicted of a run on its profile.
+    """The prediction for a run on its profile.
 
-    `refuse`: raises LayoutError, with the nearest layout that fits, if this one is predicted not to.
+    `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
     try:
         found = _predict(resolved, profile)
@@ -129,7 +129,7 @@ def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
 
 
 def constants_of(profile: ClusterProfile) -> Constants:
-    """The planner's constants: the profile's calibration over those for data sheets."""
+    """The planner's constants: those for data sheets, with the profile's calibration laid over them."""
     from hpc_gpt.plan.rates import constants_from
 
     return constants_from(profile.calibration.constants if profile.calibration else {})
@@ -149,7 +149,7 @@ def _line(resolved: Resolved, found: _Predicted) -> str:
 
 
 def _tables(found: _Predicted, profile: ClusterProfile) -> dict[str, Any]:
-    """The text of predicted.json as tables."""
+    """The tables of predicted.json."""
     stages = [{**asdict(stage), "allocated": stage.allocated} for stage in found.memory.stages]
     step = {**asdict(found.step), "step_s": found.step.step_s} if found.step else None
     return {
@@ -182,7 +182,7 @@ def _refusal(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
     return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
 
 
-# What may change to make it fit, the smallest changes first; what is not named is kept.
+# The keys that may change to make a run fit, smallest changes first. All other keys stay.
 _SMALL = ("engine.recompute", "layout.micro_batch", "engine.zero_stage")
 _SPLITS = ("layout.pp", "layout.dp", "layout.tp")
 _SWITCHES = ("engine.sequence_parallel", "engine.sharded_optimizer", "engine.offload")
@@ -200,7 +200,7 @@ _ALL = frozenset(key for keys in _NEARER for key in keys)
 
 
 def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> Candidate | None:
-    """The fastest of those that fit after the smallest change of settings; None if none does."""
+    """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     experiment = experiment_of(resolved)
     for open_keys in _NEARER:
         try:
@@ -215,8 +215,8 @@ def _nearest(resolved: Resolved, profile: ClusterProfile, found: _Predicted) -> 
 def _pick(
     experiment: Experiment, profile: ClusterProfile, resolved: Resolved, machine: Machine, given: Collection[str]
 ) -> Candidate | None:
-    """The planner's choice of what is open under the layout of the rules, else with more stages; None if none fits, or
-    if what the rules take is as good."""
+    """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
+    the rules' choice is as good."""
     layout, batch = resolved.layout, resolved.batch
     ruled = replace(
         experiment,
@@ -235,7 +235,7 @@ def _pick(
 def _search(
     experiment: Experiment, profile: ClusterProfile, machine: Machine, holds: Collection[str]
 ) -> Candidate | None:
-    """The best that fits, with the keys `holds` as the experiment has them and the global batch as it is."""
+    """The best candidate that fits, with the experiment's values of the keys `holds` and of the global batch."""
     from hpc_gpt.plan.question import question_of
     from hpc_gpt.plan.search import search
 
@@ -245,14 +245,14 @@ def _search(
 
 
 def _rankable(machine: Machine, dtype: str) -> Machine:
-    """With a rate for a dtype that the device has no unit for, so that what fits can be ranked: it runs as fp32."""
+    """The machine with fp32's rate for a dtype without a unit of its own, so that candidates can be ranked."""
     if dtype in machine.peak_tflops:
         return machine
     return replace(machine, peak_tflops={**machine.peak_tflops, dtype: machine.peak_tflops["fp32"]})
 
 
 def _flags(asked: Training, nearest: Training) -> str:
-    """The words on the command line that turn one into the other."""
+    """The options that turn the requested training into the nearest that fits."""
     words = []
     for name, flag in _FLAGS.items():
         value = getattr(nearest, name)

@@ -1,4 +1,4 @@
-"""The question of `hpc-gpt plan`: model, machine and batch, and what the search may vary, from what the user gave."""
+"""The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hpc_gpt.settings.resolve import resolve_shape
 
 @dataclass(frozen=True)
 class PlanAsked:
-    """What to plan, as far as it is decided before the search.
+    """What to plan: everything that is decided before the search.
 
-    `base` is the experiment as its file has it, `experiment` the same with what the user asked for. `source` says where
-    the planner's `constants` are from; `tokens` is the budget that days and GPU-hours are given for.
+    `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
+    planner's `constants` are from. Days and GPU-hours are printed for a budget of `tokens`.
     """
 
     request: Request
@@ -42,9 +42,9 @@ class PlanAsked:
 def ask_plan(
     request: Request, tokens: float, calibration: str | None, why: str | None = None, largest: bool = False
 ) -> PlanAsked:
-    """Decide everything that the search does not vary; UserError for what cannot be.
+    """Decide everything that the search does not vary. Raises UserError.
 
-    `why` is the layout to explain, `calibration` the cluster whose constants are taken; `largest` asks for the largest
+    `why` is the layout to explain, `calibration` the cluster whose constants are used; `largest` asks for the largest
     model.
     """
     overrides = dict(request.overrides)
@@ -54,11 +54,11 @@ def ask_plan(
     under: dict[str, Any] = {}
     if not request.names_experiment:
         own = read_experiment(DEFAULT_EXPERIMENT).tables
-        # Layouts are compared at one global batch, whatever the model; a search for the largest starts from a model.
+        # Layouts are compared at one global batch for any model. The search for the largest model starts from one.
         under = {"layout": {"global_batch": own["layout"]["global_batch"]}}
         under |= {"model": own["model"]} if largest else {}
     file = read_asked(request, profile, under)
-    # A plan does not depend on the run's length and warm-up, if the file does not contradict itself.
+    # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
@@ -68,7 +68,7 @@ def ask_plan(
         holds.add("engine.name")
     engines = (*USUAL_ENGINES, "megatron-lm") if profile.megatron_lm is not None else USUAL_ENGINES
     if largest:
-        # The smallest batch: one sample in a pass, one pass in a step, unless more is asked for.
+        # The smallest batch unless one is given: one sample in a pass, one pass in a step.
         sizes = {"micro_batch": 1, "micro_batches": 1}
         batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or size for name, size in sizes.items()}
         experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))

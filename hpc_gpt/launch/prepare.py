@@ -1,7 +1,7 @@
-"""Preparing a run: load its settings, resolve them, take from the plan what is open, predict, render. The one way.
+"""Prepare a run: load its settings, resolve them, plan what is open, predict, render.
 
-Every verb that needs a run's script comes here: render, submit with its sweeps and resumptions, doctor, rehearse and
-bench. What they share is `load_row`, `resolve_full` or `shrunken`, and `finish`.
+Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor, rehearse
+and bench. They share `load_row`, `resolve_full` or `shrunken`, and `finish`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hpc_gpt.chain.forecast import Forecast
     from hpc_gpt.chain.measured import Earlier
 
-# Named as the file if no EXPERIMENT is given and the defaults of every key apply.
+# In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
 _DEFAULTS = Path("the defaults")
 
 
@@ -48,8 +48,8 @@ _DEFAULTS = Path("the defaults")
 class Request:
     """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
 
-    `sized`: something says how large the run is to be, or which row. `until` is what a verb that submits was told to
-    train to, empty if it was told nothing; None for the other verbs.
+    `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
+    if that is not given; None for the other verbs.
     """
 
     experiment: str
@@ -68,9 +68,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run ready to be submitted: its settings, its script, its file as given and where that is, what is predicted of
-    it and of its chain of jobs; and what to print for the user. A relative data.path is looked for in the folder
-    `data_beside` first.
+    """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
+    prediction for it, the forecast of its job chain, and `notes` for the user.
+
+    A relative data.path is looked for in the folder `data_beside` first.
     """
 
     resolved: Resolved
@@ -83,26 +84,26 @@ class Prepared:
     data_beside: Path | None = None
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What to print for the user, what is predicted last."""
-        return (*self.notes, *self.foretold)
+    def messages(self) -> tuple[str, ...]:
+        """The lines to print for the user, with the predictions last."""
+        return (*self.notes, *self.predictions)
 
     @property
-    def foretold(self) -> tuple[str, ...]:
-        """What is predicted of the run, and of its chain of jobs."""
+    def predictions(self) -> tuple[str, ...]:
+        """The lines on the run's prediction and on the forecast of its job chain."""
         lines = self.forecast.lines if self.forecast else ()
         return (*([self.foresight.line] if self.foresight else []), *lines)
 
     @property
-    def links(self) -> int:
-        """Jobs to submit at once."""
+    def jobs(self) -> int:
+        """The number of jobs to submit at once."""
         singleton = self.resolved.cluster.chain == "singleton"
         return max(1, self.forecast.jobs) if self.forecast is not None and singleton else 1
 
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """Every row of a sweep that can run, ready; those that cannot; and what was refused of those left out."""
+    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped."""
 
     name: str
     rows: list[Prepared]
@@ -110,8 +111,8 @@ class PreparedSweep:
     unfit: dict[str, UserError]
 
     @property
-    def told(self) -> list[str]:
-        """What to print of the rows: what is predicted by row, what is true of many of them once."""
+    def messages(self) -> list[str]:
+        """The lines to print: predictions by row, and a note or warning that holds for several rows only once."""
         lines: list[str] = []
         for row in self.rows:
             lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
@@ -129,21 +130,21 @@ class PreparedSweep:
 
 
 class RowFaults(ConfigError):
-    """What is wrong with rows of a sweep, of which others may be sound: `faults` by row."""
+    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
 
     def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
         super().__init__(message, hint)
         self.faults = faults
 
     def offering(self, others: int) -> RowFaults:
-        """The same, with the hint that --skip-unfit submits the other rows, if there are any."""
+        """This error, with a hint to --skip-unfit if there are other rows."""
         if others:
             self.hint += f"; --skip-unfit submits the other {others}"
         return self
 
 
 def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
-    """The faults of several rows of a sweep as one: by row, and what is wrong with many of them once."""
+    """The faults of several rows as one error; a fault that several rows have is printed once."""
     rows: dict[str, list[str]] = {}
     for row, fault in faults.items():
         for line in str(fault).splitlines():
@@ -160,9 +161,9 @@ def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
 
 
 def prepare(request: Request, queueing: bool = False) -> Prepared:
-    """Prepares one run: of a sweep the row asked for, or the first possible one.
+    """Prepare one run; for a sweep the requested row, or the first possible one.
 
-    `queueing`: the job would really be submitted, so a guessed profile is refused if there is no sbatch.
+    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch.
     """
     profile = choose_profile(request, queueing)
     file = read_asked(request, profile)
@@ -170,15 +171,15 @@ def prepare(request: Request, queueing: bool = False) -> Prepared:
     try:
         return _prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs)
     except UserError as fault:
-        if not request.names_experiment and not _are_defaults(file) and "--engine " in fault.hint:
-            fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # its settings, unless named
+        if not request.names_experiment and file.path is not _DEFAULTS and "--engine " in fault.hint:
+            fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # which has its settings
         raise
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
-    """Prepares every row of the sweep, as `prepare` does one. The faults of all rows are raised at once.
+    """Prepare every row of a sweep, as `prepare` does one. Raises the faults of all rows at once.
 
-    `skip_unfit`: the rows with a fault are left out, as long as there are others.
+    `skip_unfit`: rows with a fault are skipped, if there are others.
     """
     profile = choose_profile(request, queueing)
     file = read_asked(request, profile)
@@ -212,7 +213,7 @@ def _prepare_row(
     ahead = None
     if request.smoke:
         if until is not None and until != Until():
-            raise ConfigError("--until says how far to train, and --smoke trains 5 steps", "give one of the two")
+            raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
         has_gpu = profile.scheduler != "local" or bool(list_gpus())
         real, resolved, lines = shrunken(experiment, profile, meant_for, has_gpu)
         notes = (f"smoke: {experiment.name}", *(f"  {line}" for line in (*compare(real, resolved), *lines)))
@@ -224,24 +225,25 @@ def _prepare_row(
             ahead = Ahead(until, earlier, "job.signal_lead_s" in given)
     resolved = as_row(resolved, file, row)
     text = file.text
-    if _are_defaults(file):
+    if file.path is _DEFAULTS:
         text = experiment_text(resolved, NO_EXPERIMENT)
         notes = (_words_of_defaults(request, meant_for, train, resolved), *notes)
     if not can_resume(resolved.engine):
         words = "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
         notes = (*notes, f"note: {words}")
-    # A run here is anyone's to try; a smoke run is to show that it starts.
+    # A run on this machine may be tried, and a smoke run only shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     prepared = finish(resolved, profile, text, notes, refuse, request.template, ahead)
-    path = None if _are_defaults(file) else file.path
+    path = None if file.path is _DEFAULTS else file.path
     return replace(prepared, file=path, data_beside=folder_beside(file, resolved, request.overrides, row))
 
 
 def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
-    """EXPERIMENT's file. Without one it is the default experiment's, or, with another model or engine, no file but the
-    defaults of every key, which none of that file's settings leak into; `under` are a verb's own tables for these.
+    """The file of EXPERIMENT.
 
-    ConfigError for another engine without a model: the defaults name none.
+    If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it stands for no file:
+    the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
+    Raises ConfigError for another engine without a model, which has no default.
     """
     file = read_experiment(request.experiment)
     if request.names_experiment:
@@ -268,24 +270,19 @@ def read_asked(request: Request, profile: ClusterProfile, under: Mapping[str, An
     return ExperimentFile(_DEFAULTS, "", tables, None, ((_DEFAULTS, tables),))
 
 
-def _are_defaults(file: ExperimentFile) -> bool:
-    """Whether it is no file, but the defaults of every key."""
-    return file.path is _DEFAULTS
-
-
 def _lacks_bf16(profile: ClusterProfile) -> bool:
-    """Whether the profile's device is known to have no unit for bf16, but one for fp16."""
+    """Whether the profile's device is known to compute in fp16 but not in bf16."""
     device = DEVICES.get(profile.device or "")
     peaks = (profile.machine and profile.machine.peak_tflops) or (device.peaks if device else {})
     return "fp16" in peaks and "bf16" not in peaks
 
 
 def _words_of_defaults(request: Request, profile: ClusterProfile, train: Train, resolved: Resolved) -> str:
-    """The line that says which defaults apply, as no EXPERIMENT is given."""
+    """The line on the defaults that apply without an EXPERIMENT."""
     dtype: str = train.dtype
     if _lacks_bf16(profile) and "train.dtype" not in request.overrides:
         dtype += f" as {profile.device} has no bf16"
-    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}, "  # a smoke run's own lines say its batch
+    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}, "  # the lines of a smoke run have its batch
     return (
         f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
         f"{batch}{train.steps} steps, lr {train.lr:g}"
@@ -293,7 +290,8 @@ def _words_of_defaults(request: Request, profile: ClusterProfile, train: Train, 
 
 
 def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
-    """--cluster or HPC_GPT_CLUSTER, else the user's default, else generic-slurm; this machine for a smoke run."""
+    """The profile of --cluster or HPC_GPT_CLUSTER, else `local` for a smoke run, else the user's default, else the
+    fallback."""
     if request.cluster is None and request.smoke:
         return load_profile("local")
     chosen = request.cluster or user_default()
@@ -306,7 +304,7 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
-    """The profile that a run is meant for: of a smoke run on this machine the user's own, else the fallback's nodes."""
+    """The profile of the run at full size; for a smoke run on this machine the user's default or the fallback."""
     if not request.smoke or profile.scheduler != "local":
         return profile
     own = user_default() if request.cluster is None else None
@@ -315,8 +313,8 @@ def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:
 
 
 def earlier_runs() -> Earlier:
-    """What the runs of the logs folder tell of how long things take; read when it is first asked."""
-    from hpc_gpt.chain.measured import Earlier  # which needs numpy, and a render does not
+    """The measurements of the runs in the logs folder; read on first use."""
+    from hpc_gpt.chain.measured import Earlier  # needs numpy, which a render does not
 
     logs = logs_folder()
     return Earlier(lambda: list_runs(logs))
@@ -332,10 +330,10 @@ def load_row(
     steps_elsewhere: bool = False,
     batch_follows: bool = False,
 ) -> Experiment:
-    """The experiment with `overrides` laid over, as `load_experiment`.
+    """The experiment with `overrides` laid over it, as in `load_experiment`.
 
-    If it then has all three sizes of a batch, and an override gives one of them, its partner follows from the rest;
-    with `batch_follows` in any case.
+    If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
+    is dropped and follows. `batch_follows`: global_batch is dropped even without an override.
     """
     experiment = load_experiment(file, overrides, row, steps_elsewhere)
     sizes = experiment.layout
@@ -353,9 +351,9 @@ def resolve_full(
     until: Until | None = None,
     on_line: Mapping[str, Any] | None = None,
 ) -> tuple[Resolved, tuple[str, ...]]:
-    """The run of full size, and lines on what was decided: by the plan what `given` leaves open, by `until` its length.
+    """(the run at full size, notes). The plan decides what is not in `given`, and `until` the length.
 
-    `on_line` is what the command line gives beside `until`. Raises LayoutError or ConfigError as `resolve`.
+    `on_line` is what the command line gives beside `until`. Raises LayoutError or ConfigError as `resolve` does.
     """
     short, cut = cut_warmup(experiment)
     resolved, notes = plan_open(short, profile, given)
@@ -374,15 +372,15 @@ def shrunken(
     has_gpu: bool,
     change: Callable[[Experiment], Experiment] = lambda small: small,
 ) -> tuple[Resolved, Resolved, tuple[str, ...]]:
-    """(the run as it is meant, the small one on `profile`, what could not stay as it was). `change` has the last word
-    on the small experiment."""
+    """(the run at full size, the small one on `profile`, notes on what had to change). `change` may change the small
+    experiment further."""
     real = resolve(cut_warmup(experiment)[0], meant_for)
     smoke = shrink(experiment, real, has_gpu)
     return real, resolve(change(smoke.experiment), profile), smoke.notes
 
 
 def as_row(resolved: Resolved, file: ExperimentFile, row: str | None) -> Resolved:
-    """The run with the name of its sweep and row, if its file is one."""
+    """The run with the names of its sweep and row, if its file is a sweep."""
     return replace(resolved, sweep=file.name, row=row) if file.rows is not None else resolved
 
 
@@ -395,9 +393,9 @@ def finish(
     template: Path | None = None,
     ahead: Ahead | None = None,
 ) -> Prepared:
-    """The run with what is predicted of it, the forecast of its chain if there is `ahead`, and its script.
+    """The run with its prediction, its script and, if `ahead` is given, the forecast of its job chain.
 
-    `refuse`: LayoutError for what is predicted not to fit. Raises ConfigError and RenderError as `render_script`.
+    `refuse`: LayoutError if it is predicted not to fit. Raises ConfigError and RenderError as `render_script` does.
     """
     foresight = foresee(resolved, profile, refuse)
     forecast = None
@@ -412,11 +410,11 @@ def finish(
 def folder_beside(
     file: ExperimentFile, resolved: Resolved, overrides: Mapping[str, Any] | None, row: str | None
 ) -> Path | None:
-    """The `data_beside` of a run whose settings come from an experiment's file. DataError if the path names two files,
-    one beside that file and one here."""
+    """The `data_beside` of a run from an experiment's file. DataError if the path matches two files: beside
+    that file and in the current folder."""
     folder = folder_of_data(file, overrides, row)
     if folder is None:
         return None
-    from hpc_gpt.tokens.run_data import check_beside  # which needs numpy
+    from hpc_gpt.tokens.run_data import check_beside  # needs numpy
 
     return check_beside(resolved.data, folder)

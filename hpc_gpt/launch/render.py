@@ -1,6 +1,6 @@
-"""From a resolved experiment to the text of its job script, and the `#SBATCH` lines in it.
+"""The text of the job script of a resolved experiment, with its `#SBATCH` lines.
 
-The text is a pure function: no run, time, host or path of this machine is in it.
+The text is a pure function of the experiment: it has no run id, time, host or path of this machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, RenderError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.paths import templates_dir
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved, folder_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Flags the script sets itself, and the key that decides each; None: the script's own business.
+# {flag that the script sets itself: the key that decides it, None if no key does}.
 _OWNED_SBATCH = {
     "job-name": "job.name", "J": "job.name", "time": "job.time", "t": "job.time", "partition": "job.partition",
     "p": "job.partition", "account": "job.account", "A": "job.account", "qos": "job.qos", "q": "job.qos",
@@ -41,6 +41,7 @@ _OWNED_SBATCH = {
 _OWNED_SRUN = dict.fromkeys(
     ("ntasks", "n", "nodes", "N", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit", "K")
 )
+# {flag without such a key: why it cannot be added}.
 _WHY = {
     "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
     "output": "all output goes to attempts/<n>/log", "o": "all output goes to attempts/<n>/log",
@@ -52,9 +53,10 @@ _JOB_NAME = "--job-name="
 
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
-    """The job script, by the engine's template or by `template`, a child of base.sh.j2 of one's own.
+    """The job script, from the engine's template or from `template`, the user's own child of base.sh.j2.
 
-    Raises ConfigError for a value a directive cannot carry, RenderError (file, line and variable) for a template.
+    Raises ConfigError for a value that a directive cannot carry, RenderError (with file, line and variable) for a
+    template.
     """
     import jinja2
 
@@ -67,19 +69,19 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
         raise RenderError(f"{where}: {fault.message}", "hpc-gpt help template lists the variables") from None
     except jinja2.TemplateSyntaxError as fault:
         where = f"{fault.filename or fault.name or name}:{fault.lineno}"
-        raise RenderError(f"{where}: {fault.message}", "mend the template there") from None
+        raise RenderError(f"{where}: {fault.message}", "correct the template there") from None
     except jinja2.TemplateNotFound as fault:
         missing = str(template) if template is not None and not template.is_file() else str(fault.name)
         raise RenderError(f"no template {missing!r}", 'a child starts with {% extends "base.sh.j2" %}') from None
     except (UnicodeDecodeError, OSError) as fault:
         raise RenderError(f"{template or name}: {fault}", "give a readable UTF-8 file") from None
     except (TypeError, ValueError, ArithmeticError, jinja2.TemplateError) as fault:
-        raise RenderError(f"{_innermost_line(fault, template)}: {fault}", "mend the template there") from None
+        raise RenderError(f"{_innermost_line(fault, template)}: {fault}", "correct the template there") from None
     return text if text.endswith("\n") else text + "\n"
 
 
 def array_script(name: str, scripts: Sequence[str]) -> str:
-    """The script of an array of runs whose own scripts are alike; it has their name if they share one, else `name`."""
+    """The script of a job array for runs with equal directives. Its job name is theirs if they share one, or `name`."""
     own = {line for script in scripts for line in script_directives(script) if line.startswith(_JOB_NAME)}
     shared = own.pop() if len(own) == 1 else _JOB_NAME + quote_directive(name)
     template = _environment(None).get_template("slurm/array.sh.j2")
@@ -91,7 +93,7 @@ def array_script(name: str, scripts: Sequence[str]) -> str:
 
 
 def script_directives(script: str) -> list[str]:
-    """What follows `#SBATCH` in the lines of a script, up to its first command, where sbatch stops reading.
+    """The directives of a script: the text after `#SBATCH`, up to the first command, at which sbatch stops reading.
 
     >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n\\n# more\\ntrue\\n#SBATCH --nodes=3\\n")
     ['--nodes=2']
@@ -106,12 +108,12 @@ def script_directives(script: str) -> list[str]:
 
 
 def directives_but_name(script: str) -> list[str]:
-    """The same without the job's name: what decides whether scripts can be one array."""
+    """The directives without the job's name; scripts in which they are equal can be one array."""
     return [line for line in script_directives(script) if not line.startswith(_JOB_NAME)]
 
 
 def variables(resolved: Resolved) -> dict[str, Any]:
-    """What a template can use. Texts come as given: quote them with `| quote`."""
+    """The variables of a template. Texts are not quoted: use `| quote`."""
     profile, shape = resolved.cluster, resolved.model
     return {
         "resolved": resolved,
@@ -142,13 +144,13 @@ def variables(resolved: Resolved) -> dict[str, Any]:
 
 @functools.cache
 def _environment(template: Path | None) -> Environment:
-    """Kept, with the templates it has compiled: a sweep renders them a thousand times. A changed file is read anew."""
+    """The jinja environment. Cached with its compiled templates, because a sweep renders a thousand times."""
     import jinja2
 
     folders = [str(templates_dir())] if template is None else [str(templates_dir()), str(template.parent)]
     loader: jinja2.BaseLoader = jinja2.FileSystemLoader(folders)
     if template is not None:
-        # One's own file first under its own name, whatever a shipped one is called.
+        # The user's file comes before a shipped one of the same name, and is read again when it has changed.
         own = jinja2.FunctionLoader(
             lambda name: (
                 (text := template.read_text(encoding="utf-8"), str(template), lambda: _reads(template, text))
@@ -177,7 +179,7 @@ def _reads(file: Path, text: str) -> bool:
 
 
 def _innermost_line(fault: BaseException, template: Path | None) -> str:
-    """`file:line` of the template line that failed: the last frame of the traceback that is a template's."""
+    """`file:line` of the template line that failed: the last frame of a template in the traceback."""
     where, step = str(template or "template"), fault.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
@@ -191,7 +193,7 @@ def _innermost_line(fault: BaseException, template: Path | None) -> str:
 
 
 def check_job(resolved: Resolved) -> None:
-    """Refuses what a directive, a file pattern or the script cannot carry; ConfigError lists all faults by key."""
+    """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot carry."""
     faults = [*_text_faults(resolved), *_flag_faults(resolved), *_environment_faults(resolved)]
     try:
         limit = limit_s(resolved.job.time)
@@ -203,14 +205,14 @@ def check_job(resolved: Resolved) -> None:
             faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
         elif limit is not None and lead is not None and lead >= limit:
             faults.append(
-                f"job.signal_lead_s {lead} s leaves nothing of job.time {resolved.job.time} ({limit} s): "
+                f"job.signal_lead_s {lead} s leaves no time of job.time {resolved.job.time} ({limit} s): "
                 "the job would save and go back to the queue at once"
             )
     spares = resolved.job.spare_nodes or 0
     if spares < 0:
         faults.append(f"job.spare_nodes is {spares}, but must not be negative")
     elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
-        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds a node to replace")
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, and only it finds a node to replace")
     cpus = resolved.job.cpus_per_task
     if cpus is not None and cpus < 1:
         faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
@@ -219,17 +221,24 @@ def check_job(resolved: Resolved) -> None:
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:
-    """What follows `#SBATCH` in each line, quoted. `check_job` has passed."""
+    """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
-    for flag in ("name", "account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude"):
+    for flag in (
+        "name",
+        "account",
+        "partition",
+        "qos",
+        "constraint",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "comment",
+        "dependency",
+    ):
         value = getattr(job, flag)
         if value is not None:
             lines.append(f"--{'job-name' if flag == 'name' else flag}={quote_directive(value)}")
-    if job.comment is not None:
-        lines.append(f"--comment={quote_directive(job.comment)}")
-    if job.dependency is not None:
-        lines.append(f"--dependency={quote_directive(job.dependency)}")
     lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if profile.gpu_flag == "gres":
@@ -246,27 +255,27 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     if job.exclusive:
         lines.append("--exclusive")
     lines += ["--no-requeue" if profile.chain == "none" else "--requeue", "--open-mode=append"]
-    # Without a time of its own the job has the partition's limit, which Slurm signals ahead of just the same.
+    # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")
-    # Never into the run folder: it may not exist yet, and a job whose output cannot be opened dies unheard.
+    # Not in the run folder: it may not exist yet, and a job whose output cannot be opened dies without a message.
     lines.append("--output=%x-%j.out")
     lines += [quote_directive(flag) for flag in job.sbatch]
     return lines
 
 
 def allocated_nodes(resolved: Resolved) -> int:
-    """Nodes that Slurm is asked for: the layout's, and the spare ones, which take the place of one that fails."""
+    """The nodes to request: those of the layout and the spare ones."""
     return resolved.nodes + (resolved.job.spare_nodes or 0)
 
 
 def quote_directive(text: str) -> str:
-    """One word of a directive. sbatch reads quotes as a shell does, but eats a backslash even between them."""
+    """A value of a directive. sbatch reads quotes as a shell does, but removes a backslash even between them."""
     return shlex.quote(text.replace("\\", "\\\\"))
 
 
 def cpus_per_task(resolved: Resolved) -> int | None:
-    """CPUs of a rank: as asked, else a GPU's share of the node, else None."""
+    """The CPUs of a rank: as requested, else a GPU's share of the node, else None."""
     if resolved.job.cpus_per_task is not None:
         return resolved.job.cpus_per_task
     if resolved.cluster.cpus_per_node is None:
@@ -306,11 +315,11 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
     if profile.container is not None and profile.container.kind == "pyxis":
         for i, mount in enumerate(profile.container.mounts):
             if "," in mount:
-                yield f"{where}: container.mounts[{i}] {mount!r} holds a comma, which parts mounts in pyxis"
+                yield f"{where}: container.mounts[{i}] {mount!r} holds a comma, which separates mounts in pyxis"
 
 
 def _control_character(text: str) -> str:
-    """The name of the first character no directive can carry, or nothing."""
+    """A description of the first character that no directive can carry; empty without one."""
     for char in text:
         if char == "\n":
             return "a newline"
@@ -336,7 +345,7 @@ def _flag_faults(resolved: Resolved) -> Iterator[str]:
             name = flag[2:].partition("=")[0] if flag.startswith("--") else flag[1]
             if name in owned:
                 instead = owned[name]
-                why = f"set {instead}" if instead else _WHY.get(name, "the script settles it itself")
+                why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
                 yield f"{key} {flag!r} is not for you to add: {why}"
 
 

@@ -1,6 +1,6 @@
-"""Asks Slurm: one squeue for all jobs, scontrol for one, sacct if accounting is on; and what a submission passes on.
+"""Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel), and a submission's environment.
 
-Nothing of an enclosing job leaks into a new one.
+No variable of an enclosing job is passed to a new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNREACHABLE = re.compile(
 _GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
 _TIMEOUT_S = 60.0
 _PING_S = 20.0
-# Where the cluster is and who we are there; without them a client finds no controller.
+# The cluster and the user's identity there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")
 _OF_ONE_JOB = {
@@ -37,7 +37,7 @@ _NAMES = _OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-# Every variable of ours but those of options: what our own scripts, jobs and tests set, and a user may.
+# Every HPC_GPT_* variable except those of options: scripts, jobs and tests set them, and users may.
 OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
     "HPC_GPT_MASTER_ADDR", "HPC_GPT_PROBE_COMMAND", "HPC_GPT_PREFLIGHT_S", "HPC_GPT_REHEARSAL", "HPC_GPT_SHARED",
@@ -46,7 +46,7 @@ OWN_VARIABLES = frozenset(_OF_ONE_JOB) | {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a Slurm client said."""
+    """The answer of a Slurm client."""
 
     code: int
     stdout: str
@@ -54,13 +54,13 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """The client's own words, its name taken off the lines."""
+        """The client's message, without its name at the start of the lines."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
 
     @property
     def sentence(self) -> str:
-        """The words on one line, without `error:`."""
+        """The message on one line, without `error:`."""
         return "; ".join(
             re.sub(r"^(error|fatal): ", "", line).strip() for line in self.words.splitlines() if line.strip()
         )
@@ -72,7 +72,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A line of squeue: the state in Slurm's long form (PENDING, RUNNING, …) and its reason."""
+    """A line of squeue: the long name of the state (PENDING, RUNNING, …), and the reason."""
 
     state: str
     reason: str
@@ -88,7 +88,7 @@ def ask(
     text: str | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Answer:
-    """Runs a Slurm client; SlurmUnreachable if it is not installed or gives no answer in time."""
+    """Run a Slurm client. SlurmUnreachable if it is not installed or does not answer in time."""
     try:
         done = subprocess.run(
             command,
@@ -113,7 +113,7 @@ def ask(
 
 
 def check_reachable() -> None:
-    """Raises SlurmUnreachable unless sbatch is here and a controller answers."""
+    """SlurmUnreachable unless sbatch is installed and a controller answers."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
@@ -125,7 +125,7 @@ def check_reachable() -> None:
 
 
 def check_output_path(logs: Path) -> None:
-    """Refuses a logs folder that sbatch's --output would read as a pattern."""
+    """ConfigError for a logs folder whose path sbatch's --output cannot carry."""
     path = str(logs.absolute())
     bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
     if bad:
@@ -136,24 +136,24 @@ def check_output_path(logs: Path) -> None:
 
 
 def check_dependency(resolved: Resolved) -> None:
-    """ConfigError for conditions that cannot be joined with those of a chain's own jobs."""
+    """ConfigError for a job.dependency that cannot be joined with the singleton of a job chain."""
     asked = resolved.job.dependency
     if asked and "?" in asked and resolved.cluster.chain == "singleton":
         raise ConfigError(
             f"job.dependency {asked!r} holds a ?, which cannot be joined with the chain's own singleton",
-            "part the conditions with commas, or leave it out",
+            "separate the conditions with commas, or leave it out",
         )
 
 
 def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
-    """The exception for an sbatch that said no, with its own words."""
+    """The exception for an sbatch that failed, with its message."""
     if answer.unreachable:
         return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
 def test_only(script: str, environment: Mapping[str, str]) -> str:
-    """What `sbatch --test-only` says about a script: when and where it would start. Raises as sbatch_failed."""
+    """The answer of `sbatch --test-only`: when and where a script would start. Raises as sbatch_failed."""
     answer = ask(["sbatch", "--test-only"], environment, script)
     if answer.code != 0:
         raise sbatch_failed(answer)
@@ -161,11 +161,10 @@ def test_only(script: str, environment: Mapping[str, str]) -> str:
 
 
 def queued_jobs() -> dict[str, QueuedJob] | None:
-    """Every job of ours that squeue knows, the lately ended ones too, by job id; None if Slurm is not reachable.
+    """{job id: job} of the user's jobs that squeue knows, recently ended ones too; None if Slurm is not reachable.
 
-    An array's elements are jobs of their own, `4711_0` and so on.
-
-    A job that is missing here is unknown, not failed: squeue forgets a job minutes after its end.
+    The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
+    a job minutes after its end.
     """
     try:
         answer = ask(["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"])
@@ -182,7 +181,7 @@ def queued_jobs() -> dict[str, QueuedJob] | None:
 
 
 def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
-    """The last state sacct has of each job (COMPLETED, "CANCELLED by 1000" as CANCELLED); empty without accounting."""
+    """{job id: last state by sacct}, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
     wanted = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
     if not wanted or shutil.which("sacct") is None:
         return {}
@@ -200,7 +199,7 @@ def accounted_states(job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def largest_array() -> int:
-    """Elements that an array can have: MaxArraySize of `scontrol show config`, 1 if arrays are off.
+    """The most elements of an array: MaxArraySize of `scontrol show config`, 1 if arrays are off.
 
     Raises SlurmUnreachable if it cannot be asked.
     """
@@ -212,13 +211,13 @@ def largest_array() -> int:
 
 
 def cancel_job(*job_ids: str) -> None:
-    """Ends jobs, queued or running. Raises SlurmUnreachable, JobRefused; a job that is gone already is no error."""
+    """Cancel queued or running jobs; an ended job is no error. Raises SlurmUnreachable, JobRefused."""
     if job_ids:
         _scancel([*job_ids])
 
 
 def interrupt_job(job_id: str) -> None:
-    """SIGINT to every rank of a running job: it saves and stops. Raises as cancel_job."""
+    """Send SIGINT to every rank of a running job, which then saves and stops. Raises as cancel_job."""
     _scancel(["--signal=INT", job_id])
 
 
@@ -234,18 +233,18 @@ def _scancel(arguments: list[str]) -> None:
 
 
 def leaks(environment: Mapping[str, str]) -> list[str]:
-    """Names in `environment` that belong to an enclosing job or would silently change the submission."""
+    """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
     return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))
 
 
 def submission_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without its leaks, with `own` laid over."""
+    """`environment` without its `leaks`, with `own` laid over it."""
     drop = set(leaks(environment))
     return {name: value for name, value in environment.items() if name not in drop} | dict(own)
 
 
 def job_python(resolved: Resolved) -> dict[str, str]:
-    """HPC_GPT_PYTHON for the job: this very interpreter, unless the profile brings its own."""
+    """HPC_GPT_PYTHON for the job: this interpreter, unless the user or the profile names one."""
     profile = resolved.cluster
     if os.environ.get("HPC_GPT_PYTHON") or profile.venv or profile.container or profile.python:
         return {}

@@ -1,4 +1,4 @@
-"""submitit's Slurm executor with our scripts: what `render` prints, sbatch receives and the run folder keeps."""
+"""submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ARRAY_SCRIPT = "array.sh"
 
 
 class ScriptExecutor(SlurmExecutor):
-    """Submits one script: the `job.sh` of a run, or of an array whose elements are the runs in their order, each a job
-    of its own (`4711_0`, `4711_1` and so on).
+    """Submits one script: the job.sh of a run, or that of an array whose elements are the `runs`, in their order.
 
-    What belongs to the runs alone goes beside the script, in the environment and in `flags` on sbatch's line. `note` is
-    added to what each run's submissions.jsonl says of the job.
+    What belongs to the runs is not in the script but in the environment, and in `flags` on sbatch's command line.
+    `note` is added to the job's line in each run's submissions.jsonl. An element of an array is a job `4711_0` and so
+    on.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ScriptExecutor(SlurmExecutor):
     ) -> None:
         try:
             super().__init__(script.parent)
-        except RuntimeError as fault:  # submitit looks for srun
+        except RuntimeError as fault:  # submitit found no srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
         self.script = script
         self.cluster_name = resolved.cluster.name
@@ -51,9 +51,9 @@ class ScriptExecutor(SlurmExecutor):
         return ["sbatch", f"--chdir={Path.cwd()}", *self.flags, "--export=ALL", str(submission_file_path)]
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
-        """sbatch on the script in its own place, so that there is no second copy to differ from it.
+        """Call sbatch with the script in its own folder, not with a copy.
 
-        Raises JobRefused or SlurmUnreachable with sbatch's words, and leaves them in every run's submissions.jsonl.
+        Raises JobRefused or SlurmUnreachable with sbatch's message, which every run's submissions.jsonl gets, too.
         """
         line = self._make_submission_command(self.script)
         entry = {"scheduler": "slurm", "job_id": None, "command": line, "refused": None, "cluster": self.cluster_name}
@@ -83,31 +83,33 @@ class ScriptExecutor(SlurmExecutor):
             run.add_submission({**entry, "job_id": job_id, **self.note})
 
 
-def submit(run: RunFolder, resolved: Resolved, links: int = 1) -> list[str]:
-    """Submits the run's job.sh, as so many jobs that wait for each other, and gives the ids of those that were taken.
+def submit(run: RunFolder, resolved: Resolved, jobs: int = 1) -> list[str]:
+    """Submit the run's job.sh, as a chain of so many jobs, and return the ids of those that Slurm accepted.
 
-    Raises JobRefused or SlurmUnreachable if not even the first was; each is noted in the run's submissions.jsonl.
+    Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
     """
-    flags = [f"--output={_no_pattern(run.path)}/slurm-%j.out"]  # the script soon writes into attempts/ itself
+    flags = [
+        f"--output={_no_pattern(run.path)}/slurm-%j.out"
+    ]  # for the output before the script has made its attempt's folder
     own = {"HPC_GPT_RUN": str(run.path)}
     if resolved.cluster.chain != "singleton":
         return [str(ScriptExecutor(run.job_script, resolved, [run], own, flags)._submit_command("").job_id)]
     executor = ScriptExecutor(run.job_script, resolved, [run], own, [*flags, *singleton_flags(run, resolved)])
-    taken: list[str] = []
-    for number in range(1, links + 1):
-        executor.note = {"link": number, "links": links}
+    accepted: list[str] = []
+    for number in range(1, jobs + 1):
+        executor.note = {"link": number, "links": jobs}
         try:
-            taken.append(str(executor._submit_command("").job_id))
+            accepted.append(str(executor._submit_command("").job_id))
         except (JobRefused, SlurmUnreachable):
-            # A limit on jobs in the queue, say: those that were taken run, and the last one submits another.
-            if not taken:
+            # For example a limit on queued jobs: the accepted jobs run, and the last one submits another.
+            if not accepted:
                 raise
             break
-    return taken
+    return accepted
 
 
 def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
-    """What makes the jobs of one run wait for each other: a name that no other run has, and the dependency on it."""
+    """The flags with which the jobs of one run wait for each other: a unique name, and --dependency=singleton."""
     check_dependency(resolved)
     asked = resolved.job.dependency
     return [
@@ -117,9 +119,9 @@ def singleton_flags(run: RunFolder, resolved: Resolved) -> list[str]:
 
 
 def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
-    """Submits `array.sh` of a folder that holds a link for each run, by its number, and gives the array's job id.
+    """Submit `array.sh` in a folder with a link for each run, by number, and return the array's job id.
 
-    `at_once`: how many may run at a time. Raises as submit; the runs' settings are alike in all that Slurm is asked.
+    The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit.
     """
     most = f"%{at_once}" if at_once else ""
     flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/%a/slurm-%A_%a.out"]
@@ -129,5 +131,5 @@ def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at
 
 
 def _no_pattern(path: Path) -> str:
-    """sbatch reads a pattern in --output, so a % of the path is doubled."""
+    """The path for --output, which sbatch reads as a pattern: a % is doubled."""
     return str(path).replace("%", "%%")

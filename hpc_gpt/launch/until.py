@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.batch import Batch
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from hpc_gpt.chain.measured import Earlier
 
 _FORMS = "--until tokens=30e9, --until steps=5000 or --until loss=2.9"
-_MOST = 10**12  # steps that no run takes: what is above is a slip
-_FEW_STEPS = 3  # what a job should train at least
+_MOST = 10**12  # steps; a larger number is a mistake
+_FEW_STEPS = 3  # a job should train at least so many
 
 
 @dataclass(frozen=True)
 class Until:
-    """What was asked for; None for what was not. Of `steps` and `tokens` one at most is given."""
+    """How far to train; None for what was not given. At most one of `steps` and `tokens` is given."""
 
     steps: int | None = None
     tokens: int | None = None
     loss: float | None = None
 
     def settings(self, batch: Batch, seq: int) -> dict[str, Any]:
-        """The keys of [train] that it decides, for a run of this batch and sequence length."""
+        """The keys of [train] that it sets for a run of this batch and sequence length. Raises ConfigError."""
         steps = self.steps
         if self.tokens is not None:
             steps = -(-self.tokens // (batch.global_batch * seq))
@@ -41,7 +41,7 @@ class Until:
         return ({} if steps is None else {"steps": steps}) | ({} if self.loss is None else {"until_loss": self.loss})
 
     def words(self, batch: Batch, seq: int) -> str:
-        """What the settings mean, for the user."""
+        """The meaning of the settings, as text for the user."""
         said = []
         each = batch.global_batch * seq
         if self.tokens is not None:
@@ -57,7 +57,7 @@ class Until:
 
 
 def parse_until(texts: Sequence[str]) -> Until:
-    """What one command line asks for. Raises ConfigError for a text of another form, or two that contradict."""
+    """The `Until` of the --until options. ConfigError for a text of another form, or two that contradict."""
     found: dict[str, float] = {}
     for text in texts:
         name, equals, raw = (part.strip() for part in text.partition("="))
@@ -76,7 +76,7 @@ def parse_until(texts: Sequence[str]) -> Until:
 
 
 def _number(name: str, raw: str) -> float:
-    """A count above 0, whole for steps and tokens (`30e9` and `30_000` are), or a loss above 0."""
+    """A value above 0, for steps and tokens a whole number (as `30e9` and `30_000` are). Raises ConfigError."""
     try:
         value = float(raw)
     except ValueError:
@@ -89,9 +89,9 @@ def _number(name: str, raw: str) -> float:
 
 
 def length_settings(until: Until, resolved: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of [train] that `until` decides for a run.
+    """The keys of [train] that `until` sets for a run.
 
-    ConfigError if they contradict what the command line gives beside it (dotted key -> value).
+    ConfigError if the command line also gives another value for one of them (`given`, {dotted key: value}).
     """
     settings = until.settings(resolved.batch, resolved.model.seq)
     for key, value in settings.items():
@@ -111,10 +111,10 @@ def length_settings(until: Until, resolved: Resolved, given: Mapping[str, Any]) 
 
 @dataclass(frozen=True)
 class Ahead:
-    """What a forecast of a run's chain goes by, beside its settings.
+    """What the forecast of a run's job chain depends on, besides the run's settings.
 
-    `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are gone already.
-    `lead_is_given`: the signal's lead is the user's own, and stays.
+    `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are used.
+    `lead_is_given`: the user has set the signal's lead, which stays.
     """
 
     until: Until
@@ -126,15 +126,15 @@ class Ahead:
 
 
 def wants_forecast(resolved: Resolved, until: Until) -> bool:
-    """Whether the user asks how long it will take, or the jobs of the chain are to be submitted all at once."""
+    """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
     singleton = resolved.cluster.scheduler == "slurm" and resolved.cluster.chain == "singleton"
     return until != Until() or resolved.job.max_gpu_hours is not None or singleton
 
 
 def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tuple[Resolved, Forecast]:
-    """The settings with the lead of the signal that the save's time asks for, and the forecast.
+    """(the settings with the signal's lead that a save needs, the forecast).
 
-    Raises ConfigError for what cannot come to its end.
+    Raises ConfigError if the training cannot reach its end.
     """
     from hpc_gpt.chain.forecast import Known, make_forecast
     from hpc_gpt.chain.measured import measure_run
@@ -161,8 +161,8 @@ def forecast_chain(resolved: Resolved, foresight: Foresight, ahead: Ahead) -> tu
 
 
 def short_of_time(resolved: Resolved, earlier: Callable[[], Earlier]) -> tuple[str, ...]:
-    """A line if the signal comes so early that a job has less than half of its time to train, or less than a start
-    and a few steps took in a run of the same settings."""
+    """A warning if the signal leaves a job less than half of its time, or less than a start and a few steps took in a
+    run of the same settings."""
     limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0
     if limit is None or lead >= limit:
         return ()

@@ -1,6 +1,7 @@
-"""What of a run differs from now: its code, versions, profile, experiment, data, script and newest checkpoint.
+"""Compare a run with what is here now: code, versions, profile, experiment, data, script, newest checkpoint.
 
-Nothing is changed. A difference is no fault by itself: the run keeps to what was submitted. What each means is said.
+Nothing is changed. A difference is no fault in itself, because the run uses what was submitted; MEANS says what it
+means.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpc_gpt.settings.resolve import NO_EXPERIMENT, Resolved
 from hpc_gpt.small_files import read_json
 from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
-# Of each check, what a difference in it means for the run.
+# {check: what a difference means for the run}.
 MEANS = {
     "archive": "the run cannot start again: its code is not what was submitted",
     "code": "the run keeps the code that was submitted; a new submission would run what is here",
@@ -31,10 +32,10 @@ MEANS = {
     "versions": "the next attempt runs with what is installed then: figures and losses may differ",
     "profile": "the run keeps the profile it was submitted under; a new submission would follow the present one",
     "experiment": "the run keeps the settings it was submitted with; a new submission would follow the file",
-    "data": "the trainer refuses to go on from the checkpoint with other data",
+    "data": "the trainer refuses to resume from the checkpoint with other data",
     "script": "the run keeps its own job.sh; a new submission would get another",
-    "settings": "ranks read resolved.json and a start checks it against job.sh: one of them was edited",
-    "checkpoint": "the trainer sets it aside and goes on from the one before",
+    "settings": "ranks read resolved.json, and each start compares it with job.sh: one of them was edited",
+    "checkpoint": "the trainer sets it aside and resumes from the one before",
 }
 _HERE_DOCUMENT = re.compile(r"<<'HPC_GPT_RESOLVED'[^\n]*\n(.*?)^HPC_GPT_RESOLVED$", re.DOTALL | re.MULTILINE)
 _PIECE_BYTES = 1 << 22
@@ -51,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """The differences, and the checks that could not be made, by why."""
+    """The differences, and {check that could not be made: why}."""
 
     run: str
     differences: tuple[Difference, ...]
@@ -69,7 +70,7 @@ class Verification:
 
 
 def verify(run: RunFolder) -> Verification:
-    """Compares a run with what is here now. Raises RunFolderError or ConfigError if it has no settings to read."""
+    """Compare a run with what is here now. Raises RunFolderError or ConfigError if its settings cannot be read."""
     resolved = run.resolved()
     checks: dict[str, Callable[[], Iterable[Difference]]] = {
         "code": lambda: _code(run.path),
@@ -92,7 +93,7 @@ def verify(run: RunFolder) -> Verification:
 
 
 def _code(run: Path) -> Iterator[Difference]:
-    """The archive against its SHA-256, the code here and the unpacked code against the archive."""
+    """Compare the archive with its SHA-256, and the code here and the unpacked code with the archive."""
     submitted = submitted_sha256(run)
     if submitted is None and not (run / ARCHIVE).exists():
         raise LookupError("the run has no snapshot of its code: it is older, or has not started yet")
@@ -132,12 +133,12 @@ def _profile(resolved: Resolved) -> Iterator[Difference]:
 
 
 def _keys(check: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """The keys that differ. An environment variable's values are not told: one may be a secret."""
+    """The keys that differ. Values of environment variables are not shown: one may be a secret."""
     for key in sorted(then.keys() | now.keys()):
         before, after = then.get(key), now.get(key)
         if before != after:
-            told = isinstance(before, Mapping) or isinstance(after, Mapping)
-            yield Difference(check, key, "changed" if told else f"was {before!r}, is {after!r}")
+            hidden = isinstance(before, Mapping) or isinstance(after, Mapping)
+            yield Difference(check, key, "changed" if hidden else f"was {before!r}, is {after!r}")
 
 
 def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
@@ -182,7 +183,7 @@ def _settings(run: RunFolder) -> Iterator[Difference]:
 
 
 def _checkpoint(run: RunFolder) -> Iterator[Difference]:
-    """The newest checkpoint's files against their sizes and CRC-32, all of them read."""
+    """Compare all files of the newest checkpoint with their sizes and CRC-32."""
     newest = _newest_checkpoint(run)
     if newest is None:
         raise LookupError("the run has no checkpoint yet")
@@ -192,7 +193,7 @@ def _checkpoint(run: RunFolder) -> Iterator[Difference]:
         return
     for name, sums in files.items():
         if not isinstance(sums, dict) or not _is_inside(newest, name):
-            yield Difference("checkpoint", newest.name, f"complete.json is damaged where it names {name!r}")
+            yield Difference("checkpoint", newest.name, f"complete.json is damaged: it names {name!r}")
             continue
         try:
             size, crc = _read_through(newest / name)
@@ -209,7 +210,7 @@ def _newest_checkpoint(run: RunFolder) -> Path | None:
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether it names a file of the folder, or none; reading a pipe would wait."""
+    """Whether it names a file of the folder, or nothing. Reading a pipe would block."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return False

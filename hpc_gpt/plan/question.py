@@ -75,7 +75,7 @@ class Question:
         return [pair for pair in pairs if all(own in (None, size) for own, size in zip(settled, pair, strict=True))]
 
     def ways(self, layout: Layout) -> Iterator[Training]:
-        """Every way to hold the states under that layout, as `settle_engine` allows it: engine, ZeRO stage, offload,
+        """Every way to hold the states under that layout, as `resolve_engine` allows it: engine, ZeRO stage, offload,
         sharded optimizer, chunks. A training of one micro-batch, without sequence parallelism and recomputation."""
         for engine in self.engines:
             if not self.techniques(engine, layout.tp):

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.render import script_directives
+from hpc_gpt.settings.experiment import limit_s
 
 # Names with their letter: options with a value, with an optional value, without one.
 _BOTH = (

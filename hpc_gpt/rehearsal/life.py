@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.launch.prepare import Prepared
-from hpc_gpt.launch.resumption import resume_run
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.launch.submission import submit_run
+from hpc_gpt.launch.submission import resume_run, submit_run
 from hpc_gpt.rehearsal.job import COMPLETING, PENDING, RUNNING, Job
 from hpc_gpt.rehearsal.local_slurm import LocalSlurm
 from hpc_gpt.rehearsal.processes import marked

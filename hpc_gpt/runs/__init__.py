@@ -1,1 +1,1 @@
-"""A run as it lies on disk: its folder and what each file in it says, to the launcher and the trainer alike."""
+"""A run on disk: its folder and the files in it. The launcher and the trainer both use it."""

@@ -1,12 +1,12 @@
-"""Nodes that failed or were slow, by cluster: who is left out of the next jobs, why and until when.
+"""The list of each cluster's nodes that failed or were slow, which the next jobs exclude for some time.
 
 Every note is a file of its own in `state_dir()/nodes/<cluster>/`, and gets its name when it is complete: two jobs that
-note at once, from two hosts that share a home, write two files and lose none. A note expires, and the next writer
-removes it, so that the list stays short. If the list cannot be read or written, a warning is printed, and the job
-continues as if the list were empty.
+note a node at the same time, from two hosts that share a home, write two files and lose none. A note expires, and the
+next writer removes it. If the list cannot be read or written, a warning is printed, and the job continues as if the
+list were empty.
 
-A node that failed once is left out by the run it failed for. Every run leaves it out if it failed twice, or if a
-measurement says so (`sure`).
+The run in which a node failed excludes it. Every run excludes a node that failed twice, or that a measurement found bad
+(`sure`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from urllib.parse import quote
 from hpc_gpt.paths import state_dir
 from hpc_gpt.secrets import hide_secrets
 
-# A sweep on a broken node notes the same failure once a run.
+# Limits: each run of a sweep on a broken node notes the same failure.
 _NOTES_A_NODE = 8
 _NOTES = 512
 _LONGEST_WHY = 500
-# A host's name. Anything else is not noted, and never passed to Slurm.
+# A host's name. Nothing else is noted, or passed to Slurm.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
-# Of `r6i4n[5-7,9]` and `n3,n5`: r6i4n5, n3.
+# Matches r6i4n5 in `r6i4n[5-7,9]`, and n3 in `n3,n5`.
 _FIRST_NODE = re.compile(r"([A-Za-z][\w.-]{0,80})(?:\[(\d{1,8}))?")
 
 
 @dataclass(frozen=True)
 class BadNode:
-    """A node, why it is listed last and for which run, and when that began and ends (seconds since 1970).
+    """A listed node: the cause and the run of its last note, and since and until when it is listed (epoch seconds).
 
-    `times` is how often it was noted, of what has not expired, `runs` for whom. `everyone` says whether every run
-    leaves it out, or only those.
+    `times` counts its notes that have not expired, `runs` are their runs. `everyone`: every run excludes it, not only
+    those.
     """
 
     node: str
@@ -57,7 +57,7 @@ class BadNode:
 
 @dataclass(frozen=True)
 class _Note:
-    """One line of the list, as its file has it."""
+    """One note, as in its file."""
 
     node: str
     why: str
@@ -68,7 +68,7 @@ class _Note:
 
 
 def first_node(node_list: object) -> str | None:
-    """The first node of a list as Slurm writes it, on which a job's script runs; None without one.
+    """The first node of a list in Slurm's form, on which a job's script runs; None if there is none.
 
     >>> first_node("r6i4n[5-7,9]"), first_node("n3,n5"), first_node(None)
     ('r6i4n5', 'n3', None)
@@ -78,10 +78,10 @@ def first_node(node_list: object) -> str | None:
 
 
 def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool = False) -> None:
-    """Notes that `node` of `cluster` failed `run` (a run id), for so many hours; 0 or less notes nothing,
-    nor does what is no host's name.
+    """Note for `hours` that `node` of `cluster` failed in `run` (a run id).
 
-    `sure`: measured to be slow or broken, so that every run leaves it out at once.
+    Nothing is noted if `hours` is not above 0, or `node` is no host's name. `sure`: a measurement found the node bad,
+    so every run excludes it at once.
     """
     if not hours > 0 or not math.isfinite(hours) or not NODE.fullmatch(node):
         return
@@ -102,7 +102,7 @@ def note(cluster: str, node: str, why: str, run: str, hours: float, sure: bool =
 
 
 def listed(cluster: str, now: float | None = None) -> dict[str, BadNode]:
-    """Every node that is noted and has not expired at `now`, by name, in the order of the names."""
+    """{name: node} of every node with a note that has not expired at `now`, sorted by name."""
     found: dict[str, list[_Note]] = {}
     for _, entry in _notes(_folder(cluster)):
         if entry.until > (time.time() if now is None else now):
@@ -111,12 +111,12 @@ def listed(cluster: str, now: float | None = None) -> dict[str, BadNode]:
 
 
 def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
-    """The nodes that `run` leaves out: those that everyone does, and those that failed this very run."""
+    """The nodes that `run` excludes: those that every run excludes, and those that failed in this one."""
     return [name for name, bad in listed(cluster, now).items() if bad.everyone or run in bad.runs]
 
 
 def forgive(cluster: str, node: str) -> bool:
-    """Takes a node off the list, and says whether it was there. OSError if a note cannot be taken away."""
+    """Remove a node from the list, and return whether it was there. OSError if a note cannot be removed."""
     theirs = [path for path, entry in _notes(_folder(cluster)) if entry.node == node]
     for path in theirs:
         path.unlink(missing_ok=True)
@@ -138,13 +138,13 @@ def _bad_node(entries: list[_Note]) -> BadNode:
 
 
 def _folder(cluster: str) -> Path:
-    """Where a cluster's notes are; its name, whatever it holds, is one folder's."""
+    """The folder of a cluster's notes; special characters in its name are escaped."""
     name = quote(cluster, safe=" @+=,")
     return state_dir() / "nodes" / (name if not name.startswith(".") else f"%2E{name[1:]}")
 
 
 def _notes(folder: Path) -> Iterator[tuple[Path, _Note]]:
-    """Every note that can be read, oldest first."""
+    """Every readable note, oldest first."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     except FileNotFoundError:
@@ -159,9 +159,9 @@ def _notes(folder: Path) -> Iterator[tuple[Path, _Note]]:
 
 
 def _read(path: Path) -> _Note | None:
-    """A note; None if it is gone by now, damaged, or of another version."""
+    """The note in a file; None if it was removed, is damaged, or is of another version."""
     try:
-        if not path.is_file():  # opening a pipe would wait
+        if not path.is_file():  # opening a pipe would block
             return None
         found = json.loads(path.read_text(encoding="utf-8"))
         entry = _Note(
@@ -179,7 +179,7 @@ def _read(path: Path) -> _Note | None:
 
 
 def _prune(folder: Path, node: str, now: float) -> None:
-    """Makes room for one more note of `node`: what has expired, cannot be read, or is too much goes, oldest first."""
+    """Make room for one more note of `node`: remove what has expired, is unreadable, or is above a limit."""
     kept: list[tuple[Path, _Note]] = []
     with os.scandir(folder) as entries:
         paths = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".json"))
@@ -198,7 +198,7 @@ def _prune(folder: Path, node: str, now: float) -> None:
 
 
 def _is_old(path: Path, now: float) -> bool:
-    """Whether a file that is no note is too old to be one that somebody is writing."""
+    """Whether a file is too old to be a note that is being written."""
     try:
         return path.stat().st_mtime < now - 60
     except OSError:

@@ -1,7 +1,7 @@
-"""A run that resumes from another one's checkpoint in another layout: what may differ, and which run that is.
+"""A run that resumes from the checkpoint of another run, its parent: which settings may differ, and which run it is.
 
-It is a run of its own, with its own folder and script; `resumed_from.json` in it names the parent. While it has no
-checkpoint its trainer takes the parent's newest, and continues its steps, its data and its schedule.
+It has its own folder and script, and its `resumed_from.json` names the parent. As long as it has no checkpoint its
+trainer loads the parent's newest one, and continues the parent's steps, data and schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESUMED_FROM = "resumed_from.json"
 _ANY_LAYOUT = frozenset(
     {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
 )
-# In what a checkpoint of each engine may differ from the run that takes it up.
+# {engine: the keys in which a checkpoint may differ from the run that resumes from it}.
 CONVERTIBLE: dict[str, frozenset[str]] = {
     "deepspeed-3d": _ANY_LAYOUT,
     "deepspeed-zero": _ANY_LAYOUT,
@@ -37,13 +37,13 @@ CONVERTIBLE: dict[str, frozenset[str]] = {
     "ddp": frozenset({"layout.dp"}),
     "megatron-lm": frozenset(),
 }
-# These train the same model and keep its parameters alike, so that each takes up the other's checkpoints.
+# These train the same model with the same parameters, so each can resume from the other's checkpoints.
 RELATED = frozenset({"deepspeed-3d", "deepspeed-zero"})
 
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another one resumes from, and the step of its newest checkpoint when that was submitted."""
+    """The run that another run resumes from, and the step of its newest checkpoint at that submission."""
 
     run: str
     path: str
@@ -51,30 +51,30 @@ class Parent:
 
 
 def convertible(saved: str, wanted: str) -> frozenset[str]:
-    """In what a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
+    """The keys in which a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
     return CONVERTIBLE[wanted] | ({"engine.name"} if {saved, wanted} <= RELATED else frozenset())
 
 
 def newest_step(run: RunFolder) -> int | None:
-    """The step of the newest checkpoint that looks complete; the trainer looks closer."""
+    """The step of the newest checkpoint that is marked complete, or None. The trainer checks its files."""
     complete = run.checkpoints.glob("step-*/complete.json")
     steps = (read_json(path).get("step", 0) for path in complete)
     return max((step for step in steps if isinstance(step, int)), default=None)
 
 
 def check_resumable(resolved: Resolved) -> None:
-    """ConfigError if the engine of a run could not resume from a checkpoint: the trainer would end at once."""
+    """ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
     if resolved.engine.offload_path is not None:
         raise ConfigError(
-            f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: no "
-            "checkpoint is resumed with it",
-            "submit a new run that trains in one go, or offloads to the host's memory",
+            f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: a "
+            "run with it cannot resume",
+            "submit a new run that needs one job only, or offloads to the host's memory",
         )
 
 
 def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
-    """ConfigError if the run is done, or if `resolved`, the settings of a run that is to resume from it, has no
-    step to train beyond its checkpoint: the job would end at once."""
+    """ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to resume
+    from it, has no steps after its checkpoint."""
     before, reached = run.resolved().train, _reached(run) or 0
     if resolved is not None and resolved.train.steps > reached:
         return
@@ -97,33 +97,33 @@ def check_unfinished(run: RunFolder, resolved: Resolved | None = None) -> None:
         more += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
     hint = f"to train on, as a new run: {', or '.join(more)}" if more else "submit a new run"
     if not reached or not can_resume(run.resolved().engine):
-        hint = "it has no checkpoint to go on from: submit a new run that trains further"
+        hint = "it has no checkpoint to resume from: submit a new run that trains further"
     raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
 
 
 def find_ancestors(run: RunFolder) -> list[RunFolder]:
-    """The runs that this one resumes from, the nearest first."""
+    """The runs that this one resumes from, nearest first."""
     ancestors: list[RunFolder] = []
     while path := read_json(run.path / RESUMED_FROM).get("path"):
         run = RunFolder(Path(str(path)))
         if run in ancestors:
-            raise RunFolderError(f"{run.path} goes on from itself", f"mend {RESUMED_FROM} there")
+            raise RunFolderError(f"{run.path} resumes from itself", f"correct {RESUMED_FROM} there")
         ancestors.append(run)
     return ancestors
 
 
 def parent_of(run: RunFolder) -> Parent:
-    """`run` as a parent. ConfigError if neither it nor a run before it has a checkpoint."""
+    """`run` as a parent. ConfigError if neither it nor one of its ancestors has a checkpoint."""
     step = _reached(run)
     if step is None:
         raise ConfigError(
-            f"run {run.run_id} has no checkpoint to go on from", "submit a new run, with train.save_every set"
+            f"run {run.run_id} has no checkpoint to resume from", "submit a new run, with train.save_every set"
         )
     return Parent(run.run_id, str(run.path), step)
 
 
 def _reached(run: RunFolder) -> int | None:
-    """The step that a run resumes after: of its own newest checkpoint, else of the nearest run's before it."""
+    """The step of the checkpoint that a run resumes from: its own newest, else that of its nearest ancestor."""
     return next((step for each in (run, *find_ancestors(run)) if (step := newest_step(each)) is not None), None)
 
 
@@ -134,16 +134,16 @@ def descend(
     step: int,
     length: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """The parent's settings with `changes` (dotted key -> value) laid over, for a run that resumes after `step`.
+    """The settings of a run that resumes after `step`: the parent's with `changes` ({dotted key: value}) laid over.
 
-    GPUs stay as many as they were unless they, the nodes or dp are given; then dp follows from the others. The global
-    batch stays, and micro_batches follows. `length` are keys of [train] that were asked for as the training's end.
-    Raises LayoutError or ConfigError for what cannot run, and for what would be another training.
+    The number of GPUs stays unless GPUs, nodes or dp are given; then dp follows from the others. The global batch
+    stays, and micro_batches follows. `length` has the keys of [train] that say when the training ends. Raises
+    LayoutError or ConfigError for what cannot run, and for what would be another training.
     """
     name = str(changes.get("engine.name") or parent.engine.name)
     if name != parent.engine.name and not {name, parent.engine.name} <= RELATED:
         raise ConfigError(
-            f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot become one of it",
+            f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot be converted to that",
             "keep the engine, or submit a new run",
         )
     _check_preset(parent, changes)
@@ -155,13 +155,17 @@ def descend(
     tables["layout"] = _layout(parent, asked, profile)
     _leave_site(tables["job"], parent, profile)
     if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
-        tables["train"]["optimizer_mode"] = None  # it follows from the place of the states
+        tables["train"]["optimizer_mode"] = None  # it follows from where the states are
     for key, value in changes.items():
         table, _, name = key.rpartition(".")
         if table != "layout":
             _table(tables, table, key)[name] = value
     tables["train"].update(length or {})
-    given = {name: _given(table) for name, table in tables.items() if isinstance(table, dict)}
+    given = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+        if isinstance(table, dict)
+    }
     everything = {"name": parent.name, **tables, **given}
     experiment = check_tables(everything, Experiment, "the parent's settings and yours", changes)
     resolved = resolve(experiment, profile)
@@ -170,7 +174,7 @@ def descend(
 
 
 def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
-    """ConfigError if a preset is asked for whose sizes are not the checkpoint's, which stay."""
+    """ConfigError if the sizes of a requested preset are not those of the checkpoint, which stay."""
     name = changes.get("model.preset")
     if not name:
         return
@@ -183,10 +187,6 @@ def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
         )
 
 
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
-
-
 def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
     table = tables if not name else tables.get(name)
     if not isinstance(table, dict):
@@ -195,7 +195,7 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The [layout] of the new run: its sizes are the parent's if nothing that is asked for decides them."""
+    """The [layout] of the new run: what was asked for, else the parent's sizes."""
     old = parent.layout
     tp, pp = asked.get("tp") or old.tp, asked.get("pp") or old.pp
     gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
@@ -227,7 +227,7 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
-    """LayoutError with the nearest size that works if the global batch, which stays, cannot be divided so."""
+    """LayoutError, with the nearest size that fits, if the sizes do not divide the global batch, which stays."""
     if micro_batch is None or not dp or global_batch % (micro_batch * dp) == 0:
         return
     fits = math.gcd(micro_batch, global_batch // dp)
@@ -239,7 +239,7 @@ def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:
 
 
 def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) -> None:
-    """Takes out of the parent's [job] what came from its profile, and on another site what belongs to the old one."""
+    """Remove from the parent's [job] the values of its profile, and on another site the keys of the old site."""
     job["dependency"] = None
     moves = profile.name != parent.cluster.name
     for key, nature in natures(Job).items():
@@ -250,16 +250,16 @@ def _leave_site(job: dict[str, Any], parent: Resolved, profile: ClusterProfile) 
 def _refuse_batch(parent: Resolved, batch: int, step: int) -> None:
     old = parent.batch.global_batch
     done = step * old
-    even = f"which is step {done // batch}" if done % batch == 0 else f"which lies within step {done // batch + 1}"
+    even = f"which is step {done // batch}" if done % batch == 0 else f"which is within step {done // batch + 1}"
     raise LayoutError(
-        f"the run has read {step} steps x {old} = {done} samples; with global_batch {batch} it would go on after "
+        f"the run has read {step} steps x {old} = {done} samples; with global_batch {batch} it would resume after "
         f"sample {done} = {done / batch:g} x {batch}, {even} of another order and another schedule",
         f"keep --global-batch-size {old}, or submit a new run",
     )
 
 
 def check_same_training(parent: Resolved, resolved: Resolved) -> None:
-    """Refuses what the checkpoint cannot be turned into, and what would train something else."""
+    """ConfigError for changes that the checkpoint cannot be converted to, or that make it another training."""
     faults = []
     may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):
@@ -271,7 +271,7 @@ def check_same_training(parent: Resolved, resolved: Resolved) -> None:
             elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
                 faults.append(
                     f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
-                    f"{before[key]} cannot become that"
+                    f"{before[key]} cannot be converted to that"
                 )
     if faults:
         raise ConfigError("\n".join(faults), "leave these out, or submit a new run")

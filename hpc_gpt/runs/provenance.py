@@ -1,4 +1,4 @@
-"""Where a run comes from: code, versions, machine. Names and numbers only, never the environment, so no secret."""
+"""Where a run comes from: code, versions, machine. Never the environment, so no secrets."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def collect() -> dict[str, Any]:
 
 
 def complete_run(run: RunFolder, resolved: Resolved) -> None:
-    """Completes a run folder made by a plain `sbatch job.sh`, which has only job.sh and resolved.json.
+    """Complete a run folder that plain `sbatch job.sh` made with job.sh and resolved.json only.
 
-    Writes experiment.toml, provenance.json and a DeepSpeed engine's ds_config.json if they are missing. Raises
-    RunFolderError if the folder cannot be written.
+    Writes experiment.toml, provenance.json and, for DeepSpeed, ds_config.json if they are missing. RunFolderError
+    if the folder cannot be written.
     """
     if not (run.path / "experiment.toml").exists():
         write_once(
@@ -59,19 +59,19 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
 
     None if `file`, by default this one, is not in the checkout.
     """
-    sha = _words("git", "-C", str(folder), "rev-parse", "HEAD")
+    sha = _output_of("git", "-C", str(folder), "rev-parse", "HEAD")
     if sha is None:
         return None, None
-    # Installed inside somebody else's checkout (a virtual environment, say) that commit would say nothing.
-    if _words("git", "-C", str(folder), "ls-files", "--error-unmatch", file) is None:
+    # Installed within another checkout, for example in a virtual environment: that commit says nothing of this code.
+    if _output_of("git", "-C", str(folder), "ls-files", "--error-unmatch", file) is None:
         return None, None
-    changed = _words("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    changed = _output_of("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     return sha, None if changed is None else bool(changed)
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """`name, memory_gib, driver` of each GPU that nvidia-smi sees; empty if there is none."""
-    shown = _words("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+    """`name, memory_gib, driver` of each GPU that nvidia-smi reports; empty if there is none."""
+    shown = _output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
     gpus = []
     for line in (shown or "").splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -81,7 +81,7 @@ def list_gpus() -> list[dict[str, Any]]:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of hpc-gpt, Python, and those of the packages that are installed."""
+    """The versions of hpc-gpt, of Python, and of those of the packages that are installed."""
     found = {"hpc-gpt": hpc_gpt.__version__, "python": platform.python_version()}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -89,8 +89,8 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _words(*command: str) -> str | None:
-    """What a command prints; None if it is missing, fails or takes too long."""
+def _output_of(*command: str) -> str | None:
+    """The output of a command; None if it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""A record: one run's figures, under keys that stay the same whatever program ran it.
+"""A record: the figures of one run, under the same keys whatever program ran it.
 
-`Record` holds the whole set of keys from the first day, null if nothing measures one yet. Keys are only ever
-added. A key that ends in a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
+A record always has all keys; a figure that was not measured is null. Keys are added, never removed. A key that ends in
+a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Record:
-    """One run's figures. Memory lists hold one figure a pipeline stage. Times of day are ISO 8601 in UTC."""
+    """The figures of one run. Memory lists have a figure for each pipeline stage. Times are ISO 8601 in UTC."""
 
     # which run
     schema: int = SCHEMA
@@ -72,7 +72,7 @@ class Record:
     predicted_memory_gib: list[float] | None = None
     memory_seed003_gib: float | None = None
     predicted_step_s: float | None = None
-    # the device at work
+    # the device during the run
     gpu_util_mean: float | None = None
     gpu_util_spread: float | None = None
     allocator_retries: int | None = None
@@ -84,7 +84,7 @@ class Record:
     power_w: float | None = None
     rounds: int | None = None
     tokens_per_s_spread: float | None = None
-    # what came of it
+    # its result
     loss_first: float | None = None
     loss_last: float | None = None
     loss_eval: float | None = None
@@ -104,7 +104,7 @@ class Record:
     sources: dict[str, str] = field(default_factory=dict)
 
     def to_tables(self) -> dict[str, Any]:
-        """The record as JSON's own kinds, in the order of the keys. What is not finite becomes null."""
+        """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""
         tables = finite({key: getattr(self, key) for key in RECORD_KEYS})
         assert isinstance(tables, dict)
         return tables
@@ -115,13 +115,13 @@ class Record:
 
     @staticmethod
     def from_tables(tables: Mapping[str, Any]) -> Record:
-        """The record of `to_tables`. A key this version does not know is left out, a missing one is null."""
+        """The record from its `to_tables`. Unknown keys are dropped, missing ones are null."""
         known = {entry.name for entry in fields(Record)}
         return Record(**{key: value for key, value in tables.items() if key in known})
 
     @staticmethod
     def from_json(text: str) -> Record:
-        """The record of `to_json`; ValueError if the text holds none."""
+        """The record from its `to_json`; ValueError for any other text."""
         tables = json.loads(text)
         if not isinstance(tables, dict):
             raise ValueError("a record is a JSON object")
@@ -132,13 +132,13 @@ RECORD_KEYS = tuple(entry.name for entry in fields(Record))
 
 
 def write_record(run: RunFolder, record: Record) -> None:
-    """Replaces the run's record.json whole, unless it says the same; RunFolderError if it cannot be written."""
+    """Replace the run's record.json unless it is equal; RunFolderError if it cannot be written."""
     if read_json(run.record) != record.to_tables():
         replace_whole(run.record, record.to_json())
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON's own kinds; a number that is not finite becomes null."""
+    """The value in types of JSON; a number that is not finite becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,11 +1,12 @@
-"""What is asked of a run through files in its folder: it works if only the shared disk reaches the nodes.
+"""Requests to a running job, as files in the run folder: only the shared disk has to reach the nodes.
 
-    attempts/<n>/asked/save-1.json        asked for: who, and when
-    attempts/<n>/asked/save-1.done.json   what came of it: the step, and whether it is saved
-    stop.<job id>                         the job is to stop if it starts, or starts again, before anyone has seen it;
-                                          removed when it has: who requeues it by hand has a newer wish
+    attempts/<n>/asked/save-1.json        the request: from which process, and when
+    attempts/<n>/asked/save-1.done.json   the answer: the step, and whether it is saved
+    stop.<job id>                         the job is to end as stopped when it starts, or starts again; removed when it
+                                          has ended so, because a later requeue by hand is a newer wish
 
-Each file is made whole and by one writer. Rank 0 looks between two steps, and all ranks act between the same two.
+Each file is written whole, by one process. Rank 0 looks for requests between two steps, and all ranks act on them
+between the same two steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Request:
 
 
 def ask(attempt: Attempt, verb: str) -> Request:
-    """Leaves a request in an attempt's folder; two at once get two numbers. RunFolderError if the disk refuses."""
+    """Write a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
     aside = attempt.asked / f".{verb}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -67,7 +68,7 @@ def ask(attempt: Attempt, verb: str) -> Request:
 
 
 def open_requests(attempt: Attempt) -> list[Request]:
-    """What is asked for and not yet answered; nothing if the folder cannot be read just now."""
+    """The requests without an answer, sorted; none if the folder cannot be read."""
     try:
         names = set(os.listdir(attempt.asked))
     except OSError:
@@ -77,11 +78,11 @@ def open_requests(attempt: Attempt) -> list[Request]:
 
 
 def answer(attempt: Attempt, request: Request, step: int, done: bool, words: str = "") -> None:
-    """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
+    """Write rank 0's answer to a request. RunFolderError if the disk refuses."""
     what = {"step": step, "done": done, "words": words, "time": time.time()}
     write_once(request.answer_path(attempt), json.dumps(what) + "\n")
 
 
 def answer_of(attempt: Attempt, request: Request) -> dict[str, Any]:
-    """`step, done, words, time`; empty as long as there is none."""
+    """`step, done, words, time` of the answer; empty if there is none yet."""
     return read_json(request.answer_path(attempt))

@@ -1,7 +1,7 @@
-"""A run: one folder that alone reproduces and explains one submission; and the runs that a name means.
+"""A run: one folder that alone reproduces and explains one submission; and finding runs by name.
 
-Everything in the folder is written once or appended to; only `record.json` is replaced, whole. `attempts/<n>/` holds
-each start. Its paths are defined here, and nowhere else.
+Every file in the folder is written once or appended to; only `record.json` is replaced, as a whole. Each start has a
+folder `attempts/<n>/`. All paths in a run folder are defined here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from hpc_gpt.small_files import append_line, read_json, read_json_lines, write_o
 if TYPE_CHECKING:
     from hpc_gpt.runs.snapshot import Snapshot
 
-# In the place of a job id: a run of a sweep that waits for its turn on this machine.
+# In place of a job id: a run of a sweep that waits for its turn on this machine.
 IN_QUEUE = "queue"
-# What the planner said before the job was submitted.
+# The planner's prediction at the submission.
 PREDICTED = "predicted.json"
-# Where the experiment's file was, in provenance.json.
+# In provenance.json: the path of the experiment's file, and the folder of the file that stated data.path.
 EXPERIMENT_FILE = "experiment_file"
-# In provenance.json: the folder of the file that stated data.path.
 DATA_BESIDE = "data_beside"
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 
@@ -49,7 +48,7 @@ class Attempt:
 
     @property
     def log(self) -> Path:
-        """All output of the attempt's ranks."""
+        """The output of all ranks."""
         return self.folder / "log"
 
     @property
@@ -59,7 +58,7 @@ class Attempt:
 
     @property
     def requeue(self) -> Path:
-        """Left empty by rank 0 when the job must go back to the queue."""
+        """An empty file: rank 0 wants the job to be requeued."""
         return self.folder / "requeue"
 
     @property
@@ -72,35 +71,35 @@ class Attempt:
 
     @property
     def asked(self) -> Path:
-        """What is asked of the attempt while it runs, a file each; see `requests`."""
+        """The requests to the attempt; see `runs.requests`."""
         return self.folder / "asked"
 
     @property
     def heartbeats(self) -> Path:
-        """A file for each rank with its heartbeat, by its number; see `runs.heartbeats`."""
+        """The heartbeat of each rank; see `runs.heartbeats`."""
         return self.folder / "beats"
 
     @property
     def stacks(self) -> Path:
-        """Where the threads of each rank stood when no step was made any more, `<rank>.txt`."""
+        """The stacks of each rank's threads in a hang, `<rank>.txt`."""
         return self.folder / "stacks"
 
     def started(self) -> dict[str, Any]:
-        """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it was not written."""
+        """attempt.json: `attempt, job_id, restart, node_list, started`; empty if it is missing."""
         return _with_sound_job_id(read_json(self.folder / "attempt.json"))
 
     def ended(self) -> dict[str, Any]:
-        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty while the
-        attempt runs or was killed."""
+        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty if the attempt
+        runs or was killed."""
         return read_json(self.folder / "ended.json")
 
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`chain.judge`);
-        empty if nobody has judged."""
+        empty if the attempt is not judged."""
         return read_json(self.folder / "next.json")
 
     def last_metrics(self) -> dict[str, Any]:
-        """The last whole line of metrics.jsonl; empty before the first. Of a long file the end alone is read."""
+        """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
         lines = read_json_lines(self.metrics, last_bytes=8192)
         return lines[-1] if lines else {}
 
@@ -113,9 +112,9 @@ class Attempt:
         rank: int | None = None,
         node: str | None = None,
     ) -> None:
-        """Writes ended.json, the cause without secrets, unless it is there: the first writer decides.
+        """Write ended.json, the cause without secrets, unless it exists: the first writer decides.
 
-        `rank` and `node` are those at fault, if that is known.
+        `rank` and `node` are those at fault, if they are known.
         """
         cause = hide_secrets(cause) if cause else cause
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
@@ -143,13 +142,13 @@ class RunFolder:
 
     @property
     def sweep_id(self) -> str | None:
-        """The id that the runs of one `submit --sweep` share; None for a run of no sweep."""
+        """The id that the runs of one `submit --sweep` share; None if the run is of no sweep."""
         found = read_json(self.path / "sweep.json").get("id")
         return str(found) if found else None
 
     @property
     def data_beside(self) -> Path | None:
-        """Where a relative data.path is looked for first; None if no file gave it."""
+        """The folder in which a relative data.path is looked for first; None if no file stated it."""
         found = read_json(self.path / "provenance.json").get(DATA_BESIDE)
         return Path(found) if isinstance(found, str) else None
 
@@ -178,7 +177,7 @@ class RunFolder:
         return Attempt(self.path / "attempts" / str(number))
 
     def new_attempt(self) -> Attempt:
-        """Makes the next free `attempts/<n>/`; two starts at once get two numbers."""
+        """Make the next free `attempts/<n>/`; simultaneous starts get different numbers."""
         attempts = self.attempts()
         number = attempts[-1].number + 1 if attempts else 1
         while True:
@@ -196,21 +195,21 @@ class RunFolder:
         append_line(self.path / "submissions.jsonl", json.dumps({"time": time.time(), **submission}))
 
     def cancelled_mark(self, job_id: str) -> Path:
-        """The file `hpc-gpt cancel` leaves before it ends a job, so that nothing requeues it."""
+        """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it."""
         return self.path / f"cancelled.{job_id}"
 
     def is_cancelled(self, job_id: str | None) -> bool:
-        """Whether `hpc-gpt cancel` has left its mark for a job."""
+        """Whether `hpc-gpt cancel` has marked a job."""
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
 
     def asked_to_end(self, job_id: str | None) -> str:
-        """How `hpc-gpt cancel` or `hpc-gpt stop` wants a job to end, a class of state.ENDED; empty if nobody asked."""
+        """The class of state.ENDED that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
         if self.is_cancelled(job_id):
             return "cancelled"
         return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
 
     def stop_mark(self, job_id: str) -> Path:
-        """The file `hpc-gpt stop` leaves, so that a job that has yet to start, or starts once more, ends as stopped."""
+        """The file that `hpc-gpt stop` writes: the job ends as stopped when it starts, or starts again."""
         return self.path / f"stop.{job_id}"
 
 
@@ -226,10 +225,10 @@ def create_run(
     predicted: Mapping[str, Any] | None = None,
     code: Snapshot | None = None,
 ) -> RunFolder:
-    """Makes `logs/<experiment>/<run-id>/` and writes what is known before the job starts; no file for None.
+    """Make `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None.
 
-    The id is the time and four random hex digits; a clash makes a new id. Raises RunFolderError if the folder
-    cannot be written; what was begun is then taken away again.
+    The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
+    written is then removed.
     """
     parts = {"experiment.toml": experiment_text}
     notes = {"ds_config.json": ds_config, "provenance.json": provenance, "resumed_from.json": resumed_from}
@@ -240,7 +239,7 @@ def create_run(
     try:
         if code is not None:
             code.place(run.path)
-        # Nobody else knows the folder. It is a run to those who look for some from its last file on.
+        # To others the folder is a run from its last file, resolved.json, on.
         for name, text in parts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         write_once(run.path / "resolved.json", resolved.to_json())
@@ -255,7 +254,7 @@ def create_run(
 
 
 def check_writable(logs: Path) -> None:
-    """RunFolderError if no run folder can be made under `logs`, as far as that is seen without making one."""
+    """RunFolderError if no run folder can be made under `logs`, as far as that shows without making one."""
     place = next(place for place in (logs, *logs.parents) if place.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "it cannot be written" if place.is_dir() else "it is no folder"
@@ -263,7 +262,7 @@ def check_writable(logs: Path) -> None:
 
 
 def claim_folder(parent: Path) -> Path:
-    """Makes a folder named by the time and four random hex digits, a run's or a sweep's id; RunFolderError."""
+    """Make a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         try:
@@ -277,58 +276,14 @@ def claim_folder(parent: Path) -> Path:
 
 
 def job_ids(run: RunFolder) -> list[str]:
-    """The ids of the jobs a run has had, first to last, each once."""
+    """The ids of all jobs of a run, first to last, each once."""
     ids = [str(line["job_id"]) for line in run.submissions() if line.get("job_id")]
     ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
     return list(dict.fromkeys(ids))
 
 
-def newest_submission(run: RunFolder) -> dict[str, Any]:
-    """The line of submissions.jsonl of the run's newest job: the last line, or that of an older job whose attempt is
-    newer; made up for a job that plain sbatch started. What sbatch refused counts only before the first attempt."""
-    lines, attempts = run.submissions(), run.attempts()
-    if aside := _stepped_aside(attempts):  # the others say how the run stands
-        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
-        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
-    start = attempts[-1].started() if attempts else {}
-    job_id = str(start.get("job_id") or "")
-    if job_id:
-        lines = [line for line in lines if not line.get("refused")]
-    last = lines[-1] if lines else {}
-    # A `submit --resume` after that attempt is the newer job, though it has not started.
-    resumed = seconds_of(start.get("started")) < seconds_of(last.get("time"))
-    if not job_id or resumed or job_id == str(last.get("job_id")):
-        return last
-    own = [line for line in lines if str(line.get("job_id")) == job_id]
-    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
-
-
-def _stepped_aside(attempts: list[Attempt]) -> set[str]:
-    """The jobs, newest first, that found another one of their run at work or its chain at an end, unless all did."""
-    jobs: set[str] = set()
-    for attempt in reversed(attempts):
-        if attempt.ended().get("ended") != "refused":
-            return jobs
-        jobs.add(str(attempt.started().get("job_id")))
-    return set()
-
-
-def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of the newest job and of the jobs that were submitted in a chain with it, first to last, without those
-    that were refused; that job's alone if it is in no chain."""
-    newest, lines = newest_submission(run), run.submissions()
-    if newest not in lines:
-        return [newest] if newest else []
-    # A job that the last one of a chain has sent names that one.
-    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
-    place = len(lines) - 1 - lines[::-1].index(newest)
-    begin = max((n for n in begins if n <= place), default=0)
-    end = min((n for n in begins if n > place), default=len(lines))
-    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
-
-
 def seconds_of(value: Any) -> float:
-    """A number of a small file as it was written, 0 if it is none or not finite."""
+    """A number from a small file; 0 if it is no finite number."""
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
     except OverflowError:  # an integer of more than 308 digits
@@ -337,7 +292,7 @@ def seconds_of(value: Any) -> float:
 
 
 def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
-    """Without a job id that can be none: it becomes part of a file's name."""
+    """The tables without a job id that Slurm cannot have given: it becomes a part of file names."""
     job_id = tables.get("job_id")
     if isinstance(job_id, str | int) and re.fullmatch(r"[\w.\[\]+-]{1,64}", str(job_id)[:65]):
         return tables
@@ -348,9 +303,9 @@ def _with_sound_job_id(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_runs(logs: Path) -> list[RunFolder]:
-    """Every run under a logs folder, or the folder itself if it is a run; oldest first.
+    """Every run under a logs folder, oldest first; the folder itself if it is a run.
 
-    Of a sweep's folder, or the folder of several, the runs that are linked there.
+    For the folder of a sweep, or of several, the runs that are linked there.
     """
     if (logs / "resolved.json").is_file():
         return [RunFolder(logs.resolve())]
@@ -360,12 +315,12 @@ def list_runs(logs: Path) -> list[RunFolder]:
 
 
 def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
-    """The runs in the order they were made."""
+    """The runs in the order in which they were made."""
     return sorted(runs, key=lambda run: _begun(run.path))
 
 
 def _begun(path: Path) -> tuple[float, str]:
-    """When a run was made. Its name says that only if `submit` made it: plain sbatch names it by the job id."""
+    """When a run was made, as a sort key. Its name has no time if plain sbatch made it."""
     try:
         return (path / "resolved.json").stat().st_mtime, str(path)
     except OSError:
@@ -373,9 +328,9 @@ def _begun(path: Path) -> tuple[float, str]:
 
 
 def find_run(name: str, logs: Path) -> RunFolder:
-    """The run that RUN means: a run folder, a run id, a prefix of just one, or a job id.
+    """The run that RUN means: a run folder, a run id, an unambiguous prefix, or a job id.
 
-    Raises NoSuchRun, with the candidates if a name fits several, as an array's id or a sweep's does.
+    Raises NoSuchRun, with the candidates if a name matches several, as the id of an array or a sweep does.
     """
     found = _matches(name, logs)
     if len(found) == 1:
@@ -384,9 +339,9 @@ def find_run(name: str, logs: Path) -> RunFolder:
 
 
 def named_runs(name: str, logs: Path) -> list[RunFolder]:
-    """The runs that a name singles out: one as for find_run, or a sweep's, by its id or folder or its array's job id.
+    """The run that a name means, as in find_run, or all runs of a sweep, by its id, its folder or its array's job id.
 
-    Raises NoSuchRun if there is none, or the name fits runs that have nothing to do with each other.
+    Raises NoSuchRun if there is none, or if the name matches runs of no common sweep.
     """
     if is_sweep_folder(Path(name)):
         return list_runs(Path(name))
@@ -398,31 +353,31 @@ def named_runs(name: str, logs: Path) -> list[RunFolder]:
 
 
 def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
-    """The runs that the names mean, each once: a folder of runs, or a name as named_runs takes it.
+    """The runs that the names mean, each once. A name is a folder of runs, or is as in named_runs.
 
-    No name means the logs folder. Raises NoSuchRun as named_runs, and for a folder without runs outside of it.
+    No name means the logs folder. Raises NoSuchRun as named_runs does, and for a folder elsewhere without runs.
     """
     found = [run for name in names for run in _runs_of(name, logs)] if names else list_runs(logs)
     return list({run.path: run for run in found}.values())
 
 
 def is_sweep_folder(folder: Path) -> bool:
-    """Whether it is the folder of one `submit --sweep`, with links to its runs."""
+    """Whether a folder is that of one `submit --sweep`, with links to its runs."""
     return any(RunFolder(path.parent).sweep_id == folder.resolve().name for path in folder.glob("*/*/resolved.json"))
 
 
 def singles_out(name: str) -> bool:
-    """Whether a name is that of runs or of a sweep, not of a folder that happens to hold some."""
+    """Whether a name means a run or a sweep, not a folder with any runs."""
     folder = Path(name)
     return not folder.is_dir() or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
 
 
 def _matches(name: str, logs: Path) -> list[RunFolder]:
-    """The runs that a name fits, by the first way in which it fits any."""
+    """The runs that a name matches, by the first way of matching that finds any."""
     if (Path(name) / "resolved.json").is_file():
         return [RunFolder(Path(name).resolve())]
     runs = list_runs(logs)
-    # A job id in full before a prefix: "2026" is a job, though every run id of that year begins with it.
+    # A whole job id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
     return (
         [run for run in runs if run.run_id == name]
         or [run for run in runs if name in job_ids(run)]
@@ -441,11 +396,11 @@ def _means_sweep(name: str, found: Sequence[RunFolder]) -> bool:
 
 
 def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
-    """What is wrong with a name that fits none, or too many."""
+    """The error for a name that matches no run, or several."""
     if found:
         some = ", ".join(run.run_id for run in found[:5]) + (", …" if len(found) > 5 else "")
         hint = "name one of the sweep's runs" if _means_sweep(name, found) else "give more of the id"
-        return NoSuchRun(f"{name!r} fits {len(found)} runs under {logs}: {some}", hint)
+        return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {some}", hint)
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
@@ -459,8 +414,8 @@ def _runs_of(name: str, logs: Path) -> list[RunFolder]:
     if not folder.is_dir():
         return named_runs(name, logs)
     found = list_runs(folder)
-    if found or folder.resolve().is_relative_to(logs.resolve()):  # under logs there may well be none yet
+    if found or folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
         return found
-    with contextlib.suppress(NoSuchRun):  # a folder that only happens to go by the run's name
+    with contextlib.suppress(NoSuchRun):  # a folder may have the same name as a run
         return named_runs(name, logs)
     raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")

@@ -1,14 +1,14 @@
-"""The code of a run: an archive in its folder, made when it is submitted, from which every attempt of it runs.
+"""The code of a run: an archive in its folder, made at the submission, from which every attempt runs.
 
-`code.tar.gz` holds the package as the submitting interpreter has it, and its templates; provenance.json its SHA-256.
-An attempt runs from `code/`, unpacked from it, so that an edit after the submission changes nothing. It is unpacked in
-two places, which a test holds equal: here for a local run, whose controller runs from `code/` before any script does,
-and in job.sh (templates/code.sh.j2), because a node may have Python in a container only.
+`code.tar.gz` has the package of the submitting interpreter and its templates; provenance.json has its SHA-256. An
+attempt runs from `code/`, unpacked from the archive, so an edit after the submission changes nothing. It is unpacked in
+two places, which a test compares: here for a local run, whose controller runs from `code/` before any script does, and
+in job.sh (templates/code.sh.j2), because a node may have Python only in a container.
 
     python -m hpc_gpt.runs.snapshot RUN
 
-makes the archive of a run that plain sbatch has started. The SHA-256 is of what is compressed: equal code has an equal
-one, whatever the zlib.
+makes the archive of a run that plain sbatch has started. The SHA-256 is of the uncompressed archive: it is equal for
+equal code, whatever the version of zlib.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from hpc_gpt.small_files import give_name, read_json, write_once
 
 ARCHIVE = "code.tar.gz"
 FOLDER = "code"
-# Of provenance.json.
+# In provenance.json.
 KEY = "code_sha256"
-# The first file of the archive: a line for each other one, as sha256sum writes it.
+# The first file of the archive: a line for each other file, as sha256sum writes it.
 SUMS = "SHA256SUMS"
 _PACKAGE = Path(__file__).resolve().parents[1]
-_TOO_LATE = "submit the experiment again, or put back the archive: hpc-gpt verify says what differs"
+_TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
 
 
 class Snapshot:
-    """The archive of the code as it was when this was made."""
+    """The archive of the code, as it is now."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         tar = _tar({SUMS: sums_text(files).encode(), **files})
@@ -52,9 +52,9 @@ class Snapshot:
         self._last: Path | None = None
 
     def place(self, folder: Path) -> None:
-        """Gives a run folder its archive: another name of the last one placed, a copy if the disk has no links.
+        """Put the archive into a run folder, as a hard link to the last one placed, or as a copy.
 
-        Raises OSError; an archive that is there stays.
+        An existing archive stays. Raises OSError.
         """
         target = folder / ARCHIVE
         if self._last is not None:
@@ -73,12 +73,12 @@ class Snapshot:
 
 @functools.cache
 def take_snapshot() -> Snapshot:
-    """The code that this process runs, read once."""
+    """The archive of the code that this process runs. Cached."""
     return Snapshot({name: path.read_bytes() for name, path in code_files().items()})
 
 
 def code_files() -> dict[str, Path]:
-    """Every file of the package and its templates, by its name in the archive, sorted; no caches, nothing hidden."""
+    """{name in the archive: path} of the package's files and templates, sorted; no caches, no hidden files."""
     found = {f"hpc_gpt/{name}": path for name, path in _files_below(_PACKAGE).items()}
     templates = templates_dir()
     if templates.parent != _PACKAGE:  # a wheel has them inside
@@ -98,12 +98,12 @@ def _files_below(folder: Path) -> dict[str, Path]:
 
 
 def sums_text(files: Mapping[str, bytes]) -> str:
-    """What `sha256sum` prints of the files."""
+    """The output of `sha256sum` for the files."""
     return "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in files.items())
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:
-    """The same bytes for the same files: no owner, time or mode of this machine."""
+    """A tar archive: the same bytes for the same files, without owner, time or mode of this machine."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in files.items():
@@ -115,7 +115,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 
 def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
-    """(SHA-256, content of each file by its name) of a run's archive. RunFolderError if it is missing or damaged."""
+    """(SHA-256, {name: content}) of a run's archive. RunFolderError if it is missing or damaged."""
     try:
         tar = gzip.decompress((run / ARCHIVE).read_bytes())
         with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
@@ -132,8 +132,10 @@ def _is_inside(name: str) -> bool:
 
 
 def unpacked_files(run: Path) -> dict[str, bytes]:
-    """What lies in a run's code/, by name, the sums left out. A link counts as a file, and so does a cache of Python's:
-    it would run in place of what was submitted."""
+    """{name: content} of the files in a run's code/, without the sums.
+
+    Links and Python's caches count as files: they would run instead of the submitted code.
+    """
     found = {}
     for path in (run / FOLDER).rglob("*"):
         name = path.relative_to(run / FOLDER)
@@ -144,15 +146,15 @@ def unpacked_files(run: Path) -> dict[str, bytes]:
 
 
 def submitted_sha256(run: Path) -> str | None:
-    """The SHA-256 that provenance.json has of the code; None for a run from before there was one."""
+    """The SHA-256 of the code in provenance.json; None in a run of an older version."""
     found = read_json(run / "provenance.json").get(KEY)
     return str(found) if found else None
 
 
 def unpack(run: Path) -> Path:
-    """Gives a run its code/ from the archive, as job.sh does, and returns it; one that differs is set aside.
+    """Unpack a run's archive to code/, as job.sh does, and return that folder. A code/ that differs is set aside.
 
-    Raises RunFolderError if the archive is not the one that was submitted, or the disk refuses.
+    Raises RunFolderError if the archive is not the submitted one, or if the disk refuses.
     """
     sha256, files = read_archive(run)
     if submitted_sha256(run) not in (None, sha256):
@@ -169,7 +171,7 @@ def unpack(run: Path) -> Path:
             (aside / name).write_bytes(content)
         aside.rename(folder)
     except OSError as fault:
-        if not folder.is_dir():  # else another start was first
+        if not folder.is_dir():  # unless another start was faster
             raise RunFolderError(f"cannot unpack {folder}: {fault.strerror}", "is the disk full?") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -177,21 +179,21 @@ def unpack(run: Path) -> Path:
 
 
 def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process needs to run from `code`, and from no folder that it happens to be started in; no caches."""
+    """The variables with which a process runs from `code`, not from its current folder, and writes no caches."""
     more = environment.get("PYTHONPATH")
     path = f"{code}:{more}" if more else str(code)
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def check_path(folder: Path) -> None:
-    """Refuses a folder that PYTHONPATH cannot carry, for the runs below it."""
+    """RunFolderError if PYTHONPATH cannot hold the path of a folder."""
     if ":" in str(folder.absolute()):
         words = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
         raise RunFolderError(words, "set HPC_GPT_LOGS to a path without a colon")
 
 
 def ready_code(run: Path) -> Path:
-    """The code/ of a run, made from its archive; if that is missing, from the code here. Raises as unpack."""
+    """The code/ of a run, unpacked from its archive; without an archive from the code here. Raises as unpack."""
     check_path(run)
     if not (run / ARCHIVE).exists():
         begin(run)
@@ -199,7 +201,7 @@ def ready_code(run: Path) -> Path:
 
 
 def begin(run: Path) -> None:
-    """The snapshot of a run that has none, as plain sbatch starts it; RunFolderError for one that has lost it."""
+    """Make the archive of a run that plain sbatch has started. RunFolderError if the run had one."""
     from hpc_gpt.runs.provenance import collect
 
     snapshot = take_snapshot()

@@ -1,6 +1,6 @@
-"""How a run stands: which job and which attempt decide, the facts that the run folder has of them, the answer in words.
+"""The state of a run: which job and which attempt decide it, the facts of them in the run folder, the state as text.
 
-`runs.state` decides. Slurm's words come from who has asked it; the folder's own facts are gathered here for everyone.
+`runs.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt.process import is_alive
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, newest_chain, seconds_of
+from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, seconds_of
 from hpc_gpt.runs.state import LIVE, Facts, State, class_of, slurm_state, state_of
 
-# A run that has not written for this long is no longer known to run.
+# A run that has written nothing for this long may no longer run.
 SILENT_S = 600.0
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """What an attempt's files say of its end: the facts, `cause` of the attempt's end, `why` the run stands so by it.
+    """What an attempt's files say of its end: the facts, the `cause` of that end, and `why` the run is in its state.
 
-    The two differ if the judge ended the run: by an attempt that ended as `hang` a run ends as `no_progress`.
+    The two differ if the judge ended the run: after an attempt that ended as `hang` a run can end as `no_progress`.
     """
 
     facts: Facts
     cause: str | None
     why: str | None
-    judged_at: float  # epoch seconds, 0 if nobody has judged
+    judged_at: float  # epoch seconds, 0 if it is not judged
 
     @property
     def is_over(self) -> bool:
@@ -38,7 +38,7 @@ class AttemptEnd:
 
 
 def read_end(attempt: Attempt) -> AttemptEnd:
-    """What ended.json and next.json say of an attempt; no class in its facts as long as neither is there."""
+    """What ended.json and next.json say of an attempt; its facts have no class if both are missing."""
     verdict, end = attempt.verdict(), attempt.ended()
     said = _class(end.get("ended"), "unknown" if end else "")
     facts = Facts(
@@ -53,8 +53,8 @@ def read_end(attempt: Attempt) -> AttemptEnd:
 
 
 def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts up to the one that decides how their run stands: without those at the end that stepped aside for
-    another one, unless there is no other."""
+    """The attempts up to the one that decides the run's state: without refused ones at the end, unless all were
+    refused."""
     counted = list(attempts)
     while len(counted) > 1 and str(counted[-1].ended().get("ended")) == "refused":
         counted.pop()
@@ -62,7 +62,7 @@ def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def done_by(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt that has trained its run to the end; None if the run is not done."""
+    """The attempt that has finished the training; None if the run is not done."""
     last = next(reversed(deciding(attempts)), None)
     return last if last is not None and _is_done(read_end(last)) else None
 
@@ -73,11 +73,11 @@ def _is_done(end: AttemptEnd) -> bool:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands, and by what.
+    """The state of a run, and what decided it.
 
-    `line`: of submissions.jsonl, the job that decides; made up for one that plain sbatch started. `job_id`: its id.
-    `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that did not step aside, whether its
-    job decides or not.
+    `line`: the line of submissions.jsonl of the deciding job, made up for a job that plain sbatch started; `job_id`:
+    its id. `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether
+    its job decides or not.
     """
 
     state: State
@@ -90,9 +90,9 @@ class Standing:
 
 
 def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | None = None) -> Standing:
-    """How a run stands. `log_every` steps there is a line of metrics, so a healthy run is silent for as long.
+    """The state of a run. A healthy run may write nothing for `log_every` steps.
 
-    `slurm`: {job id: its long state name} of the jobs that Slurm knows; None if nobody has asked, or it did not answer.
+    `slurm`: {job id: long state name} of the jobs that Slurm knows; None if it was not asked or did not answer.
     """
     attempts = run.attempts()
     chain = newest_chain(run)
@@ -121,7 +121,7 @@ def read_standing(run: RunFolder, log_every: int, slurm: Mapping[str, str] | Non
 
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], standing: Standing) -> list[str]:
-    """How each attempt of a run ended, first to last; of one that may still run, the state of the run."""
+    """How each attempt of a run ended, first to last; for one that may still run, the state of the run."""
     jobs = [_job_of(attempt) for attempt in attempts]
     ends = [read_end(attempt) for attempt in attempts]
     classes = []
@@ -137,8 +137,8 @@ def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], standing: Stand
 
 
 def open_jobs(run: RunFolder) -> list[str]:
-    """The Slurm jobs whose state may change how the run stands: those of the newest chain that the folder does not know
-    to be over for good."""
+    """The Slurm jobs whose state in Slurm may decide the run's: those of the newest job chain, without jobs that have
+    ended for good by the folder."""
     attempts = run.attempts()
     ends = {_job_of(attempt): read_end(attempt) for attempt in attempts}
     jobs = [text_of(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
@@ -146,13 +146,13 @@ def open_jobs(run: RunFolder) -> list[str]:
 
 
 def _is_open(end: AttemptEnd) -> bool:
-    """Whether what Slurm says of the job can change its last attempt's class, or is to start it again."""
+    """Whether Slurm can change the class of the job's last attempt, or is to start the job again."""
     facts = end.facts
     return not end.is_over or facts.retried or class_of(replace(facts, slurm="node_failure")) != class_of(facts)
 
 
 def is_of_slurm(line: Mapping[str, Any]) -> bool:
-    """Whether a line of submissions.jsonl is of a job that Slurm has."""
+    """Whether a line of submissions.jsonl is of a Slurm job."""
     return line.get("scheduler") == "slurm"
 
 
@@ -163,8 +163,8 @@ def other_host(line: Mapping[str, Any]) -> str | None:
 
 
 def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
-    """Whether no job of the newest chain has made an attempt, and one of them may yet: not of a run that is done, nor
-    of a chain that was sent before the run came to its end."""
+    """Whether no job of the newest job chain has made an attempt, but one may still do so: the run is not done, and the
+    chain was not submitted before the run ended."""
     jobs = {text_of(line.get("job_id")) for line in chain} - {None}
     if not chain or not jobs.isdisjoint(_job_of(attempt) for attempt in attempts):
         return False
@@ -174,7 +174,7 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
 
 
 def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The job of a chain that Slurm says is running, else the first that waits."""
+    """The job of a job chain that runs by Slurm's answer, else the first that waits."""
     for wanted in reversed(LIVE):
         for line in chain:
             if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:
@@ -183,7 +183,7 @@ def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> M
 
 
 def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
-    """The last line of a job, or one made up for a job that plain sbatch started."""
+    """The last line of submissions.jsonl for a job, made up for one that plain sbatch started."""
     lines = [line for line in (*run.submissions(), *chain) if text_of(line.get("job_id")) == job_id]
     if lines and job_id is not None:
         return lines[-1]
@@ -191,7 +191,7 @@ def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | N
 
 
 def _is_alive(line: Mapping[str, Any]) -> bool | None:
-    """Whether the process of a local job runs; None if it cannot be asked from here."""
+    """Whether the process of a local job runs; None if that is not visible from here."""
     process = line.get("queue") or line
     if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
         return None
@@ -199,7 +199,7 @@ def _is_alive(line: Mapping[str, Any]) -> bool | None:
 
 
 def silent_s(attempt: Attempt) -> float:
-    """Seconds since the attempt's folder or files last changed."""
+    """Seconds since the attempt's folder or its files last changed."""
     newest = 0.0
     for path in (attempt.folder, attempt.log, attempt.metrics):
         try:
@@ -210,21 +210,72 @@ def silent_s(attempt: Attempt) -> float:
 
 
 def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
-    """Seconds for which a healthy run may be silent: its lines come every `log_every` steps."""
+    """Seconds for which a healthy run may write nothing: it writes every `log_every` steps."""
     metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
     step_s = metrics.get("step_s")
     return max(SILENT_S, max(10, 3 * log_every) * seconds_of(step_s))
 
 
-# --- in words
+# --- the newest job
+
+
+def newest_submission(run: RunFolder) -> dict[str, Any]:
+    """The line of submissions.jsonl for the run's newest job.
+
+    It is the last line, or that of an older job whose attempt is newer; a line is made for a job that plain sbatch
+    started. A refused submission counts only before the first attempt.
+    """
+    lines, attempts = run.submissions(), run.attempts()
+    if aside := _stepped_aside(attempts):  # the other jobs decide the run's state
+        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
+        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
+    start = attempts[-1].started() if attempts else {}
+    job_id = str(start.get("job_id") or "")
+    if job_id:
+        lines = [line for line in lines if not line.get("refused")]
+    last = lines[-1] if lines else {}
+    # A `submit --resume` after that attempt is newer, even if it has not started.
+    resumed = seconds_of(start.get("started")) < seconds_of(last.get("time"))
+    if not job_id or resumed or job_id == str(last.get("job_id")):
+        return last
+    own = [line for line in lines if str(line.get("job_id")) == job_id]
+    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
+
+
+def _stepped_aside(attempts: list[Attempt]) -> set[str]:
+    """The newest jobs that refused to start, because another job of the run ran or its chain had ended; empty if all
+    jobs did."""
+    jobs: set[str] = set()
+    for attempt in reversed(attempts):
+        if attempt.ended().get("ended") != "refused":
+            return jobs
+        jobs.add(str(attempt.started().get("job_id")))
+    return set()
+
+
+def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of the job chain that the newest job is in, first to last, without refused ones; that job's line if it
+    is in no chain."""
+    newest, lines = newest_submission(run), run.submissions()
+    if newest not in lines:
+        return [newest] if newest else []
+    # A job that the last job of a chain submitted has its id in `chained_to`.
+    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
+    place = len(lines) - 1 - lines[::-1].index(newest)
+    begin = max((n for n in begins if n <= place), default=0)
+    end = min((n for n in begins if n > place), default=len(lines))
+    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
+
+
+# --- as text
 
 
 def words_between(attempt: Attempt, now: float | None = None) -> str | None:
-    """What a run waits for after an attempt that is retried; None if it is not, or nobody has judged it."""
+    """What a run waits for after an attempt that another one follows; None if none does, or it is not judged."""
     verdict = attempt.verdict()
     if verdict.get("go_on") is not True:
         return None
-    words = [f"goes on after {verdict.get('attempt_ended')}"]
+    words = [f"continues after {verdict.get('attempt_ended')}"]
     begin = verdict.get("begin")
     current = time.time() if now is None else now
     if isinstance(begin, int | float) and verdict.get("pause_s") and begin > current:
@@ -238,13 +289,14 @@ def words_between(attempt: Attempt, now: float | None = None) -> str | None:
 
 
 def clock(moment: float, now: float) -> str:
-    """`12:03` here today, else with the date."""
+    """A local time: `12:03`, with the date if that is not today."""
     then, today = time.localtime(moment), time.localtime(now)
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def ordinal(number: int) -> str:
-    """
+    """A number with its ending.
+
     >>> [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 112)]
     ['1st', '2nd', '3rd', '4th', '11th', '12th', '21st', '112th']
     """
@@ -253,7 +305,7 @@ def ordinal(number: int) -> str:
 
 
 def time_of(table: Mapping[str, Any]) -> float:
-    """Epoch seconds of a line of submissions.jsonl or a small file; 0 without any."""
+    """`time` of a line of submissions.jsonl or of a small file, epoch seconds; 0 without one."""
     return seconds_of(table.get("time"))
 
 

@@ -1,9 +1,9 @@
-"""How an attempt ended, how its run stands, and what that means for a retry. Pure: decided here, and nowhere else.
+"""How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
 
-Everyone else gathers facts (`runs.standing` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
-shows the answer. `_CLASSES` has every class of end, what a job chain does after it and what it means for the user.
-`Facts` holds all that the answer follows from. `class_of` answers how an attempt ended, `state_of` how the run stands
-by it.
+Other modules gather facts (`runs.standing` from the run folder, `launch.status` from Slurm, `chain` from job.sh) or
+show the answer. `_CLASSES` has every class of end, what a job chain does after it and what it means for the user.
+`Facts` holds everything that the answer depends on. `class_of` is how an attempt ended, `state_of` the state of its
+run.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 # --- the classes of ends
 
-# A pause doubles with every failure that follows another, up to this.
+# The pause doubles with every failure in a row, up to this.
 LONGEST_PAUSE_S = 3600
-# So many attempts in a row that leave no newer checkpoint end a run.
+# A run ends after so many attempts in a row without a newer checkpoint.
 MOST_WITHOUT_PROGRESS = 2
-# The same for failures of nodes: each time the next attempt leaves the node out.
+# The same for node failures: the next attempt excludes the node.
 MOST_NODE_FAILURES = 5
 
 
 @dataclass(frozen=True)
 class Retry:
-    """What a chain does after an attempt that ended so.
+    """What a job chain does after an attempt of a class.
 
-    `goes_on`: whether another attempt can mend it. `fails`: whether it was a failure, before whose retry there is a
-    pause. `most`: so many such attempts in a row without a newer checkpoint end the run; 0 for what Slurm or the user
-    ended early, which does not count.
+    `continues`: whether another attempt can succeed. `fails`: it was a failure, so a retry waits for a pause. `most`:
+    so many such attempts in a row without a newer checkpoint end the run; 0 if Slurm or the user ended the attempt
+    early, which does not count.
     """
 
-    goes_on: bool
+    continues: bool
     fails: bool = False
     most: int = 0
 
@@ -39,29 +39,33 @@ _STOPS = Retry(False)
 _AT_ONCE = Retry(True)
 _FAILURE = Retry(True, fails=True, most=MOST_WITHOUT_PROGRESS)
 
-# Every class that a run, or one attempt of it, can be in: what a chain does after it (None: it has not ended), what it
-# means, what to do. The last three have not ended, or nobody knows how.
+# {class of a run or an attempt: (what a job chain does after it, None if it has not ended; what it means; what to do)}.
+# The last three have not ended, or it is not known how.
 _CLASSES: dict[str, tuple[Retry | None, str, str]] = {
     "done": (_STOPS, "trained all its steps", "nothing to do"),
-    "stopped": (_STOPS, "stopped at a step's edge because it was asked to", "submit --resume goes on"),
+    "stopped": (_STOPS, "stopped after a step, as requested", "resume it with submit --resume"),
     "walltime": (
         Retry(True, most=MOST_WITHOUT_PROGRESS),
         "the time limit came before the last step",
-        "submit --resume goes on; ask for more time, or save oftener",
+        "resume it with submit --resume; ask for more time, or save more often",
     ),
-    "preempted": (_AT_ONCE, "the scheduler took the nodes for another job", "submit --resume, if it was not requeued"),
+    "preempted": (
+        _AT_ONCE,
+        "the scheduler took the nodes for another job",
+        "resume it with submit --resume, if it was not requeued",
+    ),
     "requeued": (_AT_ONCE, "went back to the queue and starts again", "nothing: it waits"),
-    "cancelled": (_STOPS, "someone, or the scheduler, cancelled it", "submit --resume goes on, if it was not meant"),
+    "cancelled": (_STOPS, "a user or the scheduler cancelled it", "if that was a mistake, submit --resume"),
     "refused": (
         _STOPS,
-        "the scheduler did not take the job, or another job of the run was there already",
-        "change what its words name; --dry-run asks again",
+        "the scheduler refused the job, or another job of the run was active",
+        "change what the message names; --dry-run asks again",
     ),
     "budget": (_STOPS, "the budget of GPU hours is spent", "a larger budget, or nothing"),
     "no_progress": (
         _STOPS,
-        "attempts in a row trained no step further",
-        "see what ended the attempts before; a retry ends alike",
+        "several attempts in a row trained no further step",
+        "see why those attempts ended; a retry would end the same way",
     ),
     "gpu_memory": (
         _STOPS,
@@ -75,75 +79,65 @@ _CLASSES: dict[str, tuple[Retry | None, str, str]] = {
     ),
     "collective_timeout": (
         _FAILURE,
-        "ranks waited for one another until the limit; the rank that did not come is at fault, or its link",
-        "look at the rank named first; again without its node, if it is one node each time",
+        "ranks waited for each other until the limit; the missing rank is at fault, or its network link",
+        "look at the rank named first; exclude its node if it is the same node each time",
     ),
     "hang": (
         _FAILURE,
-        "no rank made a step for too long",
-        "look at the stacks and at the rank that says nothing; again, without its node if it is one node each time",
+        "no rank completed a step for too long",
+        "look at the stacks and at the silent rank; exclude its node if it is the same node each time",
     ),
     "node_failure": (
         Retry(True, fails=True, most=MOST_NODE_FAILURES),
         "a node, its GPU or its network failed",
-        "again without the node; tell those who run the cluster",
+        "exclude the node; report it to those who run the cluster",
     ),
     "nan": (
         _STOPS,
-        "the loss or the gradients became no number",
-        "from an earlier checkpoint with a lower rate, a longer warm-up, clipping or bf16; look at the data there",
+        "the loss or the gradients became NaN or infinite",
+        "resume an earlier checkpoint with a lower learning rate, a longer warm-up, clipping or bf16; look at the data",
     ),
     "data": (
         _STOPS,
-        "the data are missing, damaged, or hold a token that the vocabulary has not",
-        "check the file or sample that the words name, and that the tokenizer is the model's",
+        "the data are missing, damaged, or hold a token outside the vocabulary",
+        "check the file or sample that the message names, and that the tokenizer is the model's",
     ),
     "disk_full": (
         _STOPS,
-        "the disk is full or the quota spent",
+        "the disk is full or the quota is exceeded",
         "make room, keep fewer checkpoints, or write them elsewhere",
     ),
     "user_error": (
         _STOPS,
-        "what was asked for cannot run: an option, a path, a module or a size",
-        "mend what the words name",
+        "the request cannot run: an option, a path, a module or a size is wrong",
+        "correct what the message names",
     ),
-    "error": (_FAILURE, "the program failed in a way that no other class names", "read the lines around the cause"),
+    "error": (_FAILURE, "the program failed in a way that no other class covers", "read the lines around the cause"),
     "pending": (None, "waits in the queue", "nothing to do yet"),
     "running": (None, "runs", "nothing to do yet"),
     "unknown": (
         _FAILURE,
         "nothing says how it ended",
-        "ask the scheduler (sacct -j JOB) and look for other ranks' logs",
+        "ask the scheduler (sacct -j JOB) and look for the logs of other ranks",
     ),
 }
 ENDED = list(_CLASSES)
 LIVE = ("pending", "running")
-# For every class that an attempt can end with.
+# {class that an attempt can end with: what a job chain does}.
 RETRIES = {ended: retry for ended, (retry, _, _) in _CLASSES.items() if retry is not None}
-# These say only that something went wrong: a log or Slurm may know more.
+# Classes that only say that something went wrong: a log or Slurm may know more.
 VAGUE = ("error", "unknown")
-# What the scheduler did, not the program.
+# Ends that the scheduler caused, not the program.
 OF_SCHEDULER = ("walltime", "preempted", "requeued", "cancelled")
-# What a line of a log can show, whatever the scheduler says of the job.
-OF_LOG = (
-    "gpu_memory",
-    "host_memory",
-    "disk_full",
-    "nan",
-    "data",
-    "node_failure",
-    "collective_timeout",
-    "hang",
-    "user_error",
-)
-# A node can be at fault for these.
+# Classes for which a node can be at fault.
 OF_NODE = ("node_failure", "hang", "collective_timeout")
+# Classes that a line of a log can show, whatever the scheduler says of the job.
+OF_LOG = (*OF_NODE, "gpu_memory", "host_memory", "disk_full", "nan", "data", "user_error")
 
-# --- Slurm's words
+# --- Slurm's states
 
-# Slurm's long state names, of squeue and sacct. COMPLETED is an exit code of 0, which a training has that was stopped
-# or must be requeued as well: only the trainer can say `done`.
+# The long state names of squeue and sacct. COMPLETED means an exit code of 0, which a training also has that was
+# stopped or must be requeued: only the trainer can say `done`.
 SLURM_STATES = {
     "PENDING": "pending",
     "CONFIGURING": "pending",
@@ -169,12 +163,10 @@ SLURM_STATES = {
     "OUT_OF_MEMORY": "host_memory",
     "FAILED": "error",
 }
-# The job's script is about to leave.
-_LEAVING = ("COMPLETING", "STAGE_OUT")
 
 
 def slurm_state(word: str) -> str:
-    """The class of ENDED for Slurm's state of a job; empty for an empty one, `unknown` for one that is not known.
+    """The class of ENDED for Slurm's state of a job: `unknown` for an unknown state, empty for an empty one.
 
     >>> slurm_state("NODE_FAIL"), slurm_state("RUNNING"), slurm_state("REVOKED"), slurm_state("")
     ('node_failure', 'running', 'unknown', '')
@@ -183,7 +175,7 @@ def slurm_state(word: str) -> str:
 
 
 def start_class(word: str) -> str:
-    """The same of one start of a job that is over, as sacct lists it: `requeued` by Slurm, and never pending."""
+    """The class for one ended start of a job, as sacct lists it: REQUEUED is `requeued`, not pending."""
     return "requeued" if word == "REQUEUED" else slurm_state(word)
 
 
@@ -193,12 +185,13 @@ def slurm_has_ranks(word: str) -> bool:
 
 
 def slurm_is_leaving(word: str) -> bool:
-    return word in _LEAVING
+    """Whether the job's script is about to end."""
+    return word in ("COMPLETING", "STAGE_OUT")
 
 
 # --- one answer
 
-# {Slurm's class: the trainer's classes that it replaces, because that is what Slurm's doing looked like from inside}.
+# {Slurm's class: the trainer's classes that it replaces, because the trainer saw only the effect of what Slurm did}.
 _SEEN_AS = {
     "node_failure": ("error", "unknown", "cancelled", "collective_timeout", "hang"),
     "requeued": ("error", "unknown", "cancelled"),
@@ -211,17 +204,17 @@ _SEEN_AS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the job that decides how a run stands, and of its last attempt. None: nobody has looked.
+    """What is known of the job that decides a run's state, and of its last attempt. None means not looked at.
 
-    Of the job: `submitted`: there is one. `refused`: sbatch did not take it. `queued`: it is a sweep's row that waits
-    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has left its mark.
-    `slurm`: a class of ENDED by Slurm's word on it; empty if Slurm does not know it, None if it was not asked or did
-    not answer. `alive`: whether the process still runs that is over the local ranks, or that will start the row.
+    The job. `submitted`: there is one. `refused`: sbatch refused it. `queued`: it is a sweep's row that waits for its
+    turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has marked it. `slurm`: the
+    class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm was not asked or did not
+    answer. `alive`: whether the process runs that supervises the local ranks, or that will start the row.
 
-    Of the attempt: `said`: the class in ended.json, by the trainer, the local controller or the script; empty without
-    one. `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt is to follow by
-    itself. `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files have been
-    written to lately. `logs`: the class that its logs show, as far as they are to be believed.
+    The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
+    `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
+    `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
+    lately. `logs`: the class that its logs show, if they are trusted.
     """
 
     submitted: bool = True
@@ -243,10 +236,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class State:
-    """`ended`: a class of ENDED. `by`: which fact decided it.
+    """`ended`: a class of ENDED. `by`: the fact that decided it.
 
-    `by` is one of submission, slurm, process, mark, next, ended, queue, recent; `not_retried`: Slurm says that the job
-    has ended which was to start again; `forgotten`: Slurm does not know the job any more; `nothing`: nobody knows.
+    `by` is one of submission, slurm, process, mark, next, ended, queue, recent; `not_retried`: the job that was to
+    start again has ended in Slurm; `forgotten`: Slurm no longer knows the job; `nothing`: no fact is known.
     """
 
     ended: str
@@ -254,10 +247,10 @@ class State:
 
 
 def class_of(facts: Facts) -> str | None:
-    """How an attempt ended; None as long as nothing says that it has.
+    """How an attempt ended; None if no fact says that it has.
 
-    The judge's class holds, else the trainer's, unless that is only how Slurm's act looked from inside; `hpc-gpt
-    cancel` counts as Slurm's act. A cancel that the job outlived was none: a requeue sends the same signal.
+    The judge's class counts, else the trainer's, unless the trainer only saw the effect of what Slurm did; `hpc-gpt
+    cancel` counts as Slurm's act. `cancelled` in a job that started again means requeued: both send the same signal.
 
     >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
     ('preempted', 'nan')
@@ -282,7 +275,7 @@ def class_of(facts: Facts) -> str | None:
 
 
 def _unsaid(facts: Facts, slurm: str | None) -> str:
-    """How an attempt ended for which neither judge nor trainer wrote a class; empty if it may be running."""
+    """How an attempt ended without a class from judge or trainer; empty if it may be running."""
     if slurm and slurm != "unknown":
         return slurm
     if facts.again:
@@ -293,7 +286,7 @@ def _unsaid(facts: Facts, slurm: str | None) -> str:
 
 
 def state_of(facts: Facts) -> State:
-    """The state of a run, by the job and the attempt that decide it. A job that lives decides before one that ended."""
+    """The state of a run by its deciding job and attempt. A live job comes before one that has ended."""
     slurm = facts.slurm
     if facts.refused:
         return State("refused", "submission")
@@ -301,7 +294,7 @@ def state_of(facts: Facts) -> State:
         return State("unknown", "nothing")
     if slurm in LIVE:
         return State(str(slurm), "slurm")
-    # A row that waits is cancelled by its mark alone: what runs the sweep passes it over.
+    # Its mark alone cancels a waiting row: the process that runs the sweep skips it.
     if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):
         return State("pending" if facts.queued else "running", "process")
     if not facts.began:
@@ -335,7 +328,7 @@ def _state_before_an_attempt(facts: Facts) -> State:
 
 
 def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
-    """The state of a run whose last attempt is over and is to be followed by another."""
+    """The state of a run whose last attempt has ended, and another is to follow."""
     if facts.slurm == "cancelled":
         return State("cancelled", "slurm")
     if facts.cancelled:
@@ -347,25 +340,15 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
 
 # --- what a class means for a retry
 
-# What the program itself says of a slip of its author's: started again, it says the same.
-MISTAKES = (
-    "ImportError",
-    "ModuleNotFoundError",
-    "NameError",
-    "UnboundLocalError",
-    "TypeError",
-    "AttributeError",
-    "SyntaxError",
-    "IndentationError",
-    "TabError",
-    "NotImplementedError",
-    "ZeroDivisionError",
+# Exceptions for a mistake in the program: started again, it would raise them again.
+_RAISED = re.compile(
+    r"(?:^|[\s:;.])(ImportError|ModuleNotFoundError|NameError|UnboundLocalError|TypeError|AttributeError|SyntaxError"
+    r"|IndentationError|TabError|NotImplementedError|ZeroDivisionError)(?::|$|\s)"
 )
-_RAISED = re.compile(rf"(?:^|[\s:;.])({'|'.join(MISTAKES)})(?::|$|\s)")
 
 
 def is_mistake(cause: str | None) -> bool:
-    """Whether the words of an `error` name an exception that a rank raised for a mistake in the program.
+    """Whether the cause of an `error` names an exception that a rank raised for a mistake in the program.
 
     >>> is_mistake("rank 2: NameError: name 'x' is not defined"), is_mistake("rank 2: RuntimeError: CUDA error")
     (True, False)
@@ -374,19 +357,19 @@ def is_mistake(cause: str | None) -> bool:
 
 
 def words_of(ended: str) -> str:
-    """What a chain does after such an end.
+    """What a job chain does after an attempt of that class, as text.
 
     >>> words_of("walltime"), words_of("hang"), words_of("nan")
-    ('goes on at once', 'goes on after a pause', 'stops')
+    ('continues at once', 'retries after a pause', 'stops')
     """
     retry = RETRIES.get(ended, _STOPS)
-    if not retry.goes_on:
+    if not retry.continues:
         return "stops"
-    return "goes on after a pause" if retry.fails else "goes on at once"
+    return "retries after a pause" if retry.fails else "continues at once"
 
 
 def pause_s(first_s: float, failures: int) -> float:
-    """Seconds to wait before the retry that follows so many failures in a row.
+    """Seconds to wait before a retry, after so many failures in a row.
 
     >>> [pause_s(30, failures) for failures in (0, 1, 2, 3, 20, 9999)]
     [0.0, 30.0, 60.0, 120.0, 3600.0, 3600.0]
@@ -401,10 +384,10 @@ def pause_s(first_s: float, failures: int) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a class of end means for the user.
+    """What a class means for the user.
 
-    `retry`: whether the same job, started again by hand, can go through: True, False, None if it depends. `chain` says
-    what a job chain does by itself; `means` and `to_do` are words for the user.
+    `retry`: whether the same job, started again by hand, can succeed: True, False, None if it depends. `chain` says
+    what a job chain does by itself; `means` and `to_do` are texts for the user.
     """
 
     retry: bool | None
@@ -413,10 +396,10 @@ class Advice:
     to_do: str
 
 
-# Whether a start by hand can go through, if that is not what the chain does.
+# Whether a start by hand can succeed, for classes in which that differs from what the chain does.
 _BY_HAND: dict[str, bool | None] = dict.fromkeys(("done", "cancelled", "error", *LIVE, "unknown")) | {"stopped": True}
 ADVICE = {
-    ended: Advice(_BY_HAND.get(ended, bool(retry and retry.goes_on)), words_of(ended), means, to_do)
+    ended: Advice(_BY_HAND.get(ended, bool(retry and retry.continues)), words_of(ended), means, to_do)
     for ended, (retry, means, to_do) in _CLASSES.items()
 }
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}

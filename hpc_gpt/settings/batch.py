@@ -9,7 +9,7 @@ from hpc_gpt.errors import LayoutError
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples in a pass (`micro_batch`), passes in a step (`micro_batches`), samples in a step (`global_batch`)."""
+    """`micro_batch` samples in a pass, `micro_batches` passes in a step, `global_batch` samples in a step."""
 
     micro_batch: int
     micro_batches: int
@@ -19,7 +19,7 @@ class Batch:
 def solve_batch(
     dp: int, micro_batch: int | None = None, micro_batches: int | None = None, global_batch: int | None = None
 ) -> Batch:
-    """The batch from any two of its three sizes, or from one with the others 1; LayoutError if they contradict."""
+    """The batch from any two of its sizes; one that is not given is 1 or follows. LayoutError if they contradict."""
     given = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch}
     for name, size in given.items():
         if size is not None and size < 1:
@@ -45,7 +45,7 @@ def solve_batch(
 
 
 def _divide(name: str, size: int, dp: int, global_batch: int) -> int:
-    """The size that follows from the other one; LayoutError with the product where it is not whole."""
+    """The size that follows from `size`; LayoutError with the product if it is not whole."""
     quotient, rest = divmod(global_batch, size * dp)
     if rest or quotient == 0:
         lower = max(1, quotient) * size * dp

@@ -1,6 +1,6 @@
-"""A site and its devices: the cluster profile, which says how the site wants its jobs, and the table of accelerators.
+"""Cluster profiles, which say how a site wants its jobs, and the table of accelerators.
 
-A profile is one TOML, shipped or in the user's config folder. The accelerators are in devices.toml.
+A profile is one TOML file, shipped or in the user's config folder. The accelerators are in devices.toml.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEVICES_FILE = Path(__file__).with_name("devices.toml")
 
 @dataclass(frozen=True)
 class Container:
-    """`[container]`: the image ranks run in. pyxis adds srun flags, apptainer wraps the command."""
+    """`[container]`: the image that the ranks run in. pyxis adds flags to srun, apptainer wraps the command."""
 
     __pydantic_config__ = _CLOSED
 
@@ -36,11 +36,11 @@ class Container:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """`[machine]`: what the planner reckons with in place of the device's and the fabric's own figures.
+    """`[machine]`: figures that the planner uses instead of those of the device and the fabric.
 
     Rates are in GB/s of 1e9 bytes, in one direction: `memory_gb_s` of a GPU's memory, `node_gb_s` from a GPU to others
     of its node, `network_gb_s` from a whole node to others, `host_gb_s` between a GPU and its host. `peak_tflops` are
-    dense, by dtype. A device that is not known needs all but the network's, the host's memory and the latencies.
+    dense, by dtype. An unknown device needs all but `network_gb_s`, `host_memory_gib` and the latencies.
     """
 
     __pydantic_config__ = _CLOSED
@@ -59,9 +59,9 @@ class MachineFigures:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`[calibration]`: the planner's constants for this cluster, as `hpc-gpt plan --calibrate` fits and writes them.
+    """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes.
 
-    `mean_error` is what is left of the error over the `rows` they were fitted to, as a share, `residuals` that of each.
+    `mean_error` is the mean error that remains over the `rows` of the fit, as a share; `residuals` that of each row.
     """
 
     __pydantic_config__ = _CLOSED
@@ -73,21 +73,21 @@ class Calibration:
 
 
 def _planner_key() -> Any:
-    """A key that predicts a run and does not change it."""
+    """A key that the planner alone reads: it does not change a run."""
     return field(default=None, metadata={"planner": True})
 
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """One site. `None` means the site has no such thing, or needs none.
+    """One site. `None` means that the site has no such thing, or needs none.
 
-    `gpu_flag` says how GPUs are asked for: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all.
-    `node_suffix` is put after a node's short name to reach it. `environment` is exported in the job by value,
-    so it is no place for a secret: a job inherits those from the shell that submits it. `megatron_lm` is the folder
-    of a Megatron-LM checkout, for the engine of that name. `fabric` is what joins the nodes, as KIND NxRATEG: a node's
-    ports x Gbit/s of each, or "nvlink" if there is one node; the planner needs it and the device. `chain` is how a
-    run continues after a job's end: the same job once more, further jobs of the same name that wait for each other
-    (`--dependency=singleton`), or not at all. A node that failed is left out for `bad_node_hours`.
+    `gpu_flag` says how GPUs are requested: `--gres=gpu:N`, `--gpus-per-node=N`, or not at all. `node_suffix` follows a
+    node's short name in its address. `environment` is exported in the job by value, so it must not hold a secret: a
+    job inherits secrets from the shell that submits it. `megatron_lm` is the folder of a Megatron-LM checkout, for the
+    engine of that name. `fabric` joins the nodes, as KIND NxRATEG: a node's ports x Gbit/s of each, or "nvlink" if
+    there is one node; the planner needs it and the device. `chain` is how a run continues after its job has ended:
+    Slurm requeues the job, further jobs of the same name wait for each other (`--dependency=singleton`), or it does
+    not continue. Jobs exclude a node that failed for `bad_node_hours`.
     """
 
     __pydantic_config__ = _CLOSED
@@ -132,7 +132,7 @@ OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planne
 
 
 def list_profiles() -> dict[str, Path]:
-    """Every profile's file by name, sorted. A user's own takes the place of a shipped one of the same name."""
+    """{name: file} of every profile, sorted. A user's own profile replaces a shipped one of the same name."""
     files: dict[str, Path] = {}
     for folder in (clusters_dir(), config_dir() / "clusters"):
         files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
@@ -142,8 +142,8 @@ def list_profiles() -> dict[str, Path]:
 def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     """The profile `name`, or the one in a TOML file of that path.
 
-    Raises ConfigError with close matches if there is none, and with all faults of a file at once. `of_a_run`: it is
-    read for a run that was made with it; too few CPUs and secrets were no faults of it then.
+    Raises ConfigError with close matches if there is none, and with all faults of a file at once. `of_a_run`: an
+    existing run was made with it, so too few CPUs and secrets are no faults.
     """
     path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
     if path is None:
@@ -166,7 +166,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
 
 
 def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) if a node has fewer CPUs than GPUs; what is no number is another fault."""
+    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is no number."""
     cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
     if type(cpus) is int and type(gpus) is int and cpus < gpus:
         yield (
@@ -176,21 +176,19 @@ def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, st
 
 
 def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each secret in [environment], by its name alone: job.sh and resolved.json would hold it."""
+    """(fault, hint) of each secret in [environment], with its name only: job.sh and resolved.json would hold it."""
     environment = tables.get("environment")
     variables = environment.items() if isinstance(environment, Mapping) else ()
     names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
-    hint = (
-        f"take it out and export {', '.join(names)} in the shell that submits, which passes it on, into containers, too"
-    )
+    hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
     if words := _narrow_export(tables):
-        hint += f"; {words} of this profile would stop that: take these words out as well"
+        hint += f"; {words} of this profile would prevent that: take it out as well"
     for name in names:
         yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
 
 
 def _narrow_export(tables: Mapping[str, Any]) -> str:
-    """The profile's own words for sbatch or srun that keep a variable of the shell from a job, if there are any."""
+    """The profile's option for sbatch or srun that keeps the shell's variables from a job; empty if none."""
     for key in ("sbatch", "srun"):
         words = tables.get(key)
         for word, following in pairwise([*words, ""] if isinstance(words, list) else []):
@@ -202,7 +200,7 @@ def _narrow_export(tables: Mapping[str, Any]) -> str:
 
 
 def _check_figures(profile: ClusterProfile, path: Path) -> None:
-    """ConfigError for figures of [machine] and [calibration] that are not finite, or not above 0 in [machine]."""
+    """ConfigError for a figure in [machine] or [calibration] that is not finite, or in [machine] not above 0."""
     faults = []
     for table in ("machine", "calibration"):
         for key, value in _figures(getattr(profile, table), f"{table}."):
@@ -211,11 +209,11 @@ def _check_figures(profile: ClusterProfile, path: Path) -> None:
             elif table == "machine" and value <= 0:
                 faults.append(f"{path}: {key} is {value}, but must be above 0")
     if faults:
-        raise ConfigError("\n".join(faults), "give figures as a data sheet has them, or take the key out")
+        raise ConfigError("\n".join(faults), "give the figures of a data sheet, or take the key out")
 
 
 def _figures(table: Any, where: str) -> list[tuple[str, float]]:
-    """The numbers of a table of the profile by their dotted keys."""
+    """(dotted key, value) of each number in a table of the profile."""
     found: list[tuple[str, float]] = []
     for key, value in (vars(table) if table is not None else {}).items():
         if isinstance(value, dict):
@@ -226,7 +224,7 @@ def _figures(table: Any, where: str) -> list[tuple[str, float]]:
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The profile's tables over those it extends: a user's own profile may extend the shipped one of its name."""
+    """The profile's tables over those that it extends. A user's profile may extend the shipped one of its name."""
     tables = read_toml(path)
     parent = tables.pop("extends", None)
     if parent is None:
@@ -241,7 +239,7 @@ def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def user_default() -> str | None:
-    """The profile named by `cluster = "…"` in the user's `config.toml`, if any."""
+    """The profile that `cluster = "…"` in the user's `config.toml` names; None without one."""
     path = config_dir() / "config.toml"
     if not path.is_file():
         return None
@@ -265,14 +263,14 @@ def user_default() -> str | None:
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator. `peaks` maps fp32, tf32, fp16, bf16, fp8 to dense TFLOP/s; `source` says who says so. A peak is
-    of one GPU, without structured sparsity, at the precision that the matrix units take in. An unknown device, or a
-    dtype that a device has no unit for, has no peak.
+    """One accelerator.
 
-    Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is a generation, None without one: then `node_gb_s`
-    joins ranks, or the host's link. `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer. `nominal`
-    figures are for tests. `full_power_w` is what the die takes for its peak if the card's limit is below that;
-    `sustained` the part of the peak's clock that large products hold, if measured.
+    `peaks` maps fp32, tf32, fp16, bf16, fp8 to dense TFLOP/s of one GPU, without structured sparsity, at the input
+    precision of the matrix units; a dtype without such a unit has no peak. `source` is where the figures are from.
+    Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is the generation of NVLink; without it ranks of a node
+    are joined at `node_gb_s`, or at the host's rate. `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer.
+    `nominal` figures are for tests. `full_power_w` is the die's power at its peak if the card's limit is below it.
+    `sustained` is the share of the peak's clock that large matrix products hold, if it was measured.
     """
 
     name: str
@@ -291,7 +289,7 @@ class Device:
 
 
 class _Devices(Mapping[str, Device]):
-    """Every device by its name. The file is read when one is first asked for."""
+    """Every device by name. The file is read on first use."""
 
     @functools.cached_property
     def _read(self) -> dict[str, Device]:
@@ -309,7 +307,7 @@ class _Devices(Mapping[str, Device]):
 
 DEVICES = _Devices()
 
-# What torch.cuda.get_device_name or nvidia-smi call them, most telling part first. A PCIe card is another device.
+# (part of the name that torch.cuda.get_device_name or nvidia-smi prints, our name). PCIe cards are other devices.
 _PRODUCT_NAMES = (
     ("V100-SXM2-16GB", "v100-16g"),
     ("V100-SXM2-32GB", "v100-32g"),
@@ -328,7 +326,7 @@ _PRODUCT_NAMES = (
 
 
 def device_named(product: str) -> str | None:
-    """Our name for what the driver calls a GPU, None if it is not in the table.
+    """Our name for a GPU by the driver's name of it; None if it is not in the table.
 
     >>> device_named("Tesla V100-SXM2-32GB")
     'v100-32g'

@@ -1,6 +1,6 @@
-"""The DeepSpeed configuration of a run, every key that matters written out.
+"""The DeepSpeed configuration of a run, with every key that matters.
 
-DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so none is relied upon.
+DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 2026), so the program relies on none.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Any
 from hpc_gpt.settings.resolve import Resolved
 
 ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
-# What a bucket holds at the most. With one data-parallel rank nothing is sent, and a bucket only takes memory.
+# The most elements of a bucket. With one data-parallel rank nothing is sent, and a bucket only takes memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
-# ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
+# ZeRO-3 updates its states in groups of so many elements; `offload_ratio` places whole groups on device or host.
 SUB_GROUP_ELEMENTS = 1_000_000_000
-_SUB_GROUPS_TO_DEAL_OUT = 32
-# Of ZeRO-3's weights: those gathered ahead of their use, and those that may be whole at once.
+_SUB_GROUPS_TO_PLACE = 32
+# Elements of ZeRO-3's weights that are gathered ahead of their use, and that may be gathered at once.
 PREFETCH_ELEMENTS = 50_000_000
 LIVE_ELEMENTS = 1_000_000_000
 
 
 def stage_that_runs(engine: str, stage: int, dtype: str) -> int:
-    """The ZeRO stage that runs if an engine (by name) is asked for `stage`; the same if it is not DeepSpeed's.
+    """The ZeRO stage that runs if `stage` is requested; the same stage unless the engine is one of DeepSpeed's.
 
-    fp32 runs the stage asked for. With bf16 and fp16 stage 0 becomes 1: a pipeline in bf16 always gets
-    BF16_Optimizer, which shards the optimizer whatever the stage, and DeepSpeed sums bf16 gradients in fp32 only from
-    stage 1 on; fp16 without ZeRO has no gradient norm that is right for tied weights. The arithmetic is the same.
+    In fp32 the requested stage runs. In bf16 and fp16 stage 0 becomes 1: a pipeline in bf16 always gets BF16_Optimizer,
+    which shards the optimizer at any stage; DeepSpeed sums bf16 gradients in fp32 only from stage 1 on; and fp16
+    without ZeRO computes a wrong gradient norm for tied weights. The arithmetic is the same.
     """
     return max(1, stage) if engine in ENGINES and dtype != "fp32" else stage
 
@@ -34,40 +34,40 @@ def stage_that_runs(engine: str, stage: int, dtype: str) -> int:
 def zero_stage(resolved: Resolved) -> int:
     """The run's `stage_that_runs`; 0 for an engine that is not DeepSpeed's."""
     stage = resolved.engine.zero_stage
-    assert stage is not None, "resolve settles it"
+    assert stage is not None, "resolve gives it a value"
     return stage_that_runs(resolved.engine.name, stage, resolved.train.dtype)
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether norm and clipping are ours (`train.engines.optimizer.GradientNorm`), not DeepSpeed's.
+    """Whether our own code (`train.engines.optimizer.GradientNorm`) computes the norm and clips, not DeepSpeed.
 
-    Without ZeRO DeepSpeed 0.19.8 takes the norm over stage 0 alone (and, unclipped, takes none).
+    Without ZeRO DeepSpeed 0.19.8 computes the norm of pipeline stage 0 alone, and none if it does not clip.
     """
     return zero_stage(resolved) == 0
 
 
 def takes_bf16_optimizer(dtype: str, stage: int, offload: str) -> bool:
-    """Whether DeepSpeed's BF16_Optimizer runs: ZeRO-1 (`stage` as it runs) in bf16, gradients summed in fp32."""
+    """Whether DeepSpeed's BF16_Optimizer runs: ZeRO-1 (the stage that runs) in bf16, with gradients summed in fp32."""
     return dtype == "bf16" and stage == 1 and offload == "none"
 
 
 def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
-    """`takes_bf16_optimizer` of a run."""
+    """`takes_bf16_optimizer` for a run."""
     return takes_bf16_optimizer(resolved.train.dtype, zero_stage(resolved), resolved.engine.offload)
 
 
 def longest_bucket(dp: int, params: int) -> int:
-    """Elements of a bucket, which DeepSpeed allocates whole: no more than the model's `params`."""
+    """Elements of a bucket, at most the model's `params`: DeepSpeed allocates all of it."""
     return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params)
 
 
 def bucket_elements(resolved: Resolved) -> int:
-    """`longest_bucket` of a run."""
+    """`longest_bucket` for a run."""
     return longest_bucket(resolved.layout.dp, resolved.model.params)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
-    """What `deepspeed.initialize` gets and ds_config.json holds; plain JSON values."""
+    """The configuration for `deepspeed.initialize` and ds_config.json, as plain JSON values."""
     batch, dtype = resolved.batch, resolved.train.dtype
     # fp16 gradients stay fp16: with a wider buffer DeepSpeed sums tied gradients of the wrong tensor.
     accumulate = "fp16" if dtype == "fp16" else "fp32"
@@ -82,10 +82,10 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
         "communication_data_type": accumulate,
         "bf16": {
             "enabled": dtype == "bf16",
-            # Adds each gradient to its fp32 buffer as it comes, and frees the bf16 one.
+            # Add each gradient to its fp32 buffer at once, and free the bf16 gradient.
             "immediate_grad_update": True,
-            # ZeRO-1's and ZeRO-3's optimizers look at the norm anyway; the one of ZeRO-2, and of ZeRO-1 offloaded,
-            # would take a step that is not finite.
+            # The optimizers of ZeRO-1 and ZeRO-3 check the norm anyway. Those of ZeRO-2 and of offloaded ZeRO-1 would
+            # take a step that is not finite.
             "check_grad_overflow": zero_stage(resolved) in (1, 2) and not shards_in_bf16_optimizer(resolved),
         },
         "fp16": {
@@ -102,9 +102,9 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "checkpoint": {"tag_validation": "Ignore", "load_universal": False, "use_node_local_storage": False},
-        # Cycles of Python objects may hold GPU memory; whether its collector costs time here is not measured.
+        # Reference cycles may hold GPU memory, so Python's garbage collector stays on. Its cost is not measured.
         "disable_python_gc": False,
-        # Everything below measures or prints, and synchronises the device to do so.
+        # The keys below measure or print, which synchronises the device.
         "steps_per_print": None,
         "wall_clock_breakdown": False,
         "memory_breakdown": False,
@@ -115,7 +115,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
     }
     if resolved.engine.name == "deepspeed-3d":
         config["pipeline"] = {
-            # Recomputation is the model's own (`Block.recompute`), the same for every engine.
+            # The model itself recomputes (`Block.recompute`), in every engine alike.
             "activation_checkpoint_interval": 0,
             "use_reentrant": False,
             "pipe_partitioned": False,
@@ -134,9 +134,9 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
 
 
 def _zero(resolved: Resolved) -> dict[str, Any]:
-    """The section on ZeRO; the keys of stage 3 and of offloading stand there only where they are used."""
+    """The section `zero_optimization`; it has the keys of stage 3 and of offloading only if they are used."""
     engine, stage = resolved.engine, zero_stage(resolved)
-    # The host's copies order themselves; a pipeline reduces after its last micro-batch.
+    # Copies to the host keep their own order, and a pipeline reduces after its last micro-batch.
     overlaps = stage > 1 and resolved.layout.dp > 1 and (stage == 3 or engine.offload == "none")
     zero: dict[str, Any] = {
         "stage": stage,
@@ -159,8 +159,8 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         zero |= {
             "sub_group_size": _sub_group_elements(resolved),
             "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
-            # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
-            # another rank for a part of it.
+            # Norms and biases (4 hidden at most) stay whole on every rank. Every matrix is split if there is more
+            # than one rank.
             "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
             "stage3_model_persistence_threshold": 2**63 - 1,
             "stage3_max_live_parameters": LIVE_ELEMENTS,
@@ -180,7 +180,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         }
     if engine.offload != "none":
         place = _place(resolved)
-        # Four states of a parameter are on their way at once: itself, its gradient and two moments.
+        # Four states of a parameter are in transfer at once: itself, its gradient and two moments.
         zero["offload_optimizer"] = place | {
             "buffer_count": 4,
             "pipeline_read": False,
@@ -201,11 +201,11 @@ def _sub_group_elements(resolved: Resolved) -> int:
     if resolved.engine.offload_ratio == 1:
         return SUB_GROUP_ELEMENTS
     own = resolved.model.params // (resolved.layout.tp * resolved.layout.dp)
-    return min(SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_DEAL_OUT))
+    return min(SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_PLACE))
 
 
 def _place(resolved: Resolved) -> dict[str, Any]:
     path = resolved.engine.offload_path
-    # Pinned memory is CUDA's: the engine switches it off where the ranks find no GPU.
+    # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
     place: dict[str, Any] = {"device": "cpu" if path is None else "nvme", "pin_memory": True}
     return place if path is None else place | {"nvme_path": path}

@@ -1,4 +1,4 @@
-"""What each engine offers: which switches it takes, and which combinations cannot run, with the nearest that can."""
+"""Which switches each engine takes, and which combinations cannot run, with the nearest that can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_gpt.settings.model_shape import ModelShape
 
 @dataclass(frozen=True)
 class Offer:
-    """One engine's: the axes it splits over beside dp, its ZeRO stages, the one taken by default, its switches."""
+    """What an engine offers: the axes that it splits over beside dp, its ZeRO stages, the default one, its switches."""
 
     axes: frozenset[str]
     zero_stages: tuple[int, ...]
@@ -21,7 +21,7 @@ class Offer:
     switches: frozenset[str]
 
 
-# Switches of the model, which every engine that trains ours takes.
+# Switches of the model: every engine that trains our own model takes them.
 _MODEL = {"recompute", "attention", "compile", "compile_backend", "activation_offload", "loss_chunks"}
 _OFFLOAD = {"offload", "offload_path", "offload_ratio"}
 
@@ -43,7 +43,7 @@ OFFERS = {
     ),
 }
 
-# What is meant by a switch that an engine lacks, where another setting of it does the same.
+# Hints for a switch that an engine lacks, if another setting does the same.
 _INSTEAD = {
     ("fsdp", "zero_stage"): "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
     ("fsdp", "sharded_optimizer"): "fsdp shards the optimizer always; leave it out",
@@ -77,33 +77,33 @@ def has_zero(name: str) -> bool:
 
 
 def can_resume(engine: Engine) -> bool:
-    """Whether a run of it can go on from its checkpoints.
+    """Whether a run can resume from its checkpoints.
 
-    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run goes wrong without a word.
+    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run would train wrongly, silently.
     """
     return engine.offload_path is None
 
 
-def settle_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
-    """The engine with every switch settled.
+def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
+    """The engine with a value for every switch.
 
-    Raises LayoutError or ConfigError for what cannot run, every fault a line, the nearest that works as hint.
+    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
     """
     offer = OFFERS[engine.name]
-    settled = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
-    faults = [*_layout_faults(settled, layout), *_switch_faults(settled, layout)]
-    faults += _offload_faults(settled, train)
-    faults += _optimizer_faults(settled, train)
-    faults += _size_faults(settled, layout, shape)
+    engine = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
+    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout)]
+    faults += _offload_faults(engine, train)
+    faults += _optimizer_faults(engine, train)
+    faults += _size_faults(engine, layout, shape)
     if faults:
         kind = LayoutError if faults[0].of_layout else ConfigError
         hints = dict.fromkeys(fault.hint for fault in faults)
         raise kind("\n".join(fault.message for fault in faults), "; ".join(hints))
-    return settled
+    return engine
 
 
-def settle_optimizer(train: Train, engine: Engine) -> Train:
-    """[train] with the optimizer's mode settled: fused kernels, or the host's own where its states are offloaded."""
+def resolve_optimizer(train: Train, engine: Engine) -> Train:
+    """[train] with the optimizer's mode: by default fused kernels, or the host's own if its states are offloaded."""
     mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
     return replace(train, optimizer_mode=mode)
 
@@ -174,7 +174,7 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
             yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
         return
     if "offload" not in OFFERS[engine.name].switches:
-        return  # said of the engine already; its ZeRO stage has no part in it
+        return  # a fault of the switch, not of the ZeRO stage
     if engine.name == "fsdp":
         if engine.offload != "full":
             yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",
@@ -195,8 +195,8 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     "use engine.offload_ratio = 1.0, or --zero-stage 3 without a path")  # fmt: skip
     if train.optimizer_mode in ("fused", "foreach"):
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates what is offloaded, "
-                    "where those kernels do not run",
-                    "leave train.optimizer_mode out: the host's own kernel is taken")  # fmt: skip
+                    "and those kernels do not run there",
+                    "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
 
 
 def _optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:

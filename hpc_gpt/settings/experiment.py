@@ -1,13 +1,16 @@
 """The tables of an experiment: what to train, and how. Each key has a default and a nature.
 
-A key that is None is left open: the cluster profile, a rule of `resolve`, or the default named beside it decides it.
+A key that is None is open: the cluster profile, a rule of `resolve`, or the plan gives it a value.
 `experiment_file` reads these tables from TOML.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hpc_gpt.errors import ConfigError
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
@@ -20,12 +23,12 @@ _STRICT = {"extra": "forbid"}
 class Nature:
     """What may be done with a key, and what depends on it.
 
-    `resume`: whether a run that resumes from another run's checkpoint may change the key. "converted" means as far as
-    the engine converts its checkpoints (`runs.lineage.CONVERTIBLE`).
+    `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
+    converts its checkpoints accordingly (`runs.lineage.CONVERTIBLE`).
     `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
-    "nothing" is left out of `config_hash`.
-    `least`: the least value of a number, if it is checked by that alone.
-    `of_site`: the key belongs to one cluster, so a run that resumes on another one does not keep it.
+    "nothing" keys are not in `config_hash`.
+    `least`: the least value of a number, if nothing else is checked of it.
+    `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
     """
 
     resume: Literal["never", "converted", "free"]
@@ -52,7 +55,7 @@ def natures(table: Any) -> dict[str, Nature]:
 
 @dataclass(frozen=True)
 class Model:
-    """`[model]`: a preset by name, an explicit shape, or a preset with some sizes of one's own."""
+    """`[model]`: a preset by name, an explicit shape, or a preset with some sizes changed."""
 
     __pydantic_config__ = _STRICT
 
@@ -68,15 +71,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """`[data]`: where the tokens come from. The last `eval_fraction` of them (of a stream, of its files) is kept for
+    """`[data]`: where the tokens come from. The last `eval_fraction` of the tokens, or of a stream's files, is kept for
     evaluation.
 
-    `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx, `stream` text, jsonl, gzip and zstd files
-    that are tokenised as they are read, by `workers` processes a rank. `path = "stdlib"` means for both the standard
-    library's own sources, prepared if they are missing. A relative `path` that a file states is looked for beside
-    that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a table
-    FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; of a token file, the one it was made with. At a damaged file
-    a stream stops the run, or skips the rest of the file and counts it.
+    `tokens` is a token file, `megatron` a pair of Megatron's .bin and .idx. `stream` reads text, jsonl, gzip and zstd
+    files, and `workers` processes a rank tokenise them as they are read. `path = "stdlib"` means for the last two the
+    sources of the standard library, prepared if they are missing. A relative `path` in an experiment's file is looked
+    for beside that file first, then in the current folder, then in the data folder. `tokenizer` is "byte", "char", a
+    table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own. At a damaged file a stream
+    stops the run, or skips the rest of the file and counts it.
     """
 
     __pydantic_config__ = _STRICT
@@ -91,13 +94,14 @@ class Data:
 
 @dataclass(frozen=True)
 class Engine:
-    """`[engine]`: which trainer runs the steps, and its switches; `settings.engines` says which engine takes which.
+    """`[engine]`: the trainer of the steps and its switches; `settings.engines` says which engine takes which switch.
 
     `partition` divides the blocks among pipeline stages: evenly, by parameters, or as a list of blocks a stage.
-    `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` the share of the
-    optimizer that is offloaded (ZeRO-3). `tiles` splits every linear layer's outputs (ZeRO-3 gathers one at a time).
-    `sharded_optimizer` shards the moments over dp. `prefetch` gathers the next block's weights during the backward
-    pass, `reshard` frees a block's after its forward pass. `megatron_args` are further arguments of pretrain_gpt.py.
+    `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` is the share of the
+    optimizer that is offloaded (ZeRO-3). `tiles` splits the outputs of every linear layer (ZeRO-3 gathers one tile at a
+    time). `sharded_optimizer` shards the moments over dp. `prefetch` gathers the next block's weights during the
+    backward pass, `reshard` frees a block's weights after its forward pass. `megatron_args` are further arguments of
+    pretrain_gpt.py.
     """
 
     __pydantic_config__ = _STRICT
@@ -124,7 +128,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """`[layout]`: GPUs, how they are split, and the batch. What is left out follows by the rules of `resolve`."""
+    """`[layout]`: the GPUs, how they are split, and the batch. The rules of `resolve` give the other values."""
 
     __pydantic_config__ = _STRICT
 
@@ -143,18 +147,19 @@ class LayoutRequest:
 class Train:
     """`[train]`: length, arithmetic, optimizer, and how often to log, evaluate and save (0: never).
 
-    `optimizer_mode` is how the update is computed; `host` is the processor's own kernel, for offloaded states.
-    `compiled` updates master weights, moments and half weights in one pass that a compiler makes (engine ddp, bf16 or
-    fp16); `fused` stays the default until a GPU has measured the two side by side.
-    `until_loss` ends the run as done once an evaluation, or without any the mean over the last 20 steps, is no higher.
-    Without `save_last` an attempt leaves no checkpoint at its end. Of checkpoints the last `keep_last` stay (0: all),
-    and those whose step `keep_every` divides (0: none). A save that the disk refuses is left out, `max_failed_saves` in
-    a row end the attempt. With `matmul_rate` an attempt measures the device's own rate at its start and at its end, the
-    record's `matmul_tflops_before` and `_after`. If no rank makes a step for `hang_multiple` times the
-    median step, and for `hang_floor_s` at least, the attempt ends as a hang (0: never).
+    `optimizer_mode` is how the update is computed. `host` is the processor's own kernel, for offloaded states.
+    `compiled` updates master weights, moments and half-precision weights in one compiled pass (engine ddp, bf16 or
+    fp16); `fused` stays the default until both have been measured on a GPU.
+    `until_loss` ends the run as done when an evaluation, or without any the mean loss of the last 20 steps, is at most
+    that. Without `save_last` an attempt saves no checkpoint at its end. The last `keep_last` checkpoints are kept (0:
+    all), and those whose step `keep_every` divides (0: none). A save that the disk refuses is skipped;
+    `max_failed_saves` in a row end the attempt. With `matmul_rate` an attempt measures the device's own rate at its
+    start and at its end, the record's `matmul_tflops_before` and `_after`. If no rank completes a step for
+    `hang_multiple` times the median step, and for at least `hang_floor_s`, the attempt ends as a hang (0: never).
 
-    Keys that are free on resume change neither the weights nor the order of the data, `steps` and `until_loss` apart:
-    a run that is done must change them to go on, though a decaying learning rate then differs from an unbroken run's.
+    Keys that are free on resume change neither the weights nor the order of the data, except `steps` and `until_loss`:
+    a run that is done must change one of them to train further, and its decaying learning rate then differs from that
+    of an unbroken run.
     """
 
     __pydantic_config__ = _STRICT
@@ -194,11 +199,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Job:
-    """`[job]`: what the scheduler is asked for. None leaves it to the cluster profile.
+    """`[job]`: what is requested of the scheduler. None takes the value of the cluster profile.
 
     `max_gpu_hours` is a budget over all attempts of a run. `preflight` probes every node before the ranks start;
-    `spare_nodes` are asked for beside those of the layout, to take the place of one that fails there.
-    `retry_pause_s` is the first pause before a retry; it doubles with each failure that follows another.
+    `spare_nodes` are requested in addition to those of the layout, to replace a node that fails the preflight.
+    `retry_pause_s` is the first pause before a retry; it doubles with each failure in a row.
     """
 
     __pydantic_config__ = _STRICT
@@ -228,7 +233,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One TOML file, its parents folded in and its overrides applied."""
+    """One TOML file with the files that it extends, and with overrides applied."""
 
     __pydantic_config__ = _STRICT
 
@@ -242,7 +247,7 @@ class Experiment:
 
 
 def experiment_keys() -> list[tuple[str, Any, str]]:
-    """(dotted key, default, type in words) of every value an experiment can set."""
+    """(dotted key, default, type as text) of every key of an experiment."""
     return _keys_of(Experiment, "")
 
 
@@ -260,7 +265,7 @@ def _keys_of(kind: Any, prefix: str) -> list[tuple[str, Any, str]]:
 
 
 def _type_words(hint: Any) -> str:
-    """A type as a user reads it."""
+    """A type as text for the user."""
     if get_origin(hint) is Literal:
         return " | ".join(str(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
@@ -271,3 +276,29 @@ def _type_words(hint: Any) -> str:
     return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
         getattr(hint, "__name__", ""), str(hint)
     )
+
+
+# --- job.time
+
+_TIME_FORMS = (
+    (re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"), "minutes[:seconds]"),
+    (re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"), "hours:minutes:seconds"),
+    (re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?"), "days-hours[:minutes[:seconds]]"),
+)
+_SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def limit_s(text: str | None) -> int | None:
+    """Seconds of a time limit in one of sbatch's forms; None for no limit. ConfigError for any other text.
+
+    >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12")
+    (5400, 5400, 216000)
+    """
+    if text is None or text.lower() in ("unlimited", "infinite"):
+        return None
+    for form, _ in _TIME_FORMS:
+        if found := form.fullmatch(text):
+            seconds = sum(_SECONDS_OF[unit] * int(size) for unit, size in found.groupdict().items() if size)
+            return seconds or None  # sbatch takes 0 as no limit
+    forms = ", ".join(name for _, name in _TIME_FORMS)
+    raise ConfigError(f"job.time {text!r} is no time limit: {forms}", "for example 02:00:00")

@@ -1,9 +1,9 @@
-"""An experiment's TOML file: find it, read it with the files it extends, choose a row, lay the options over it.
+"""An experiment's TOML file: find it, read it with the files it extends, choose a row, apply the options.
 
-A file with a `[rows]` table is a sweep: a line for each row of a table that was or will be measured. A row is an inline
-table laid over the file's other tables. Beside an experiment's keys it may hold `seed`, the figures that the seed
-prints in this row, by column, and `impossible`, why no such layout can exist: such a row is listed and never runs.
-Rows keep the file's order.
+A file with a `[rows]` table is a sweep, with a line for each row of a table of measurements. A row is an inline table
+that is laid over the file's other tables. In addition to the keys of an experiment it may have `seed`, the figures that
+the seed prints in this row, by column, and `impossible`, why no such layout can exist: such a row is listed and never
+runs. Rows keep the order of the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml,
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 SWEEP_FILE = "sweep.toml"
-# A row's name becomes part of a folder's and a job's.
+# A row's name becomes a part of the names of its run's folder and job.
 _ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
 _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, seed.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
@@ -33,7 +33,7 @@ _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, seed.step_s = 0.661 }, its nam
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its tables over the base, the seed's own figures by column, and why it cannot run, if it cannot."""
+    """One row: its tables over the base, the seed's own figures by column, and why it cannot run, else None."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -43,10 +43,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """An experiment's file as it was read; the rows of one file are all loaded from one of these.
+    """An experiment's file. All rows of a sweep are loaded from one such object.
 
-    `tables` are those of the file, without `rows`, over those of the file it extends. `stated` has each file with its
-    own tables alone, the one that extends nothing first. `rows` is None if the file is no sweep.
+    `tables` are those of the file, without `rows`, over those of the file it extends. `stated` has each of these files
+    with its own tables only, beginning with the file that extends none. `rows` is None if the file is no sweep.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class ExperimentFile:
 
     @property
     def name(self) -> str:
-        """The experiment's name; of a sweep the folder's, or the file's own if that is not called sweep.toml."""
+        """The experiment's name; for a sweep.toml the name of its folder."""
         return str(self.tables["name"])
 
     @property
@@ -66,9 +66,9 @@ class ExperimentFile:
         return [row for row in self.rows or () if row.impossible is None]
 
     def row(self, name: str | None) -> Row | None:
-        """The row of that name, by default the first that can run; None if the file is no sweep.
+        """The row of that name, or the first that can run; None if the file is no sweep.
 
-        Raises ConfigError if there is no such row, or it is impossible.
+        Raises ConfigError if there is no such row, or if it is impossible.
         """
         if self.rows is not None:
             return choose_row(self.rows, name, self.path)
@@ -77,7 +77,7 @@ class ExperimentFile:
         return None
 
     def overridden(self, overrides: Mapping[str, Any] | None, row: str | None) -> dict[str, Any]:
-        """The tables with the row's and the dotted-key overrides laid over them."""
+        """The tables with the row and the overrides (by dotted key) laid over them."""
         tables = copy.deepcopy(dict(self.tables))
         if (chosen := self.row(row)) is not None:
             tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
@@ -87,7 +87,7 @@ class ExperimentFile:
         return tables
 
     def stated_with(self, row: str | None) -> list[tuple[Path, Mapping[str, Any]]]:
-        """`stated`, with the row's tables laid over those of the file itself."""
+        """`stated`, with the row laid over the tables of the file itself."""
         *extended, (path, own) = self.stated
         chosen = self.row(row)
         return [*extended, (path, merge_tables(own, chosen.overrides) if chosen is not None else own)]
@@ -109,7 +109,7 @@ def find_experiment(name: str) -> Path:
 
 
 def list_experiments() -> list[str]:
-    """Names under `experiments/`, without the suffix, sorted; a folder's sweep goes by the folder's name."""
+    """The names under `experiments/`, without suffix, sorted; a folder's sweep has the name of the folder."""
     top = experiments_dir()
     files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
     return sorted(str(path.relative_to(top)) for path in files)
@@ -127,7 +127,7 @@ def read_experiment(name: str) -> ExperimentFile:
 
 
 def find_sweep(experiment: str) -> ExperimentFile | None:
-    """The sweep that EXPERIMENT means; None if its file has no rows. Raises ConfigError as `read_experiment`."""
+    """The sweep that EXPERIMENT means; None if the file has no rows. Raises ConfigError as `read_experiment` does."""
     file = read_experiment(experiment)
     return file if file.rows is not None else None
 
@@ -138,12 +138,12 @@ def load_experiment(
     row: str | None = None,
     steps_elsewhere: bool = False,
 ) -> Experiment:
-    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
+    """Read the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
 
-    Of a sweep it is the row of that name, by default the first possible one, laid over the base before the overrides.
-    Raises ConfigError with every fault of the file at once. A warm-up longer than the run is no fault if the steps are
-    an override, are stated by a file that extends the one with the warm-up, or come from `steps_elsewhere`:
-    `cut_warmup` cuts it then.
+    For a sweep `row`, or the first possible row, is laid over the base before the overrides. Raises ConfigError with
+    every fault of the file. A warm-up longer than the run is no fault if something newer decides the steps: an
+    override, a file that extends the one with the warm-up, or the caller (`steps_elsewhere`). `cut_warmup` cuts it
+    then.
     """
     file = read_experiment(name) if isinstance(name, str) else name
     tables, given = file.overridden(overrides, row), overrides or ()
@@ -155,13 +155,13 @@ def load_experiment(
 def keys_given(
     file: ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
 ) -> frozenset[str]:
-    """The dotted keys that the experiment, its row or the overrides give a value, so that no default decides them."""
+    """The dotted keys that have a value in the experiment, its row or the overrides, not by default."""
     tables = file.overridden(overrides, row)
     return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
 
 
 def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
-    """The folder, absolute, of the file that states the data.path of an experiment; None if no file does."""
+    """The absolute folder of the file that states an experiment's data.path; None if no file does."""
     if "data.path" in (overrides or {}):
         return None
     newest_first = reversed(file.stated_with(row))
@@ -178,8 +178,10 @@ def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=20` as (key, value). The value is TOML if the key wants no text, and TOML can read it; nothing
-    after the `=` takes the key back to its default (None)."""
+    """`train.steps=20` as (key, value).
+
+    The value is read as TOML if that is possible and the key's type is not text. No value means the default (None).
+    """
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -208,8 +210,10 @@ def _wants_text(key: str) -> bool:
 def _read_with_parents(
     path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """The file's tables, `rows` among them, over those of the file it extends, which is found beside it or under
-    `experiments/`; `stated` gets each file with its own tables."""
+    """The file's tables with `rows`, over those of the file it extends, which is beside it or under `experiments/`.
+
+    Adds each file with its own tables to `stated`.
+    """
     if path.resolve() in seen:
         chain = " -> ".join(step.name for step in (*seen, path))
         raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
@@ -229,7 +233,7 @@ def _read_with_parents(
 
 
 def _default_name(path: Path) -> str:
-    """The path below `experiments/` without its suffix, or the file's own name elsewhere; a sweep's is its folder's."""
+    """The path below `experiments/` without suffix, else the file's own name; for a sweep.toml the folder's."""
     file = path.resolve()
     named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
     try:
@@ -242,7 +246,7 @@ def _default_name(path: Path) -> str:
 
 
 def choose_row(rows: Sequence[Row], name: str | None, path: Path) -> Row:
-    """The row of that name, by default the first that can run. ConfigError if there is none, or it is impossible."""
+    """The row of that name, or the first that can run. ConfigError if there is none, or if it is impossible."""
     if name is None:
         possible = next((row for row in rows if row.impossible is None), None)
         if possible is None:
@@ -267,10 +271,10 @@ def _check_rows(table: Any, path: Path) -> tuple[Row, ...]:
     for name, values in table.items():
         where = f"{path}: row {name!r}"
         if not _ROW_NAME.fullmatch(name):
-            faults.append(f"{where}: a row's name is of letters, digits, and . _ + - behind the first")
+            faults.append(f"{where}: a row's name has letters and digits, and after the first . _ + - too")
         twin = names.setdefault(name.lower(), name)
-        if twin != name:  # the same name twice is no TOML already
-            faults.append(f"{where}: {twin!r} differs from it by upper and lower case alone")
+        if twin != name:  # TOML itself refuses the same name twice
+            faults.append(f"{where}: {twin!r} differs from it only by upper and lower case")
         if not isinstance(values, Mapping):
             faults.append(f"{where} must be an inline table, not {values!r}")
             continue
@@ -288,7 +292,7 @@ def _check_rows(table: Any, path: Path) -> tuple[Row, ...]:
 
 
 def _row_faults(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the keys that a row has beside an experiment's."""
+    """The faults of a row's keys that are not an experiment's."""
     faults = []
     impossible = values.get("impossible")
     if impossible is not None and not (isinstance(impossible, str) and impossible.strip()):
@@ -304,7 +308,9 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
         if isinstance(figure, bool) or not isinstance(figure, int | float | str):
             faults.append(f"seed.{column} must be a number or a text, not {figure!r}")
         elif isinstance(figure, float) and not math.isfinite(figure):
-            faults.append(f"seed.{column} must be a finite number, not {figure!r}; leave out what the seed has not")
+            faults.append(
+                f"seed.{column} must be a finite number, not {figure!r}; leave out what the seed does not have"
+            )
     texts = {f"seed.{column}": figure for column, figure in seed.items()} | {"impossible": impossible}
     faults += [
         f"{key} must be one line of printable text, not {text!r}"
@@ -319,10 +325,10 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
 
 
 def _schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
-    """What contradicts itself in a table [train] as TOML has it, each fault with its hint.
+    """{fault: hint} of contradictions in a table [train] as TOML has it.
 
-    `where` is the file, named unless the dotted key was `given` beside it. `steps_elsewhere`: the run's length comes
-    from something else, to which `cut_warmup` cuts its warm-up.
+    A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: something else
+    decides the run's length, and `cut_warmup` cuts the warm-up to it.
     """
     found = {}
     lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
@@ -340,13 +346,13 @@ def _schedule_faults(train: Any, where: str, given: Collection[str], steps_elsew
 
 
 def _number(train: Any, key: str) -> float:
-    """The value of a key, or its default; NaN, which compares with nothing, for what is no number."""
+    """The value of a key, or its default; NaN, with which every comparison is false, if it is no number."""
     value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[str]) -> bool:
-    """Whether the steps are the command line's, or of a file that extends the one with the warm-up."""
+    """Whether the command line, or a file that extends the one with the warm-up, decides the steps."""
     if "train.steps" in given:
         return True
     layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
@@ -358,7 +364,7 @@ def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[st
 def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     """The experiment with a warm-up no longer than its steps, and a line that says so if it was cut.
 
-    `load_experiment` lets a longer one pass if the steps come from elsewhere. Megatron-LM wants a step more than its
+    `load_experiment` accepts a longer one if the steps come from elsewhere. Megatron-LM needs one step more than the
     warm-up has.
     """
     train = experiment.train

@@ -10,7 +10,7 @@ from hpc_gpt.errors import LayoutError
 
 
 class Coordinate(NamedTuple):
-    """Where one rank stands: its index along each axis."""
+    """The place of one rank: its index along each axis."""
 
     tp: int
     pp: int
@@ -44,13 +44,13 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     def coordinate(self, rank: int) -> Coordinate:
-        """The coordinate of `rank`, 0 <= rank < gpus; IndexError outside."""
+        """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""
         if not 0 <= rank < self.gpus:
             raise IndexError(f"rank {rank} is outside 0..{self.gpus - 1} of {self}")
         return Coordinate(tp=rank % self.tp, pp=rank // (self.tp * self.dp), dp=rank // self.tp % self.dp)
 
     def rank(self, at: Coordinate) -> int:
-        """The rank that stands at a coordinate; IndexError outside the layout."""
+        """The rank at a coordinate; IndexError outside the layout."""
         for axis in ("tp", "pp", "dp"):
             if not 0 <= getattr(at, axis) < getattr(self, axis):
                 raise IndexError(f"{axis} {getattr(at, axis)} is outside 0..{getattr(self, axis) - 1} of {self}")
@@ -61,7 +61,7 @@ class Layout:
         return (self.coordinate(rank) for rank in range(self.gpus))
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The groups of ranks that differ only along `axis` ("tp", "pp" or "dp"), each in order of that axis."""
+        """The groups of ranks that differ only along `axis` ("tp", "pp" or "dp"), each in the order of that axis."""
         groups: dict[Coordinate, list[int]] = {}
         for rank, at in enumerate(self.coordinates()):
             groups.setdefault(at._replace(**{axis: 0}), []).append(rank)
@@ -69,7 +69,7 @@ class Layout:
 
 
 def check_gpus(layout: Layout, gpus: int) -> None:
-    """Refuses a layout whose product is not the number of GPUs, with the product in the message."""
+    """LayoutError, with the product, if the layout does not take exactly these GPUs."""
     if layout.gpus != gpus:
         product = f"{layout.tp} x {layout.pp} x {layout.dp} = {layout.gpus}"
         raise LayoutError(
@@ -79,9 +79,9 @@ def check_gpus(layout: Layout, gpus: int) -> None:
 
 
 def nodes_for(gpus: int, gpus_per_node: int) -> int:
-    """Number of nodes that hold `gpus` ranks: fewer than one node's worth go to one node.
+    """The number of nodes that hold `gpus` ranks; one node if they do not fill it.
 
-    Raises LayoutError where more than a node is asked for and the last node would be part empty.
+    Raises LayoutError if the ranks need several nodes and do not fill the last one.
     """
     if gpus <= gpus_per_node:
         return 1
@@ -96,9 +96,9 @@ def nodes_for(gpus: int, gpus_per_node: int) -> int:
 
 
 def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_nodes: bool = False) -> None:
-    """Refuses a layout that the nodes cannot hold, and tensor parallelism across nodes unless it is allowed.
+    """LayoutError if the nodes cannot hold the layout, or if a tensor-parallel group spans nodes and may not.
 
-    A tensor-parallel group all-reduces twice in every layer and pass; between nodes that costs more than it brings.
+    A tensor-parallel group all-reduces twice in every layer and pass; between nodes that costs more than it gains.
     """
     if layout.gpus > nodes * gpus_per_node:
         enough = -(-layout.gpus // gpus_per_node)
@@ -116,7 +116,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
 
 
 def _fitting(layout: Layout, gpus: int) -> str:
-    """A second hint: the same layout with another dp or pp, where one takes exactly these GPUs."""
+    """A second hint: the same layout with another dp or pp that takes exactly these GPUs, if there is one."""
     for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
         if gpus % others == 0:
             sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, axis: gpus // others}
@@ -125,7 +125,7 @@ def _fitting(layout: Layout, gpus: int) -> str:
 
 
 def default_tp(gpus: int, gpus_per_node: int, heads: int, pp: int) -> int:
-    """The tp taken when none is given: the largest divisor of GPUs per node and of heads with tp x pp dividing gpus."""
+    """The default tp: the largest that divides the GPUs of a node and the heads, if tp x pp divides `gpus`."""
     return max(
         tp
         for tp in range(1, gpus_per_node + 1)

@@ -1,4 +1,4 @@
-"""The shape of a GPT, by sizes or by a preset's name, and what follows: parameters, the layers of each stage."""
+"""The shape of a GPT, by sizes or by preset; its parameters and the layers of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.tables import close_matches
 
-# OpenAI's four GPT-2 sizes, and seed 001's by the size its tables print. Those shapes are in its Slurm scripts
-# (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" holds 52.0e9 parameters. Above them
-# GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion of Narayanan et al. 2021, table 1,
-# at their sequence of 2048.
-# hidden, layers, heads
+# {name: (hidden, layers, heads)}: OpenAI's four GPT-2 sizes, and seed 001's by the size that its tables print. The
+# shapes are in its Slurm scripts (vocabulary 50257, 32 heads, sequence 1024); the sizes mix 10^9 and 2^30: "48b" has
+# 52.0e9 parameters. The largest are GPT-3 (Brown et al. 2020, table 2.1), MT-NLG (Smith et al. 2022) and the trillion
+# of Narayanan et al. 2021, table 1, at their sequence of 2048.
 PRESETS = {
     "gpt2": (768, 12, 12),
     "gpt2-medium": (1024, 24, 16),
@@ -64,7 +63,7 @@ class ModelShape:
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding. 64 takes GPT-2's 50257 to 50304, seed 002's own step."""
+        """Rows of the embedding. A multiple of 64 pads GPT-2's 50257 to 50304, as seed 002 does."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -81,7 +80,7 @@ class ModelShape:
         """
         return 12 * self.hidden**2 + 13 * self.hidden
 
-    # What another decoder may have otherwise: the planner's PublishedShape has fields for these.
+    # Other decoders differ in these: the planner's PublishedShape has fields for them.
 
     @property
     def mlp(self) -> int:
@@ -90,7 +89,7 @@ class ModelShape:
 
     @property
     def kv_share(self) -> float:
-        """Width of the keys (and of the values) over the hidden size: 1 without grouped queries."""
+        """Width of the keys (and of the values) divided by the hidden size: 1 without grouped queries."""
         return 1.0
 
     @property
@@ -105,12 +104,12 @@ class ModelShape:
 
     @property
     def positions(self) -> bool:
-        """Whether positions are learned: seq x hidden of them."""
+        """Whether positions are learned: seq x hidden parameters."""
         return True
 
 
 def preset(name: str) -> ModelShape:
-    """The shape stored under `name`, in any case; ConfigError with close matches if there is none."""
+    """The shape of a preset, whose case is ignored; ConfigError with close matches if there is none."""
     try:
         hidden, layers, heads = PRESETS[name.lower()]
     except KeyError:
@@ -120,7 +119,7 @@ def preset(name: str) -> ModelShape:
 
 
 def check_shape(shape: ModelShape) -> None:
-    """Refuses a shape that is no model: sizes below 1, heads that do not divide the hidden size."""
+    """LayoutError for a size below 1, or heads that do not divide the hidden size."""
     for name in ("hidden", "layers", "heads", "vocab", "seq", "vocab_multiple"):
         size = getattr(shape, name)
         if size < 1:
@@ -134,7 +133,7 @@ def check_shape(shape: ModelShape) -> None:
 
 
 def check_split(shape: ModelShape, layout: Layout) -> None:
-    """Refuses a layout that cannot split the model: heads, vocabulary rows or layers that do not divide."""
+    """LayoutError if the layout cannot split the model: its heads, vocabulary rows or layers."""
     if shape.heads % layout.tp:
         raise LayoutError(
             f"tp {layout.tp} does not divide the {shape.heads} heads: {shape.heads} / {layout.tp} = "
@@ -155,7 +154,7 @@ def check_split(shape: ModelShape, layout: Layout) -> None:
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:
-    """Transformer layers of each pipeline stage, as even as can be; the earlier stages take the rest.
+    """Transformer layers of each pipeline stage, as even as possible; the earlier stages take the rest.
 
     >>> stage_layers(10, 4)
     [3, 3, 2, 2]
@@ -166,9 +165,8 @@ def stage_layers(layers: int, pp: int) -> list[int]:
 def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
     """Transformer layers of each pipeline stage under `engine.partition`.
 
-    "layers" is `stage_layers`. "parameters" makes the largest stage as small as can be, the first holding the
-    embeddings, the last the final norm and the head's weight (a tied one too: that stage has a copy of it).
-    Numbers are taken as they are.
+    "layers" is `stage_layers`. "parameters" makes the largest stage as small as possible; the first stage has the
+    embeddings, the last the final norm and the head's weight (also a tied one, as a copy). A list is used as it is.
 
     >>> partition_layers(ModelShape(hidden=768, layers=12, heads=12), 4, "parameters")
     [1, 5, 5, 1]
@@ -178,12 +176,12 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
     if partition == "parameters":
         return _by_parameters(shape, pp)
     fits = len(partition) == pp and sum(partition) == shape.layers and min(partition) > 0
-    assert fits, "engines.settle_engine refuses it"
+    assert fits, "engines.resolve_engine refuses it"
     return list(partition)
 
 
 def stage_params(shape: ModelShape, blocks: list[int]) -> list[int]:
-    """Parameters of each stage (of all its tensor-parallel ranks together), given its transformer layers."""
+    """Parameters of each stage, of all its tensor-parallel ranks together, from its transformer layers."""
     rows = shape.padded_vocab * shape.hidden
     params = [count * shape.block_params for count in blocks]
     params[0] += rows + shape.seq * shape.hidden
@@ -194,7 +192,7 @@ def stage_params(shape: ModelShape, blocks: list[int]) -> list[int]:
 
 
 def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
-    """Among the splits whose largest stage is smallest, the one whose stages are nearest to each other."""
+    """The split with the smallest largest stage, and among those the most even one."""
     if pp == 1:
         return [shape.layers]
     middle = pp - 2
@@ -203,7 +201,7 @@ def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
         for first in range(1, shape.layers - middle):
             for last in range(1, shape.layers - middle - first + 1):
                 left = shape.layers - first - last
-                # Stages in between are alike, so they share what is left as evenly as can be.
+                # The stages in between are alike, so they share the rest as evenly as possible.
                 if middle or not left:
                     yield [first, *(stage_layers(left, middle) if middle else []), last]
 

@@ -1,6 +1,7 @@
-"""What a run needs of the machine: packages, a folder to offload to, a Megatron-LM checkout that knows its arguments.
+"""What a run needs of the machine: packages, a folder to offload to, a Megatron-LM checkout that has its options.
 
-Megatron-LM's argument parser is read, never run: importing it would take torch, a GPU build of it, and minutes.
+The source of Megatron-LM's argument parser is read, never run: importing it would take a GPU build of torch and
+minutes.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.settings.resolve import Resolved
 
-# package -> (extra of setup.cfg, what asks for it)
+# {engine: (package that it needs, extra of setup.cfg that installs it)}
 _PACKAGES = {"hf-deepspeed": ("transformers", "hf")}
 VARIABLE = "MEGATRON_LM"
 PROGRAM = "pretrain_gpt.py"
-# Since March 2024, and before.
+# The parser since March 2024, and before.
 _PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
 
 
 def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
-    """ConfigError if this machine, on which the ranks are to run, lacks what they need."""
+    """ConfigError if this machine, on which the ranks are to run, lacks something that they need."""
     engine = resolved.engine
     if resolved.train.dtype == "fp16" and not has_gpu and "deepspeed" in engine.name:
         raise ConfigError(
@@ -40,13 +41,13 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
 
 
 def check_package(package: str, extra: str, user: str) -> None:
-    """ConfigError with the command to install it, if a package that is no dependency of everybody is missing."""
+    """ConfigError, with the command that installs it, if an optional package is missing."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")
 
 
 def check_offload_path(path: str) -> None:
-    """ConfigError unless engine.offload_path is a folder here."""
+    """ConfigError unless engine.offload_path is a folder on this machine that can be written."""
     if not Path(path).is_dir():
         raise ConfigError(
             f"engine.offload_path is {path}, but there is no such folder on {platform.node()}",
@@ -60,9 +61,9 @@ def check_offload_path(path: str) -> None:
 
 
 def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
-    """The checkout that a run uses, as the job's shell finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
+    """The checkout that a run uses, as its job finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
 
-    ConfigError if neither names one, or not from the root.
+    ConfigError if neither names one, or if its path is not absolute.
     """
     profile = resolved.cluster
     named = profile.environment.get(VARIABLE) or environment.get(VARIABLE) or profile.megatron_lm
@@ -75,15 +76,15 @@ def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
     checkout = Path(named).expanduser()
     if not checkout.is_absolute():
         raise ConfigError(
-            f"the checkout of Megatron-LM is {named}, but a job starts in another folder", "give it from /"
+            f"the checkout of Megatron-LM is {named}, but a job starts in another folder", "give an absolute path"
         )
     return checkout
 
 
 def check_checkout(resolved: Resolved, environment: Mapping[str, str]) -> None:
-    """ConfigError unless the run's checkout is one, and its parser knows every argument of the run.
+    """ConfigError unless the run's folder is a checkout whose parser knows every option of the run.
 
-    One in a container's image cannot be looked at from outside.
+    A checkout in a container's image cannot be read from outside and is not checked.
     """
     checkout = checkout_of(resolved, environment)
     if resolved.cluster.container is None:
@@ -105,7 +106,7 @@ def _no_checkout(checkout: Path, missing: str) -> ConfigError:
 
 
 def check_options(checkout: Path, options: list[str]) -> None:
-    """ConfigError for every option that the checkout's parser does not have, with the names that come close."""
+    """ConfigError for every option that the checkout's parser does not have, with similar names."""
     known = known_options(checkout)
     unknown = [option for option in options if option not in known]
     if unknown:
@@ -117,11 +118,11 @@ def check_options(checkout: Path, options: list[str]) -> None:
 
 
 def known_options(checkout: Path) -> set[str]:
-    """Every option of the checkout's argument parser, by its source.
+    """Every option of the checkout's argument parser, read from its source.
 
-    Some are there as `add_argument("--name", …)`. Others, since 2025, are the fields of dataclasses handed to
-    `ArgumentGroupFactory(Class, exclude=[…])`: `name: int = 1` is --name, `name: bool = True` is --no-name and
-    --disable-name, and `metadata={"argparse_meta": {"arg_names": […]}}` gives other names.
+    Some are calls of `add_argument("--name", …)`. Since 2025 others are fields of dataclasses passed to
+    `ArgumentGroupFactory(Class, exclude=[…])`: `name: int = 1` becomes --name, `name: bool = True` becomes --no-name
+    and --disable-name, and `metadata={"argparse_meta": {"arg_names": […]}}` gives other names.
     """
     parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), None)
     if parser is None:
@@ -140,7 +141,7 @@ def known_options(checkout: Path) -> set[str]:
 
 
 def _options_of_class(checkout: Path, name: str, excluded: set[str]) -> set[str]:
-    """The options that the fields of a dataclass of the checkout become, those of its base classes too."""
+    """The options that the fields of a dataclass of the checkout, and of its base classes, become."""
     definition = _find_class(checkout, name)
     if definition is None:
         return set()
@@ -183,7 +184,7 @@ def _find_class(checkout: Path, name: str) -> ast.ClassDef | None:
 
 
 def _excluded(function: ast.FunctionDef, call: ast.Call) -> set[str]:
-    """The texts in `exclude=[…]` of a call, or of the list that the function gives the name `exclude`."""
+    """The texts in `exclude=[…]` of a call; the list may be a local variable of the function."""
     value: ast.expr | None = next((keyword.value for keyword in call.keywords if keyword.arg == "exclude"), None)
     if isinstance(value, ast.Name):
         for node in ast.walk(function):

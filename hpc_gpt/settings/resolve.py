@@ -1,7 +1,7 @@
-"""From what the user asks for to what runs: every value decided, every contradiction refused; and back again.
+"""Resolve an experiment: decide every value, refuse every contradiction; and turn the result into an experiment again.
 
-`Resolved` is the one object that rendering, submission, training and reporting share; `resolved.json` in a run
-folder is its text. It holds no run id, time, host or path of the machine that made it.
+Rendering, submission, training and reporting share one object, `Resolved`, whose text is `resolved.json` in the run
+folder. It has no run id, time, host or path of the machine that made it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.settings import megatron_lm
 from hpc_gpt.settings.batch import Batch, solve_batch
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
-from hpc_gpt.settings.engines import settle_engine, settle_optimizer, splits
+from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer, splits
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Nature, Train, natures
 from hpc_gpt.settings.layout import Layout, check_gpus, check_nodes, default_tp, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape, check_shape, check_split, preset
@@ -29,9 +29,9 @@ from hpc_gpt.tables import LARGEST, from_tables
 SCHEMA = 1
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 
-# Tables of a Resolved whose keys have their natures in the table of the experiment that they come from.
+# For tables of a Resolved: the table of the experiment that has the natures of their keys.
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
-# Kinds of data that have a path: what it is not, and what to do.
+# {source that needs a path: (what is missing without one, what to do)}
 _NEED_PATH = {
     "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
     "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
@@ -41,10 +41,10 @@ _NEED_PATH = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """One run's settings, complete. `job` is the experiment's request laid over the profile's.
+    """The complete settings of one run. `job` is the experiment's request laid over the profile's.
 
-    `cluster` lacks what the planner alone reads, so that no calibration changes a script.
-    `sweep` and `row` say which row of which sweep it is, if it is one.
+    `cluster` lacks the keys that only the planner reads, so that no calibration changes a script. `sweep` and `row` are
+    the names of a sweep's row, else None.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Resolved:
         return folder_name(self.name)
 
     def natures(self, name: str) -> dict[str, Nature]:
-        """The nature of each key of one of its tables, as the experiment's own table has it."""
+        """The nature of each key of one of its tables."""
         return natures(_ASKED_AS.get(name, type(getattr(self, name))))
 
     def to_json(self) -> str:
@@ -87,7 +87,7 @@ class Resolved:
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object whose `to_json` this is; ConfigError if it is none, or of another schema."""
+        """The object of a text that `to_json` gave; ConfigError if it is damaged or of another schema."""
         try:
             tables = json.loads(text)
             if tables["schema"] != SCHEMA:
@@ -108,7 +108,7 @@ class Resolved:
 
 
 def folder_name(name: str) -> str:
-    """A name as a folder's: what is no letter, digit, dot, dash or underscore becomes `_`.
+    """A name that a folder can have: anything but letters, digits, dots, dashes and underscores becomes `_`.
 
     >>> folder_name("../x y")
     '_x_y'
@@ -117,12 +117,12 @@ def folder_name(name: str) -> str:
 
 
 def config_hash(resolved: Resolved) -> str:
-    """16 hex digits of the settings that decide weights and speed: equal for runs that may be compared as repeats."""
+    """16 hex digits of the settings that decide weights and speed: equal for runs that count as repeats."""
     return _hash_of(resolved, ("speed", "schedule"))
 
 
 def speed_hash(resolved: Resolved) -> str:
-    """Equal for runs that may be expected to be as fast: the cluster, and the settings that decide speed."""
+    """A text of the cluster and the settings that decide speed: equal for runs that should be equally fast."""
     return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
 
 
@@ -136,7 +136,7 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
 
 
 def _check_stored(resolved: Resolved) -> None:
-    """ValueError or LayoutError for settings that `resolve` never gives."""
+    """ValueError or LayoutError for settings that `resolve` never returns."""
     check_shape(resolved.model)
     sizes = {"gpus": resolved.gpus, "nodes": resolved.nodes, **asdict(resolved.batch)}
     for name, size in sizes.items():
@@ -147,9 +147,9 @@ def _check_stored(resolved: Resolved) -> None:
 
 
 def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
-    """Decides everything that the experiment and the profile leave open, and refuses what cannot run.
+    """The experiment with a value for every key, for one cluster profile.
 
-    Raises LayoutError or ConfigError, before anything is written or queued.
+    Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
     """
     shape = resolve_shape(experiment.model)
     layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
@@ -158,7 +158,7 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
     batch = solve_batch(layout.dp, asked.micro_batch, asked.micro_batches, asked.global_batch)
     _check_train(experiment.train)
     _check_budget(experiment.job.max_gpu_hours)
-    engine = settle_engine(experiment.engine, layout, shape, experiment.train)
+    engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
     _check_data(experiment.data)
     data = experiment.data
     if engine.name == megatron_lm.NAME:
@@ -176,25 +176,25 @@ def resolve(experiment: Experiment, profile: ClusterProfile) -> Resolved:
         gpus=layout.gpus,
         nodes=nodes,
         ranks_per_node=-(-layout.gpus // nodes),
-        train=settle_optimizer(experiment.train, engine),
+        train=resolve_optimizer(experiment.train, engine),
         job=_job_over_profile(experiment, profile),
         cluster=replace(profile, **of_the_planner),
     )
     if engine.name == megatron_lm.NAME:
-        megatron_lm.check_own_words(resolved)
+        megatron_lm.check_own_arguments(resolved)
     return resolved
 
 
 def with_train(resolved: Resolved, train: Train) -> Resolved:
-    """The same run with another [train], as `resolve` would decide and refuse it."""
+    """The same run with another [train]. Raises ConfigError and LayoutError as `resolve` does."""
     _check_train(train)
     if resolved.engine.name == megatron_lm.NAME:
         megatron_lm.check_run(resolved.layout, resolved.model, train)
-    return replace(resolved, train=settle_optimizer(train, resolved.engine))
+    return replace(resolved, train=resolve_optimizer(train, resolved.engine))
 
 
 def resolve_shape(model: Model) -> ModelShape:
-    """The preset's sizes with the given ones laid over; ConfigError if a size is in neither."""
+    """The preset's sizes with the given ones laid over them; ConfigError if a size is missing."""
     given = {key: size for key, size in vars(model).items() if size is not None and key != "preset"}
     if model.preset is not None:
         shape = replace(preset(model.preset), **given)
@@ -212,9 +212,9 @@ def resolve_shape(model: Model) -> ModelShape:
 def _resolve_layout(
     asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
 ) -> tuple[Layout, int]:
-    """(layout, nodes) by the rules: pp 1 unless given, tp the largest that fits a node and the heads, dp the rest.
+    """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
 
-    An engine that has no pipeline splits over tp only if that is asked for.
+    An engine without a pipeline splits over tp only if that is requested.
     """
     for name in ("gpus", "nodes", "tp", "pp", "dp"):
         size = getattr(asked, name)
@@ -270,9 +270,9 @@ def _resolve_layout(
 def _nearest(
     asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """What runs in place of `layout`, whose tp spans nodes: a tp within a node, or the same one if that is allowed."""
+    """A hint for a `layout` whose tp spans nodes: a tp within a node, or this one with the option that allows it."""
 
-    def settled(**changes: Any) -> Layout | None:
+    def changed(**changes: Any) -> Layout | None:
         try:
             found, _ = _resolve_layout(replace(asked, **changes), engine, shape, profile)
             check_split(shape, found)
@@ -280,13 +280,13 @@ def _nearest(
             return None
         return found
 
-    words = [f"--tp {found.tp} ({found})"] if (found := settled(tp=None)) else []
+    words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=None)) else []
     across: dict[str, Any] = {"allow_tp_across_nodes": True}
     for axis, others in (("dp", layout.tp * layout.pp), ("pp", layout.tp * layout.dp)):
-        if gpus % others == 0 and (found := settled(**{axis: gpus // others}, **across)):
+        if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
             words.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
             break
-    if not words and settled(gpus=layout.gpus, nodes=None, **across):
+    if not words and changed(gpus=layout.gpus, nodes=None, **across):
         words.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
     return ", or ".join(words) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
@@ -302,7 +302,7 @@ def _check_train(train: Train) -> None:
             must = f"be at least {nature.least}" if nature.least else "not be negative"
             faults.append(f"train.{key} is {values[key]}, but must {must}")
     if train.eval_every > 0 and not train.eval_batches:
-        faults.append("train.eval_batches is 0, but must be at least 1 where train.eval_every is not 0")
+        faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
     if train.minutes is not None and train.minutes <= 0:
         faults.append(f"train.minutes is {train.minutes}, but must be above 0")
     for key in ("beta1", "beta2"):
@@ -330,24 +330,24 @@ def _check_data(data: Data) -> None:
 
 
 def _job_over_profile(experiment: Experiment, profile: ClusterProfile) -> Job:
-    """The experiment's request if it makes one, else the profile's. Extra flags add up, the profile's first."""
+    """[job]: the experiment's values, else the profile's. The flags of both are kept, the profile's first."""
     job = experiment.job
-    settled: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for entry in fields(Job):
         value = getattr(job, entry.name)
         if entry.name in ("sbatch", "srun"):
             value = (*getattr(profile, entry.name), *value)
         elif value is None:
             value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
-        settled[entry.name] = value
-    return Job(**settled)
+        values[entry.name] = value
+    return Job(**values)
 
 
 # --- back to an experiment
 
 
 def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
-    """The tables of an experiment that resolves to `resolved` under the same profile; None for what is not set."""
+    """The tables of an experiment that resolves to `resolved` under the same profile; None for open keys."""
     profile = resolved.cluster
     job = asdict(resolved.job)
     # `resolve` puts the profile's flags before the experiment's own.
@@ -385,7 +385,7 @@ def experiment_of(resolved: Resolved) -> Experiment:
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
-    """The same as TOML, below a line that says where it comes from."""
+    """The text of that experiment as TOML, after a line with `comment`."""
     lines = [f"# {comment}", f"name = {_toml(resolved.name)}"]
     for name, table in experiment_tables(resolved).items():
         lines += ["", f"[{name}]"]
@@ -394,7 +394,7 @@ def experiment_text(resolved: Resolved, comment: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML. JSON's strings, numbers and lists are TOML's too, but for the escape of a lone surrogate."""
+    """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped."""
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -19,7 +19,7 @@ _GPU_ATTENTION = ("cudnn", "efficient")
 
 @dataclass(frozen=True)
 class Smoke:
-    """The small experiment, and what could not stay as it was, in words."""
+    """The small experiment, and notes on what had to change otherwise."""
 
     experiment: Experiment
     notes: tuple[str, ...] = ()

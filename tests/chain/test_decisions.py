@@ -264,7 +264,7 @@ def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) 
     output.write_text("run folder …, attempt 2\n")
     assert before(run, second) == ["stop", "0", "7,9"]
     assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"], "nothing is left of the second"
-    assert output.read_text().endswith("not started: attempt 1 has trained it to its end\n")
+    assert output.read_text().endswith("not started: attempt 1 has finished the training\n")
     assert before(run, second) == ["stop", "0", "7,8,9"], "a script that asks twice hears the same"
     monkeypatch.setattr(status, "_slurm_states", lambda _: {"8": ("COMPLETED", "")})
     assert read_status([run])[0].state == "done"
@@ -286,7 +286,7 @@ def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
     run = unsubmitted_run()
     add_attempt(run, [metrics_line(5)], "done")
     assert by_hand.main([str(run.path)]) == 0
-    assert capsys.readouterr().out == "not started: attempt 1 has trained it to its end\n"
+    assert capsys.readouterr().out == "not started: attempt 1 has finished the training\n"
     assert len(run.attempts()) == 1
     assert not run.submissions()
 
@@ -400,12 +400,12 @@ def test_status_says_what_a_waiting_run_goes_on_from(monkeypatch) -> None:
     words = words_between(second, NOW)
     assert words is not None
     at = time.strftime("%H:%M", time.localtime(NOW + 60))
-    assert words == f"goes on after hang, at {at}, without n3; 2nd failure in a row"
+    assert words == f"continues after hang, at {at}, without n3; 2nd failure in a row"
     monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("PENDING", "BeginTime")})
     row = read_status([run])[0]
-    assert (row.state, row.cause) == ("pending", "goes on after hang, without n3; 2nd failure in a row")
+    assert (row.state, row.cause) == ("pending", "continues after hang, without n3; 2nd failure in a row")
     monkeypatch.setattr(status, "_slurm_states", lambda _: {"7": ("PENDING", "Resources")})
-    assert read_status([run])[0].cause == "goes on after hang, without n3; 2nd failure in a row (Resources)"
+    assert read_status([run])[0].cause == "continues after hang, without n3; 2nd failure in a row (Resources)"
 
 
 def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:

@@ -15,7 +15,6 @@ from hpc_gpt.chain.forecast import (
     Pace,
     chain_length,
     clock,
-    counted,
     duration,
     make_forecast,
     rounded_up,
@@ -24,10 +23,10 @@ from hpc_gpt.chain.forecast import (
 )
 from hpc_gpt.chain.measured import Measured
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
 from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.words import counted
 
 SECONDS = st.floats(0, 500, allow_nan=False)
 PACES = st.builds(
@@ -146,21 +145,21 @@ def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job
 
 def test_measured_figures_by_hand():
     """2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so
-    that 3600 - 169 - 100 = 3331 s are 1332 steps a link; 10,000 are 7 such links and 676 steps."""
+    that 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps."""
     forecast = make_forecast(asked(), Known(alike=ALIKE), lead_is_given=False, now=NOW)
     assert forecast.total is not None
     assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
     assert forecast.total.total_s == 8 * 150 + 25_000
     assert forecast.jobs == 8
     first = forecast.lines[0]
-    assert "8 links of 1:00:00 by requeue" in first
+    assert "8 jobs of 1:00:00 by requeue" in first
     assert f"{8 * 26_200 / 3600:,.4g} GPU-hours on 8 GPUs" in first
     assert "waits in the queue not counted" in first
     told = "\n".join(forecast.lines)
     for words in (
         "step 2 s, measured: median of 812 steps of run 20261101-a",
         "save 50 s, measured: median of 8 saves",
-        "start 100 s of each link, measured",
+        "start 100 s of each job, measured",
         "signal 169 s ahead",
     ):
         assert words in told
@@ -233,11 +232,11 @@ def test_contradictions_are_refused_with_their_numbers():
     assert "100 s to start" in words
     assert "169 s ahead" in words
     words = refusal(asked(replace(SITE, chain="none")), Known(alike=ALIKE))
-    assert "8 links of 1:00:00" in words
+    assert "8 jobs of 1:00:00" in words
     assert 'chain = "none"' in words
     nvme = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
     experiment = replace(asked(), engine=nvme)
-    assert "8 links" in refusal(experiment, Known(alike=ALIKE))
+    assert "8 jobs" in refusal(experiment, Known(alike=ALIKE))
     words = refusal(asked(job=Job(time="1:00:00", max_gpu_hours=0.5)), Known(alike=ALIKE))
     assert "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs" in words
     assert "169 s to save" in words
@@ -272,14 +271,14 @@ def test_a_local_run_without_a_limit_has_one_link_and_no_signal():
     assert forecast.jobs == 1
     assert "GPU-hours" not in forecast.lines[0]
     assert not any("signal" in line for line in forecast.lines)
-    assert "8 links of 1:00:00" in refusal(asked(here), Known(alike=ALIKE)), "its own limit is kept there, too"
+    assert "8 jobs of 1:00:00" in refusal(asked(here), Known(alike=ALIKE)), "its own limit is kept there, too"
 
 
 def test_a_long_singleton_chain_is_not_sent_all_at_once():
     forecast = make_forecast(asked(replace(SITE, chain="singleton"), steps=100_000), Known(alike=ALIKE), False)
     assert forecast.total is not None
     assert forecast.total.jobs > forecast.jobs == 50
-    assert any("50 jobs are sent at once" in line for line in forecast.lines)
+    assert any("50 jobs are submitted at once" in line for line in forecast.lines)
 
 
 def test_a_loss_to_reach_is_a_bound():
@@ -326,4 +325,4 @@ def test_what_is_rounded_up_is_enough_and_hardly_more(hours):
 
 
 def test_counts():
-    assert (counted(1, "link"), counted(1200, "link")) == ("1 link", "1,200 links")
+    assert (counted(1, "job"), counted(1200, "job")) == ("1 job", "1,200 jobs")

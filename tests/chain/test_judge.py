@@ -25,7 +25,7 @@ def past(*attempts: tuple[str, int]) -> list[Past]:
 @pytest.mark.parametrize("ended", ENDS)
 def test_each_class_alone(ended: str) -> None:
     verdict = judge(past((ended, 10)), RULES)
-    assert verdict.go_on is RETRIES[ended].goes_on
+    assert verdict.go_on is RETRIES[ended].continues
     assert (verdict.ended, verdict.attempt_ended, verdict.why) == (ended, ended, "cause 1")
     assert verdict.pause_s == (30 if RETRIES[ended].fails else 0)
 
@@ -56,7 +56,7 @@ def test_each_class_alone(ended: str) -> None:
 def test_histories(attempts: list[tuple[str, int]], ended: str, pause_s: float, retries: int) -> None:
     verdict = judge(past(*attempts), RULES)
     assert (verdict.ended, verdict.pause_s, verdict.retries) == (ended, pause_s, retries)
-    assert verdict.go_on is (RETRIES[ended].goes_on)
+    assert verdict.go_on is (RETRIES[ended].continues)
 
 
 def test_a_mistake_in_the_program_stops_at_once() -> None:
@@ -88,7 +88,7 @@ def test_who_asked_for_an_end_gets_it_and_what_stops_by_itself_says_why(asked: s
 
 
 def test_where_no_job_can_follow_the_end_keeps_its_class() -> None:
-    verdict = judge(past(("walltime", 10)), Rules(cannot_go_on='chain = "none" in profile here'))
+    verdict = judge(past(("walltime", 10)), Rules(cannot_continue='chain = "none" in profile here'))
     assert (verdict.go_on, verdict.ended) == (False, "walltime")
     assert verdict.why.endswith('chain = "none" in profile here')
 
@@ -107,7 +107,7 @@ def test_what_holds_for_any_history(history: list[Past], first_s: float, asked: 
     assert verdict.why
     if verdict.go_on:
         assert not asked
-        assert RETRIES[last.ended].goes_on
+        assert RETRIES[last.ended].continues
         assert verdict.ended == last.ended
         assert not is_too_much(without_progress(history))
         assert (verdict.retries > 0) is RETRIES[last.ended].fails

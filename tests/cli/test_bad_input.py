@@ -167,7 +167,7 @@ def test_a_traceback_comes_only_with_debug():
     [
         (("demo",), "EXPERIMENT would be another"),
         (("--smoke",), "--smoke would be another"),
-        (("--gpus", "8"), "has no checkpoint to go on from"),
+        (("--gpus", "8"), "has no checkpoint to resume from"),
         (("--dry-run",), "starts the run's own job.sh unchanged"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.chain.measured import Earlier
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.launch.control import cancel_run, interrupt_run
-from hpc_gpt.launch.resumption import prepare_resumption, resume_run
+from hpc_gpt.launch.submission import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from tests.made_runs import unsubmitted_run

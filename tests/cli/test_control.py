@@ -34,7 +34,7 @@ def test_a_running_run_is_asked_by_a_file(running, verb):
     done = hpc_gpt(verb, running.run_id)
     assert done.code == 0, done.stderr
     assert done.stdout.startswith(
-        f"{running.run_id}: asked to save and" if verb == "stop" else f"{running.run_id}: asked"
+        f"{running.run_id}: asked to save after this step and" if verb == "stop" else f"{running.run_id}: asked"
     )
     assert done.stderr == f"next: hpc-gpt status {running.run_id}\n"
     (attempt,) = running.attempts()

@@ -13,9 +13,8 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.launch import following
-from hpc_gpt.launch.following import follow_logs, log_path
-from hpc_gpt.launch.status import NO_ANSWER, read_status
+from hpc_gpt.launch import status
+from hpc_gpt.launch.status import NO_ANSWER, follow_logs, log_path, read_status
 from tests.cli.command import error_of, hpc_gpt
 from tests.conftest import REPOSITORY
 
@@ -24,7 +23,7 @@ FOLLOW = """
 import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
-from hpc_gpt.launch import following
+from hpc_gpt.launch import status
 
 class Clock:
     monotonic = staticmethod(time.monotonic)
@@ -34,7 +33,7 @@ class Clock:
         Path(os.environ["LOOKED"]).touch()
         time.sleep(seconds)
 
-following.time = Clock
+status.time = Clock
 cli.main()
 """
 
@@ -58,15 +57,15 @@ def scheduler_says(made_run, monkeypatch):
     template = read_status([made_run])[0]
 
     def say(answer):
-        def status(runs):
+        def answer_all(runs):
             asked.append(clock.now)
             state, cause = answer(clock.now - 100)
             return [replace(template, state=state, cause=cause)]
 
-        monkeypatch.setattr(following, "read_status", status)
+        monkeypatch.setattr(status, "read_status", answer_all)
         return asked
 
-    monkeypatch.setattr(following, "time", clock)
+    monkeypatch.setattr(status, "time", clock)
     return say
 
 
@@ -112,7 +111,7 @@ def test_an_end_that_is_new_is_asked_about_at_once(made_run, scheduler_says):
 
     asked = scheduler_says(answer)
     followed(made_run)
-    assert asked[1] - asked[0] == following.POLL_S
+    assert asked[1] - asked[0] == status.POLL_S
 
 
 def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
@@ -128,7 +127,7 @@ def test_no_answer_of_slurms_does_not_end_it(made_run, scheduler_says):
 
 def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_says, monkeypatch):
     attempt = add_log(made_run, "one\ntwo\n")
-    read_tail = following.read_tail
+    read_tail = status.read_tail
 
     def read_slowly(path, lines):
         found = read_tail(path, lines)
@@ -136,7 +135,7 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
             file.write("three\n")
         return found
 
-    monkeypatch.setattr(following, "read_tail", read_slowly)
+    monkeypatch.setattr(status, "read_tail", read_slowly)
     scheduler_says(lambda second: ("done", None))
     assert followed(made_run, tail=1) == "two\nthree\n"
 

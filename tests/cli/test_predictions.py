@@ -187,7 +187,7 @@ def test_a_model_that_no_layout_holds_says_so():
 def test_recomputation_is_the_planners_where_nobody_settles_it():
     left = ("--gpus", "64", "--pp", "16", "--set", "engine.recompute=", *SEEDS_CLUSTER)
     done = in_process("render", *left)
-    assert done.stderr.startswith("from plan: recompute full, which neither flags nor experiment settle\npredicted: ")
+    assert done.stderr.startswith("from plan: recompute full, which neither flags nor experiment give\npredicted: ")
     assert '"recompute": "full"' in done.stdout
     assert "from plan" not in in_process("render", *left, "--set", "engine.recompute=full").stderr
 
@@ -204,7 +204,7 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     settled, notes = plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute"})
     assert settled.layout.pp > 1
     assert settled.gpus == 16
-    assert notes == (f"from plan: pp {settled.layout.pp}, which neither flags nor experiment settle",)
+    assert notes == (f"from plan: pp {settled.layout.pp}, which neither flags nor experiment give",)
     assert plan_open(experiment, load_profile("jean-zay-v100-32g"), {"engine.recompute", "layout.pp"})[1] == ()
 
 

@@ -37,7 +37,7 @@ def test_more_steps_are_the_way_on(asked):
     done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run")
     assert done.code == 0, done.stderr
     assert '"steps": 12,' in done.stdout
-    assert "cosine was laid over 6 steps and is over 12 from step 6 on" in done.stderr
+    assert "cosine of the learning rate was over 6 steps and is over 12 from step 6 on" in done.stderr
 
 
 @pytest.mark.parametrize("asked", [("--until", "steps=5"), ("--set", "train.steps=5")])
@@ -52,7 +52,7 @@ def test_fewer_steps_are_none(asked):
     [
         ({"saved": 4, "train__minutes": 5.0}, "train.minutes = 5 are over", "--set train.minutes=5"),
         ({"saved": 4, "train__until_loss": 3.0}, "mean loss of 20 steps 2.9, train.until_loss = 3", "--until loss=2.7"),
-        ({"saved": 0}, "it has trained its 6 steps", "no checkpoint to go on from"),
+        ({"saved": 0}, "it has trained its 6 steps", "no checkpoint to resume from"),
     ],
 )
 def test_the_way_on_is_that_of_what_ended_it(settings, cause, way):

@@ -25,7 +25,7 @@ def test_a_predicted_chain(tmp_path):
     count = int(steps[1].replace(",", ""))
     assert (count - 1) * each < 30e9 <= count * each
     assert f'"steps": {count}' in done.stdout
-    assert re.search(r"forecast: ([\d,]+) links \(\d+ to \d+\) of 20:00:00 by requeue", done.stderr), done.stderr
+    assert re.search(r"forecast: ([\d,]+) jobs \(\d+ to \d+\) of 20:00:00 by requeue", done.stderr), done.stderr
     assert "GPU-hours on 64 GPUs, done by 20" in done.stderr
     assert "predicted: give or take" in done.stderr
     assert "GB/s" in done.stderr
@@ -72,7 +72,7 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
     add_attempt(run, [metrics_line(step) for step in range(1, 30)])
     done = in_process("submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run")
     assert done.code == 0, done.stderr
-    assert re.search(r"^a: forecast: 1 link, ", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^a: forecast: 1 job, ", done.stderr, re.MULTILINE), done.stderr
     assert "b: forecast: not known" in done.stderr
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch import resumption, submission
-from hpc_gpt.launch.resumption import check_resumption
-from hpc_gpt.launch.submission import Submitted
+from hpc_gpt.launch import submission
+from hpc_gpt.launch.submission import Submitted, check_resumption
 from hpc_gpt.runs.run_folder import RunFolder, find_run
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
@@ -31,7 +30,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path / "here")
     # Nothing is started.
-    for module in (submission, resumption):
+    for module in (submission, submission):
         monkeypatch.setattr(module, "start_run", lambda run, *_: Submitted(run, "local", "1"))
     return tmp_path
 

@@ -88,7 +88,7 @@ def test_what_is_ready_has_its_script_and_its_prediction():
     resolved = resolve(load_experiment("demo"), profile)
     prepared = finish(resolved, profile, "name = 'demo'\n", ("a note",))
     assert prepared.resolved is resolved
-    assert prepared.told[0] == "a note"
-    assert prepared.told[1].startswith("predicted: ")
+    assert prepared.messages[0] == "a note"
+    assert prepared.messages[1].startswith("predicted: ")
     assert resolved.to_json() in prepared.script
-    assert prepared.links == 1
+    assert prepared.jobs == 1

@@ -84,7 +84,7 @@ def test_the_signal_comes_before_the_walltime_or_the_job_is_refused():
     assert "#SBATCH --signal=USR2@120\n" in render_script(resolved_demo({"job.time": "1:00:00"}))
     assert "--signal" not in render_script(resolved_demo({"job.time": "unlimited"}))
     assert "--signal" in render_script(resolved_demo({"job.time": None})), "the partition's limit holds"
-    with pytest.raises(ConfigError, match=r"signal_lead_s 120 s leaves nothing of job\.time 2 \(120 s\)"):
+    with pytest.raises(ConfigError, match=r"signal_lead_s 120 s leaves no time of job\.time 2 \(120 s\)"):
         render_script(resolved_demo({"job.time": "2"}))
 
 

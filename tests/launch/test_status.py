@@ -180,7 +180,7 @@ def test_a_local_run_lives_while_its_process_does():
     assert read_status([run])[0].state == "cancelled"
     run.add_submission({**line, "job_id": "2", "host": "elsewhere"})
     row = read_status([run])[0]
-    assert (row.state, row.cause) == ("pending", "runs on elsewhere, which cannot be asked from here")
+    assert (row.state, row.cause) == ("pending", "runs on elsewhere, which is not visible from here")
 
 
 def test_the_last_step_comes_from_the_newest_attempt_that_has_one(slurm_says):

@@ -53,7 +53,7 @@ class Sbatch:
         assert [(folder / str(n)).resolve() for n in range(len(runs))] == [run.path.resolve() for run in runs]
         return self._take(runs, at_once)
 
-    def single(self, run: Any, resolved: Any, links: int) -> Any:
+    def single(self, run: Any, resolved: Any, jobs: int) -> Any:
         assert run.resolved().row == resolved.row
         return SimpleNamespace(job_id=self._take([run], None))
 

@@ -25,7 +25,7 @@ def test_nothing_starts_where_less_is_left_than_a_save_may_take(ranks_that):
     done = in_process("submit", "--resume", run.run_id)
     assert done.code == 2
     assert "job.max_gpu_hours = 0.0031, of which 0.00" in done.stderr
-    assert "but a link takes 5 s to save before its end" in done.stderr
+    assert "but a job takes 5 s to save before its end" in done.stderr
     assert len(run.attempts()) == 1
 
 

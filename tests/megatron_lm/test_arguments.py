@@ -176,7 +176,7 @@ def test_evaluation_and_mock_data():
 def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     assert settle().data == Data(source="megatron", path="stdlib")
     for data in (Data(source="tokens", path="a.tokens"), Data(source="stream", path="a.jsonl")):
-        with pytest.raises(ConfigError, match="Megatron-LM reads its own token files alone"):
+        with pytest.raises(ConfigError, match="Megatron-LM reads only its own token files"):
             settle(data=data)
     for key, value in (("save_last", False), ("matmul_rate", True)):
         with pytest.raises(ConfigError, match=rf"train\.{key} is {str(value).lower()}, but Megatron-LM") as refused:

@@ -274,7 +274,7 @@ def test_what_cannot_run_is_refused_before_a_folder_is_made(checkout, tmp_path):
     old = submit(MEGATRON_LM=str(make_checkout(tmp_path / "old", without=("lr-decay-style",))))
     assert "does not know --lr-decay-style; it has --lr-decay-iters" in error_of(old)[0]
     streamed = submit("--set", "data.source=stream", "--set", "data.path=text.jsonl")
-    assert "Megatron-LM reads its own token files alone" in error_of(streamed)[0]
+    assert "Megatron-LM reads only its own token files" in error_of(streamed)[0]
     assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*/*"))
 
 

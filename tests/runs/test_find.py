@@ -8,8 +8,7 @@ import os
 import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
-from hpc_gpt.launch.control import cancel_run
-from hpc_gpt.launch.following import wait_for_all
+from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import SweepStatus, count_states, fold, read_status
@@ -58,10 +57,10 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]
     assert find_runs([str(sweep.folder / "2")], logs) == [c]
     assert len(list_runs(logs)) == 4
-    with pytest.raises(NoSuchRun, match="'4711' fits 2 runs") as refusal:
+    with pytest.raises(NoSuchRun, match="'4711' matches 2 runs") as refusal:
         find_run("4711", logs)
     assert refusal.value.hint == "name one of the sweep's runs"
-    with pytest.raises(NoSuchRun, match="fits 4 runs") as refusal:
+    with pytest.raises(NoSuchRun, match="matches 4 runs") as refusal:
         find_run(sweep.id[:8], logs)
     assert refusal.value.hint == "give more of the id"
     with pytest.raises(NoSuchRun, match="no run '471'"):

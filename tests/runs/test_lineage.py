@@ -188,7 +188,7 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
     ("changes", "said"),
     [
         ({"layout.global_batch": 64}, "20 steps x 32 = 640 samples; with global_batch 64 .* which is step 10"),
-        ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which lies within step 14"),
+        ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which is within step 14"),
         ({"layout.tp": 3}, "tp 3 x pp 2 = 6 does not divide 8 GPUs: 8 / 6 = 1.33"),
         ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
         ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
@@ -251,12 +251,12 @@ def test_the_newest_checkpoint_is_the_parents_or_that_of_a_run_before_it(tmp_pat
 
 
 def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="run none has no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="run none has no checkpoint to resume from"):
         parent_of(run_with(tmp_path / "none"))
     first = run_with(tmp_path / "first")
     write_once(first.path / RESUMED_FROM, json.dumps({"path": str(tmp_path / "second")}))
     second = run_with(tmp_path / "second", parent=first)
-    with pytest.raises(RunFolderError, match="goes on from itself"):
+    with pytest.raises(RunFolderError, match="resumes from itself"):
         find_ancestors(second)
 
 

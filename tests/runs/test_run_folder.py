@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
-from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs, newest_chain
+from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs
+from hpc_gpt.runs.standing import newest_chain
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
@@ -169,7 +170,7 @@ def test_find_by_the_job_id_of_a_later_attempt(run, logs):
 
 def test_a_prefix_of_several_is_refused_with_the_candidates(logs, resolved):
     runs = [create_run(logs, resolved, "", "", {}) for _ in range(3)]
-    with pytest.raises(NoSuchRun, match="fits 3 runs") as refusal:
+    with pytest.raises(NoSuchRun, match="matches 3 runs") as refusal:
         find_run(runs[0].run_id[:4], logs)
     assert runs[0].run_id in str(refusal.value)
     assert refusal.value.exit_code == 5

@@ -278,13 +278,13 @@ def test_every_class_that_an_attempt_can_end_with_is_in_the_table() -> None:
 
 def test_what_mends_itself() -> None:
     """As the documentation says it."""
-    assert {ended for ended, retry in RETRIES.items() if retry.goes_on} == {
+    assert {ended for ended, retry in RETRIES.items() if retry.continues} == {
         "walltime", "preempted", "requeued", "node_failure", "hang", "collective_timeout", "error", "unknown",
     }  # fmt: skip
     assert {ended for ended, retry in RETRIES.items() if retry.fails} == {
         "node_failure", "hang", "collective_timeout", "error", "unknown",
     }  # fmt: skip
-    assert {ended for ended, retry in RETRIES.items() if retry.goes_on and not retry.most} == {
+    assert {ended for ended, retry in RETRIES.items() if retry.continues and not retry.most} == {
         "preempted", "requeued",
     }  # fmt: skip
 

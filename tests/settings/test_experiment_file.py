@@ -126,10 +126,10 @@ def test_every_fault_of_every_row_at_once(sweep_file):
         f"{where} 'a': seed.done must be a number or a text, not True",
         f"{where} 'a': layout.gpus: input should be a whole number, not the text \"x\"",
         f"{where} 'a': unknown key train.stps; did you mean steps?",
-        f"{where} 'A': 'a' differs from it by upper and lower case alone",
+        f"{where} 'A': 'a' differs from it only by upper and lower case",
         f"{where} 'A': impossible must be the reason in words, not ''",
         f"{where} 'A': seed must be a table of columns, as seed.step_s = 0.661, not 3",
-        f"{where} 'b c': a row's name is of letters, digits, and . _ + - behind the first",
+        f"{where} 'b c': a row's name has letters and digits, and after the first . _ + - too",
         next(fault for fault in faults if "'b c': unknown key name" in fault),
         f"{where} 'd' must be an inline table, not 4",
     ]
@@ -146,8 +146,8 @@ def test_what_no_table_could_print_is_refused(sweep_file):
     )
     where = f"{sweep_file}: row"
     assert faults == [
-        f"{where} 'a': seed.step_s must be a finite number, not nan; leave out what the seed has not",
-        f"{where} 'a': seed.tflops_seed must be a finite number, not -inf; leave out what the seed has not",
+        f"{where} 'a': seed.step_s must be a finite number, not nan; leave out what the seed does not have",
+        f"{where} 'a': seed.tflops_seed must be a finite number, not -inf; leave out what the seed does not have",
         f"{where} 'a': seed.notes must be one line of printable text, not 'two\\nlines'",
         f"{where} 'a': impossible must be one line of printable text, not 'a\\x1b[31m'",
         f"{where} 'b': seed's column 'x\\ny' must be printable",

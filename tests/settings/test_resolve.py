@@ -457,7 +457,7 @@ def test_all_faults_of_a_profile_at_once_and_no_secret_is_told(tmp_path):
 def test_the_way_on_with_a_secret_says_what_stops_it(tmp_path, words, said):
     with pytest.raises(ConfigError) as refused:
         load_profile(write(tmp_path / "site.toml", f'{words}\n[environment]\nHF_TOKEN = "opensesame"\n'))
-    assert ("--export=NONE of this profile would stop that" in refused.value.hint) is said
+    assert ("--export=NONE of this profile would prevent that" in refused.value.hint) is said
 
 
 def test_what_is_a_fault_of_a_profile_now_was_none_of_one_that_made_a_run(tmp_path):

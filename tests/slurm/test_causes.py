@@ -236,7 +236,7 @@ def test_a_killed_rank_costs_a_pause_and_no_step_twice(told: Teller) -> None:
     job, waited = told(killed)
     verdict = job.run.attempt(1).verdict()
     assert (verdict["go_on"], verdict["ended"], verdict["pause_s"], verdict["retries"]) == (True, "error", 2, 1)
-    assert waited is None or "goes on after error" in waited
+    assert waited is None or "continues after error" in waited
     assert job.ended() == ["error", "stopped"], job.log()
     assert job.run.attempt(2).started()["started"] >= int(verdict["begin"]) - 1
     assert min(job.metrics(2)) == verdict["saved_step"] + 1

@@ -1,4 +1,4 @@
-"""Chains on a real Slurm cluster: forecast, several links to the end in both modes, a budget, another layout."""
+"""Chains on a real Slurm cluster: forecast, several jobs to the end in both modes, a budget, another layout."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def over_budget(teller: Teller) -> Job:
 
 @story
 def requeued(teller: Teller) -> Job:
-    """Two links that are signalled, and a third that comes to the end, by one job that is requeued."""
+    """Two starts that are signalled, and a third that comes to the end, of one job that is requeued."""
     job = teller.launcher.submit(*SINGLE, "--until", f"steps={STEPS}", **paused(8, 16))
     for attempt in (1, 2):
         end_link(job, attempt)
@@ -101,7 +101,7 @@ def requeued(teller: Teller) -> Job:
 
 @story
 def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
-    """The same by jobs that are all sent at once. Gives where its logs are, too."""
+    """The same by jobs that are all submitted at once. Gives where its logs are, too."""
     launcher = teller.launcher
     logs = launcher.folder / "singletons"
     site = chained(launcher)
@@ -109,17 +109,17 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     there = {"HPC_GPT_LOGS": str(logs)}
     asked = (*SINGLE, "--cluster", site, "--until", f"steps={STEPS}", "--time", "1")
     said = launcher.run("submit", *asked, "--dry-run", **there)[1]
-    found = re.search(r"forecast: (\d+) links of 1 by singleton jobs", said)
+    found = re.search(r"forecast: (\d+) jobs of 1 by singleton jobs", said)
     assert found, said
-    links = int(found[1])
-    assert links >= 3
+    jobs = int(found[1])
+    assert jobs >= 3
     job = launcher.submit(*asked, **there, **paused(8, 16))
     ids = job_ids(job.run)
     for each in ids:  # the forecast wanted short ones; nothing here is to depend on the time that they take
         teller.cluster.run("scontrol", "update", f"jobid={each}", "TimeLimit=60", check=True)
     assert (
         [line["link"] for line in job.run.submissions()]
-        == list(range(1, links + 1))
+        == list(range(1, jobs + 1))
         == [number + 1 for number, _ in enumerate(ids)]
     )
     assert set(queued(launcher, f"tiny-{job.run.run_id}")) <= set(ids)
@@ -166,7 +166,7 @@ def test_a_dry_run_tells_what_is_measured_and_writes_nothing(launcher: Launcher,
     # 2 x 4 windows of 32 tokens a step.
     assert f"1,000,000 tokens are {10**6 // 256 + 1:,} steps" in said
     assert f"of run {twin.run_id}" in said
-    assert re.search(r"forecast: \d+ links? of 00:10:00", said)
+    assert re.search(r"forecast: \d+ jobs? of 00:10:00", said)
     assert re.search(r"save [\d.]+ s.*, measured", said)
     lead = re.search(r"signal (\d+) s ahead of the limit: two steps", said)
     assert lead
@@ -192,7 +192,7 @@ def test_contradictions_are_refused_before_anything_is_queued(launcher: Launcher
     assert sorted(tmp_path.glob("*/*")) == before
 
 
-@pytest.mark.long  # links by jobs of their own do it in each run, test_control and test_runs requeue one
+@pytest.mark.long  # chains of several jobs do it in each run, test_control and test_runs requeue one
 @pytest.mark.story(requeued, single)
 def test_requeued_links_train_to_the_end(told: Teller) -> None:
     job = told(requeued)
@@ -241,7 +241,7 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
     assert launcher.state(job) == "budget"
     _, said = launcher.run("submit", "--resume", str(job.run.path), code=2)
     assert "are spent" in said
-    # Nor does a link begin that was in the queue already.
+    # Nor does a job start that was already in the queue.
     environment = {**launcher.environment, "HPC_GPT_RUN": str(job.run.path), "HPC_GPT_PYTHON": sys.executable}
     line = ["sbatch", "--parsable", "--output=/dev/null", str(job.run.job_script)]
     done = subprocess.run(line, env=environment, cwd=launcher.folder, capture_output=True, text=True, check=True)
@@ -255,16 +255,16 @@ def test_a_budget_ends_a_link_saved_and_no_other_begins(launcher: Launcher, told
 def test_another_layout_goes_on_without_a_conversion_step(told: Teller) -> None:
     """The checkpoint is read in the new layout as it is, and the losses are those of tp2 x pp2 from the start."""
     step, job, said = told(resharded)
-    assert "forecast: 1 link" in said
+    assert "forecast: 1 job" in said
     assert job.ended() == ["done"]
-    assert len(job.run.attempts()) == 1, "no link of its own turns the checkpoint"
+    assert len(job.run.attempts()) == 1, "no job of its own converts the checkpoint"
     wanted = told(unbroken).losses()
     assert min(job.metrics(1)) == step + 1
     for number, loss in job.metrics(1).items():
         assert loss == pytest.approx(wanted[number], rel=1e-4), number
 
 
-@pytest.mark.long  # test_runs has the time limit, the test above the links
+@pytest.mark.long  # test_runs has the time limit, the test above the jobs
 @pytest.mark.story(by_walltime, single)
 def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, told: Teller) -> None:
     """One link was forecast, so the first sends the second itself."""

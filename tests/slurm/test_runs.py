@@ -337,7 +337,7 @@ def test_a_job_that_finds_its_run_done_leaves_nothing(launcher: Launcher, told: 
     assert first.ended() == ["done"]
     assert [path.name for path in (first.run.path / "attempts").iterdir()] == ["1"]
     (output,) = changed - {"record.json"}
-    assert "not started: attempt 1 has trained it to its end" in (first.run.path / output).read_text()
+    assert "not started: attempt 1 has finished the training" in (first.run.path / output).read_text()
     assert launcher.state(first) == "done"
 
 

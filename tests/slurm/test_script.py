@@ -181,7 +181,7 @@ def test_a_sigterm_while_ranks_start_does_not_end_the_job(told: Teller) -> None:
 def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(told: Teller) -> None:
     """Slurm kills them KillWait seconds later, and the script with them: it has put the job back by then."""
     job = told(hanging)
-    assert "the run goes on without them" in job.run.attempt(1).log.read_text()
+    assert "the run continues without them" in job.run.attempt(1).log.read_text()
     assert job.ended() == ["walltime", "done"], job.log()
     assert job.run.attempt(1).verdict()["go_on"] is True
     assert job.restarts == 1

@@ -1,1 +1,1 @@
-"""Runs on this machine, through submitit's local executor: start, supervision, cancel."""
+"""Runs on this machine, supervised by submitit's local controller."""

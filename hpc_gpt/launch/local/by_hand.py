@@ -1,4 +1,4 @@
-"""What job.sh starts when it is run by hand on one machine: an attempt in the run folder, in the foreground.
+"""Started by job.sh when a user runs it on one machine: an attempt of the run, in the foreground.
 
 python -m hpc_gpt.launch.local.by_hand RUN
 """
@@ -17,7 +17,7 @@ from hpc_gpt.runs.standing import done_by
 def main(arguments: list[str]) -> int:
     run = RunFolder(Path(arguments[0]))
     if (done := done_by(run.attempts())) is not None:
-        print(f"not started: attempt {done.number} has trained it to its end")
+        print(f"not started: attempt {done.number} has finished the training")
         return 0
     attempt = begin_attempt(run)
     note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)

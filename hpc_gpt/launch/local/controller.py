@@ -1,8 +1,8 @@
-"""Runs on this machine: the process that supervises a run's ranks, and how it is started.
+"""Runs on this machine: the process that supervises a run's ranks, and its start.
 
-The process is submitit's controller with what that leaves undone: it starts job.sh once for each rank, ends all of them
-when one fails, passes signals on, keeps the time limit, and writes how the attempt ended if no rank has. It outlives
-the terminal and the command that started it.
+The process extends submitit's controller: it starts job.sh once for each rank, ends all ranks when one fails, passes
+signals on, enforces the time limit, and writes how the attempt ended if no rank has. It outlives the terminal and the
+command that started it.
 
     python -m hpc_gpt.launch.local.controller RUN ATTEMPT
 """
@@ -26,12 +26,12 @@ from submitit.local.local import Controller
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import JobRefused, RunFolderError
-from hpc_gpt.job_time import limit_s
 from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.runs.state import Facts, class_of
+from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import replace_whole, write_once
 
@@ -59,14 +59,14 @@ class RunController(Controller):
             signal.signal(signum, self._pass_on)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM is a cancel and gives the ranks KILL_WAIT_S to save; Ctrl-C and USR2 are theirs to answer."""
+        """Pass a signal on. SIGTERM cancels and gives the ranks KILL_WAIT_S to save; they handle Ctrl-C and USR2."""
         if signum == signal.SIGTERM:
             self.cancelled = True
             self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + KILL_WAIT_S)
         self._forward_signal(signal.Signals(signum))
 
     def start_tasks(self) -> None:
-        """Starts job.sh for every rank, each in a process group of its own: the terminal's Ctrl-C comes here only."""
+        """Start job.sh for every rank, each in its own process group, so that only this process gets a Ctrl-C."""
         self.attempt.ranks.mkdir(exist_ok=True)
         log = self.attempt.log.open("ab")
         self.stdouts = [log]
@@ -95,7 +95,7 @@ class RunController(Controller):
         replace_whole(path, json.dumps({"pid": pid, "pid_start": started, "exit_code": code}) + "\n")
 
     def wait(self, freq: int = 24) -> list[int | None]:
-        """Waits for all ranks; ends the rest when one has failed or the time is over."""
+        """Wait for all ranks; end the others when one has failed or the time is over."""
         begun = time.monotonic()
         warned = False
         failed_at: float | None = None
@@ -125,7 +125,7 @@ class RunController(Controller):
             time.sleep(POLL_S)
 
     def _kill_groups(self) -> None:
-        """SIGKILL to what is left of every rank and of the processes it started."""
+        """Send SIGKILL to what is left of the ranks and of the processes that they started."""
         for task in self.tasks:
             try:
                 os.killpg(task.pid, signal.SIGKILL)
@@ -133,11 +133,11 @@ class RunController(Controller):
                 continue
 
     def _say(self, ended: str, cause: str) -> None:
-        if not self.attempt.ended():  # wait() says it again at every turn until the last rank is gone
+        if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone
             self.attempt.write_ended(ended, cause, int(self.attempt.last_metrics().get("step") or 0))
 
     def _unsaid_class(self) -> str:
-        """How the attempt ended if no rank has said so: the class that it has for others once this process is gone."""
+        """The class of an attempt whose end no rank has written, as others find it when this process is gone."""
         return class_of(Facts(cancelled=self.cancelled, alive=False)) or "unknown"
 
     def _say_failed(self) -> None:
@@ -146,7 +146,7 @@ class RunController(Controller):
         self._say(self._unsaid_class(), f"rank {rank} ended with {how}")
 
     def run(self, max_retry: int = 1) -> None:
-        """One start, to its end; then ended.json is there and nothing of the attempt still runs."""
+        """Run one attempt. At the return ended.json exists and no process of the attempt runs."""
         try:
             self.start_tasks()
             self.wait()
@@ -157,18 +157,18 @@ class RunController(Controller):
             elif len(self.codes) < self.ntasks:
                 self._say(self._unsaid_class(), "the ranks could not be started")
             else:
-                words = "SIGTERM" if self.cancelled else "exit code 0, but the trainer left no word"
+                words = "SIGTERM" if self.cancelled else "exit code 0, but the trainer wrote no end"
                 self._say(self._unsaid_class(), words)
             for file in self.stdouts:
                 file.close()
 
     def exit_code(self) -> int:
-        """The worst of the ranks' exit codes, as a shell gives it."""
+        """The largest exit code of the ranks, in a shell's numbering of signals."""
         return max((code if code >= 0 else 128 - code for code in self.codes.values()), default=1)
 
 
 def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict[str, str]:
-    """What submitit's controller and job.sh read. The time limit is kept here, not by submitit."""
+    """The variables for submitit's controller and job.sh. RunController keeps the time limit, not submitit."""
     return {
         "HPC_GPT_RUN": str(run.path),
         "HPC_GPT_ATTEMPT": str(attempt.number),
@@ -185,7 +185,7 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: the rank gets SIGKILL should the controller die first (Linux)."""
+    """Runs between fork and exec: the rank gets SIGKILL if the controller dies first (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -194,10 +194,10 @@ def _die_with_parent() -> None:
 
 
 def submit(run: RunFolder, resolved: Resolved) -> str:
-    """Starts the controller of a new attempt, away from this terminal, notes it in submissions.jsonl and gives its job
-    id at once.
+    """Start the controller of a new attempt, detached from this terminal, and return its job id at once.
 
-    The ranks see every GPU. Raises RunFolderError; JobRefused if too little of the budget is left.
+    It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError; JobRefused if too little of the
+    budget is left.
     """
     code = ready_code(run.path)
     own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
@@ -213,7 +213,7 @@ def submit(run: RunFolder, resolved: Resolved) -> str:
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
-    """HPC_GPT_STOP_AT, when the run's budget is spent, if it has one. JobRefused if too little is left."""
+    """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
         return {}
@@ -223,13 +223,13 @@ def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[s
         raise JobRefused(
             f"{spent:.3g} GPU-hours of job.max_gpu_hours = {budget:g} are spent, and what is left is less than a save "
             "may take",
-            f"hpc-gpt submit --resume {run.run_id} --max-gpu-hours with more goes on as a new run",
+            f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours resumes it as a new run",
         )
     return {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
 
 
 def begin_attempt(run: RunFolder) -> Attempt:
-    """Makes the next attempt's folder."""
+    """Make the folder of the next attempt. Raises RunFolderError."""
     try:
         return run.new_attempt()
     except OSError as fault:
@@ -239,7 +239,7 @@ def begin_attempt(run: RunFolder) -> Attempt:
 
 
 def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
-    """Writes attempt.json and the line of submissions.jsonl by which status and cancel find the process."""
+    """Write attempt.json and the line of submissions.jsonl by which status and cancel find the process."""
     host = platform.node()
     start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
     write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_gpt.megatron_line import HEAD, KEYS
 from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.settings.megatron_lm import HEAD, KEYS
 
 _NUMBER = r"\d{1,9}\.\d{1,16}"
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # the__table_: 2 runs
-# Rendered by hpc-gpt 0.0.0. Every element of the array is one run, and has a job.sh of its own.
+# Rendered by hpc-gpt 0.0.0. Every element of the array is one run with its own job.sh.
 #SBATCH --job-name='the '"'"'table'"'"''
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
@@ -11,7 +11,7 @@
 #SBATCH --signal=USR2@120
 #SBATCH --output=%x-%j.out
 
-# HPC_GPT_ARRAY is a folder with a link for each element, by its number, to the folder of its run.
+# HPC_GPT_ARRAY is a folder with a link to the run folder of each element, named by its number.
 run=$(cd -P -- "${HPC_GPT_ARRAY:-/nowhere}/$SLURM_ARRAY_TASK_ID" && pwd) || {
   printf 'Error: element %s of the array names no run\n\nhint: %s\n' "$SLURM_ARRAY_TASK_ID" \
     'hpc-gpt submit --sweep makes the folder that HPC_GPT_ARRAY names' >&2

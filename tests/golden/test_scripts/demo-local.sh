@@ -2,33 +2,33 @@
 # demo: 4 layers of 128, 842,496 parameters, tp2-pp2-dp1 on 4 GPUs
 # Rendered by hpc-gpt 0.0.0. It is complete: hand it to bash as it is.
 
-# Texts of the experiment and the profile stand in single quotes, as they are.
+# Texts of the experiment and the profile are in single quotes, unchanged.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 
 # --- environment ---------------------------------------------------------------------------------------------------
-# What an enclosing job or a login shell has left would rank or bind our tasks wrongly.
+# Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 python=python3
 export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
-# Code comes from where Python is told to look, never from the folder that a job happens to be in. Python leaves none
-# beside it: what lies in a cache would run in place of what was submitted.
+# Python imports from PYTHONPATH, never from the job's current folder. It writes no caches: a cached file would run
+# instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 cores=$(($(nproc) / 4))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
-# DeepSpeed keeps Triton's tuning in the home folder; on a network file system that can hang it at its end.
+# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
 
 if [ -z "${SUBMITIT_LOCAL_GLOBALID:-}" ]; then
-  # Started by hand: a run folder of its own, then one process of this script for each rank, and their end awaited.
+  # Started by hand: make a run folder, start this script once for each rank, and wait for their end.
   HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-$PWD/logs}/demo/$(date +%Y%m%d-%H%M%S)-$$}"
 # --- the run folder ------------------------------------------------------------------------------------------------
 die() { # die MESSAGE HINT
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
   exit 1
 }
-keep() { # keep NAME: stdin becomes the file NAME of the run folder, whole, unless it is there
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
   local aside="$HPC_GPT_RUN/.$1.$$"
   cat >"$aside" || return
   ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
@@ -192,32 +192,32 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
 HPC_GPT_RESOLVED
   command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
 # --- code ----------------------------------------------------------------------------------------------------------
-# What runs is the code as it was submitted: code.tar.gz of the run folder, which the first attempt unpacks. An edit
-# behind the submission changes nothing.
+# The job runs the submitted code: code.tar.gz in the run folder, which the first attempt unpacks. An edit after the
+# submission changes nothing.
 code="$HPC_GPT_RUN/code"
 case "$HPC_GPT_RUN" in
 *:*) die "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
 esac
-if [ ! -e "$code.tar.gz" ]; then # nobody has submitted: the code here and now is the run's from now on
+if [ ! -e "$code.tar.gz" ]; then # plain sbatch: the run takes the code as it is here now
   "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
     die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
       "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
   "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
 fi
-code_is_submitted() { # the archive is that of provenance.json, where there is one
+code_is_submitted() { # the archive is that of provenance.json, if that names one
   local sum
   sum=$(gzip -dc <"$code.tar.gz" | sha256sum) || return
   ! grep -qs '"code_sha256"' "$HPC_GPT_RUN/provenance.json" ||
     grep -qs "\"code_sha256\": \"${sum%% *}\"" "$HPC_GPT_RUN/provenance.json"
 }
-code_is_whole() { # the files of code/ are those of the archive, and there is no other
+code_is_whole() { # code/ has the files of the archive and no others
   local sums count
   sums=$(tar -xOzf "$code.tar.gz" SHA256SUMS) &&
     (cd -- "$code" && sha256sum --status -c - <<<"$sums") 2>/dev/null &&
     count=$(find "$code" ! -type d ! -name '.nfs*' | wc -l) &&
     [ "$count" -eq $(($(wc -l <<<"$sums") + 1)) ]
 }
-unpack_code() { # whole or not at all, and never over another: there may be two starts at once
+unpack_code() { # completely or not at all, never over another: two starts may run at once
   local aside="$HPC_GPT_RUN/.code.$HOSTNAME.$$" rc=1
   if mkdir -- "$aside" && tar -xzmf "$code.tar.gz" --no-same-owner --no-same-permissions -C "$aside"; then
     mv -nT -- "$aside" "$code" 2>/dev/null
@@ -234,11 +234,11 @@ if [ -e "$code.tar.gz" ]; then
 fi
   exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN"
 fi
-# The code as it was submitted, whatever PYTHONPATH the profile sets.
+# The submitted code, whatever PYTHONPATH the profile sets.
 export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
 
 # --- launch: this process is one rank -------------------------------------------------------------------------------
-# exec leaves no shell in between: a signal reaches python itself, and USR2 is ignored until the trainer listens.
+# With exec no shell is in between: signals reach python itself. USR2 is ignored until the trainer handles it.
 # shellcheck disable=SC2153
 export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
 export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"

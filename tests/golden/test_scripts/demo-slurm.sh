@@ -11,28 +11,28 @@
 #SBATCH --signal=USR2@120
 #SBATCH --output=%x-%j.out
 
-# Texts of the experiment and the profile stand in single quotes, as they are.
+# Texts of the experiment and the profile are in single quotes, unchanged.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 
 # --- environment ---------------------------------------------------------------------------------------------------
-# What an enclosing job or a login shell has left would rank or bind our tasks wrongly.
+# Variables of an enclosing job or a login shell would give our tasks wrong ranks or bindings.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT
 unset "${!TORCHELASTIC_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
 python=python3
 export HPC_GPT_PYTHON="${HPC_GPT_PYTHON:-$python}"
-# Code comes from where Python is told to look, never from the folder that a job happens to be in. Python leaves none
-# beside it: what lies in a cache would run in place of what was submitted.
+# Python imports from PYTHONPATH, never from the job's current folder. It writes no caches: a cached file would run
+# instead of the submitted one.
 export PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
-# DeepSpeed keeps Triton's tuning in the home folder; on a network file system that can hang it at its end.
+# DeepSpeed keeps Triton's tuning results in the home folder; on a network file system it can hang there at its end.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$UID}"
 
 [ -n "${SLURM_JOB_ID:-}" ] || {
   printf 'Error: this script runs inside a Slurm job\n\nhint: sbatch %q\n' "$0" >&2
   exit 2
 }
-# An array's element goes by the array's id and its number: its own id may be the array's, which names every element.
+# An element of an array is named by the array's id and its number: its own id may be that of the whole array.
 job="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
 unset HPC_GPT_ELEMENT
 export HPC_GPT_JOB="$job"
@@ -42,7 +42,7 @@ die() { # die MESSAGE HINT
   printf 'Error: %s\n\nhint: %s\n' "$1" "$2" >&2
   exit 1
 }
-keep() { # keep NAME: stdin becomes the file NAME of the run folder, whole, unless it is there
+keep() { # keep NAME: writes stdin to the file NAME of the run folder, unless it exists
   local aside="$HPC_GPT_RUN/.$1.$$"
   cat >"$aside" || return
   ln -- "$aside" "$HPC_GPT_RUN/$1" 2>/dev/null || [ -e "$HPC_GPT_RUN/$1" ] || mv -n -- "$aside" "$HPC_GPT_RUN/$1"
@@ -217,10 +217,10 @@ printf '{"attempt": %d, "job_id": "%s", "restart": %d, "node_list": "%s", "gpus"
   "$(date +%s)" >"$attempt/attempt.json"
 echo "run folder $HPC_GPT_RUN, attempt $n, output in attempts/$n/log"
 exec >>"$attempt/log" 2>&1
-# This shell outlives signals that are meant for the ranks: the epilogue has the last word.
+# This shell ignores signals that are for the ranks: the epilogue must run.
 trap : TERM INT USR2
 
-say_ended() { # say_ended FOLDER CLASS CAUSE: ended.json, unless the trainer has had the first word
+say_ended() { # say_ended FOLDER CLASS CAUSE: writes ended.json, unless the trainer has
   [ ! -e "$1/ended.json" ] || return 0
   local step cause="${3//[[:cntrl:]]/ }"
   cause="${cause//\\/\\\\}"
@@ -237,32 +237,32 @@ command -v -- "$HPC_GPT_PYTHON" >/dev/null ||
   fail "no $HPC_GPT_PYTHON on $HOSTNAME" "name one: HPC_GPT_PYTHON, or modules, venv or python in the cluster profile"
 
 # --- code ----------------------------------------------------------------------------------------------------------
-# What runs is the code as it was submitted: code.tar.gz of the run folder, which the first attempt unpacks. An edit
-# behind the submission changes nothing.
+# The job runs the submitted code: code.tar.gz in the run folder, which the first attempt unpacks. An edit after the
+# submission changes nothing.
 code="$HPC_GPT_RUN/code"
 case "$HPC_GPT_RUN" in
 *:*) fail "PYTHONPATH cannot carry the colon of $HPC_GPT_RUN" "set HPC_GPT_LOGS to a path without a colon" ;;
 esac
-if [ ! -e "$code.tar.gz" ]; then # nobody has submitted: the code here and now is the run's from now on
+if [ ! -e "$code.tar.gz" ]; then # plain sbatch: the run takes the code as it is here now
   "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
     fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
       "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
   "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" 'submit the experiment again; hpc-gpt verify says what differs'
 fi
-code_is_submitted() { # the archive is that of provenance.json, where there is one
+code_is_submitted() { # the archive is that of provenance.json, if that names one
   local sum
   sum=$(gzip -dc <"$code.tar.gz" | sha256sum) || return
   ! grep -qs '"code_sha256"' "$HPC_GPT_RUN/provenance.json" ||
     grep -qs "\"code_sha256\": \"${sum%% *}\"" "$HPC_GPT_RUN/provenance.json"
 }
-code_is_whole() { # the files of code/ are those of the archive, and there is no other
+code_is_whole() { # code/ has the files of the archive and no others
   local sums count
   sums=$(tar -xOzf "$code.tar.gz" SHA256SUMS) &&
     (cd -- "$code" && sha256sum --status -c - <<<"$sums") 2>/dev/null &&
     count=$(find "$code" ! -type d ! -name '.nfs*' | wc -l) &&
     [ "$count" -eq $(($(wc -l <<<"$sums") + 1)) ]
 }
-unpack_code() { # whole or not at all, and never over another: there may be two starts at once
+unpack_code() { # completely or not at all, never over another: two starts may run at once
   local aside="$HPC_GPT_RUN/.code.$HOSTNAME.$$" rc=1
   if mkdir -- "$aside" && tar -xzmf "$code.tar.gz" --no-same-owner --no-same-permissions -C "$aside"; then
     mv -nT -- "$aside" "$code" 2>/dev/null
@@ -279,21 +279,21 @@ if [ -e "$code.tar.gz" ]; then
 fi
 
 # --- before --------------------------------------------------------------------------------------------------------
-# Asks python what to do, before the ranks start and when they have left. Only this script's hands are on Slurm.
+# Python decides, before the ranks start and after they have ended. Only this script gives commands to Slurm.
 chain=("$HPC_GPT_PYTHON" -m)
-firmly() { # firmly SECONDS COMMAND: no signal for the job ends it, the time does
+firmly() { # firmly SECONDS COMMAND: the job's signals do not end it, the time limit does
   (trap '' TERM INT && exec timeout -s KILL "$@")
 }
-ask_chain() { # ask_chain before|after ARGUMENTS: the line that python answers with as $answer, empty without one
+ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to python's line, empty without one
   local try
-  for try in 1 2; do # a signal that comes within $(…) can cost bash what it holds
+  for try in 1 2; do # after a signal within $(…) bash can lose its output
     answer=$(firmly "${patience_s:-120}" "${chain[@]}" "hpc_gpt.chain.$1" "${@:2}" | sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
     echo "hpc_gpt.chain.$1 gave no answer, try $try"
   done
   return 1
 }
-ask_slurm() { # $shown: what Slurm says of the job; a controller that is being restarted is asked again
+ask_slurm() { # sets $shown to what Slurm says of the job; asks again while the controller restarts
   local try
   for ((try = 0; try < 20; try++)); do
     shown=$(firmly 20 scontrol --oneliner show job "$job" 2>/dev/null)
@@ -302,11 +302,11 @@ ask_slurm() { # $shown: what Slurm says of the job; a controller that is being r
   done
   shown=
 }
-shown_as() { # shown_as KEY: its value in $shown
+shown_as() { # shown_as KEY: prints its value in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-words_of_slurm() { # what Slurm says of the jobs of earlier attempts that nobody has judged
+words_of_slurm() { # prints what Slurm says of the jobs of earlier attempts that are not judged
   local each id words try ids=()
   for each in "$HPC_GPT_RUN"/attempts/*/; do
     if [ "$each" = "$attempt/" ] || [ -e "$each/next.json" ]; then continue; fi
@@ -321,7 +321,7 @@ words_of_slurm() { # what Slurm says of the jobs of earlier attempts that nobody
   printf '%s\n' "$words"
   firmly 20 sacct -D -X -n -P -o JobID,State -j "$(IFS=, && echo "${ids[*]}")" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
-cancel_links() { # cancel_links JOBS: what waits of the chain has nothing left to do
+cancel_waiting() { # cancel_waiting JOBS: the waiting jobs of the chain have nothing left to do
   return 0
 }
 for ((try = 0; try < 40; try++)); do
@@ -332,18 +332,18 @@ done
 case "$answer" in
 'go '[0-9]*) export HPC_GPT_STOP_AT="${answer#go }" ;;
 'stop '*)
-  read -r _ rc links <<<"$answer"
-  cancel_links "$links"
+  read -r _ rc jobs <<<"$answer"
+  cancel_waiting "$jobs"
   exit "$rc"
   ;;
 wait)
-  say_ended "$attempt" refused 'another job of the run is there and does not leave'
-  die 'another job of the run is there and does not leave' "hpc-gpt status $(printf %q "$HPC_GPT_RUN")"
+  say_ended "$attempt" refused 'another job of the run is active and does not end'
+  die 'another job of the run is active and does not end' "hpc-gpt status $(printf %q "$HPC_GPT_RUN")"
   ;;
 esac
 
 # --- launch --------------------------------------------------------------------------------------------------------
-# Rank 0 is on the first node of the list. An empty list is an error: localhost would make a world of every node.
+# Rank 0 is on the first node of the list. An empty list is an error: with localhost every node would form its own world.
 MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-}"
 if [ -z "$MASTER_ADDR" ]; then
   mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -353,8 +353,8 @@ if [ -z "$MASTER_ADDR" ]; then
     fail "the host $MASTER_ADDR has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
   fi
 fi
-# The port follows from the job id, so two jobs on a node differ; below the ports that connections take by
-# themselves; and nobody listens on it (0A in /proc/net/tcp).
+# The port depends on the job id, so that two jobs on a node differ; it is below the system's ephemeral ports, and
+# nobody listens on it (0A in /proc/net/tcp).
 read -r low _ 2>/dev/null </proc/sys/net/ipv4/ip_local_port_range
 [ "${low:-0}" -gt 12000 ] || low=32768
 for ((try = 0; try < 100; try++)); do
@@ -363,23 +363,23 @@ for ((try = 0; try < 100; try++)); do
   grep -qsE "^ *[0-9]+: [0-9A-F]+${hex}[0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6 || break
 done
 export MASTER_ADDR MASTER_PORT
-# srun no longer takes the job's CPUs a task by itself (Slurm 22.05).
+# Since Slurm 22.05 srun does not take the job's CPUs per task by itself.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-# A hang becomes an error, with the flight recorder's account of every rank's last collectives.
+# A hang becomes an error, and the flight recorder writes every rank's last collectives.
 mkdir -p -- "$attempt/flight"
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_TEMP_FILE="$attempt/flight/rank-"
 
 command=("$HPC_GPT_PYTHON" -m hpc_gpt.train)
 echo "4 ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), rendezvous $MASTER_ADDR:$MASTER_PORT"
-# The time limit's SIGTERM comes with a SIGKILL for this script too, KillWait seconds later. Ranks that hang, or still
-# save, have that time but for its last part, in which the epilogue has the run go on: this script waits no longer then.
+# KillWait seconds after the time limit's SIGTERM Slurm kills this script, too. Ranks that hang, or still save, have that
+# time except its last part, which the epilogue needs to continue the run: this script then waits no longer.
 kill_wait=$(firmly 20 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
 last_s=$((${kill_wait:-30} / 3))
 [ "$last_s" -ge 3 ] || last_s=3
 # shellcheck disable=SC2317,SC2329
 be_in_time() {
-  trap '' TERM # whoever starts now is not to be ended by the next one
+  trap '' TERM # a later TERM must not end what starts now
   (
     for ((left = ${kill_wait:-30} - last_s; left > 0; left--)); do
       sleep 1
@@ -387,7 +387,7 @@ be_in_time() {
     done
     ask_slurm
     [ "$(shown_as Reason)" = TimeLimit ] || exit
-    echo "the ranks do not leave at the time limit, and Slurm kills all in $last_s s: the run goes on without them"
+    echo "the ranks do not end at the time limit, and Slurm kills all in $last_s s: the run continues without them"
     kill -KILL "$waits"
   ) &
   trap be_in_time TERM
@@ -406,7 +406,7 @@ exit "$rc"
 } &
 waits=$!
 trap be_in_time TERM
-# A signal cuts a wait short, and bash may then have forgotten the code: the file has it.
+# A signal interrupts the wait, and bash may then have lost the exit code: the file has it.
 rc=1
 while kill -0 "$waits" 2>/dev/null; do
   wait "$waits" 2>/dev/null
@@ -418,7 +418,7 @@ rm -f -- "$attempt/.code"
 
 # --- epilogue ------------------------------------------------------------------------------------------------------
 rmdir -- "$attempt/flight" 2>/dev/null
-# When one rank fails srun ends the others and gives their 143: the first one's own code is in its message.
+# When one rank fails srun ends the others and returns their 143: the code of the first is in srun's message.
 cause=$(grep -m 1 -oE 'tasks? [0-9,-]+: (Exited with exit code [0-9]+|Killed|Aborted|Segmentation fault|Bus error).*' "$attempt/log")
 case "$cause" in
 *'exit code '*) rc=${cause##*exit code } rc=${rc%%[!0-9]*} ;;
@@ -426,7 +426,7 @@ esac
 cause="${cause:-exit code $rc}"
 ask_slurm
 state=$(shown_as JobState)
-# Slurm has put the job back already: a requeue by hand, a preemption that did not wait, a node that died.
+# Slurm has already requeued the job: by hand, after a preemption that did not wait, or after a node died.
 restarts=$(shown_as Restarts)
 put_back=
 [ "${restarts:-0}" -le "${SLURM_RESTART_COUNT:-0}" ] || put_back=put-back
@@ -450,17 +450,17 @@ case "$excluded" in
 '' | '(null)') excluded=- ;;
 *) excluded=$(firmly 20 scontrol show hostnames "$excluded" | tr '\n' ,) ;;
 esac
-# KillWait is running. What python does not judge in time, the next start judges.
+# KillWait is running. If python does not judge in time, the next start does.
 [ "$ended" != walltime ] || patience_s=$((${last_s:-10} / 3))
 ask_chain after "$HPC_GPT_RUN" "$n" "$ended" "$words" "${excluded:--}" $put_back
 say_ended "$attempt" "$ended" "$words"
-read -r what pause nodes links <<<"$answer"
-if [ -z "$answer" ]; then # without python the trainer's own wish is what counts
-  what=stop pause=0 nodes=- links=-
+read -r what pause nodes jobs <<<"$answer"
+if [ -z "$answer" ]; then # without python the trainer's own request counts
+  what=stop pause=0 nodes=- jobs=-
   [ ! -e "$attempt/requeue" ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
   [ "$ended" != walltime ] || [ -e "$HPC_GPT_RUN/cancelled.$job" ] || what=again
 fi
-cleanly() { # cleanly SECONDS COMMAND: without what this job's environment would tell a job that it submits
+cleanly() { # cleanly SECONDS COMMAND: without the variables that a submitted job would inherit from this one
   (
     for name in "${!SLURM_@}" "${!SBATCH_@}" "${!SRUN_@}"; do
       case "$name" in SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT) ;; *) unset "$name" ;; esac
@@ -469,7 +469,7 @@ cleanly() { # cleanly SECONDS COMMAND: without what this job's environment would
     firmly "$@"
   )
 }
-change() { # change JOB KEY=VALUE: of a job that waits, or is about to
+change() { # change JOB KEY=VALUE of a job that waits, or is about to
   local try
   for ((try = 0; try < 10; try++)); do
     firmly 20 scontrol update "jobid=$1" "$2" && return
@@ -477,7 +477,7 @@ change() { # change JOB KEY=VALUE: of a job that waits, or is about to
   done
   echo "warning: Slurm does not take $2 for job $1"
 }
-requeue_job() { # a controller that is being restarted is asked again, unless it has heard us and only its answer was lost
+requeue_job() { # asks again while the controller restarts, unless it got the request and only its answer was lost
   local try words
   for ((try = 0; try < 20; try++)); do
     words=$(firmly 60 scontrol requeue "$job" 2>&1) && return
@@ -496,33 +496,33 @@ requeue_job() { # a controller that is being restarted is asked again, unless it
 }
 resume="hpc-gpt submit --resume $(printf %q "$HPC_GPT_RUN")"
 if [ "$what" = again ]; then
-  # Slurm would take a list that leaves too few nodes, and let the job wait for ever.
+  # Slurm accepts a list that leaves too few nodes, and then the job waits for ever.
   if [[ $nodes = =?* ]] && ! cleanly 20 sbatch --quiet --test-only "--exclude=${nodes#=}" "$HPC_GPT_RUN/job.sh" 2>/dev/null &&
     cleanly 20 sbatch --quiet --test-only "$HPC_GPT_RUN/job.sh" 2>/dev/null; then
     echo "warning: without ${nodes#=} Slurm has too few nodes for the job, so it may get them again"
     nodes=-
   fi
-  # Asked once more: a requeue under scancel would revive what somebody has cancelled.
+  # Ask again: a requeue after scancel would revive a cancelled job.
   [ -n "$put_back" ] || ask_slurm
   state=$(shown_as JobState)
   next=
   if [ -n "$put_back" ]; then
     next="$job"
   elif [ -z "$state" ]; then
-    die "Slurm does not answer, so job $job does not go on" "$resume"
+    die "Slurm does not answer, so job $job is not continued" "$resume"
   elif [ "$state" != RUNNING ] && [ "$state" != SIGNALING ] && [ "$(shown_as Reason)" != TimeLimit ]; then
-    echo "job $job is $state, so the run does not go on by itself"
+    echo "job $job is $state, so the run does not continue by itself"
   else
     echo "back to the queue: scontrol requeue $job"
     requeue_job || die "Slurm will not requeue job $job" "$resume"
     next="$job"
   fi
-  # From here on KillWait is all the time there is, of a job that was requeued.
+  # A requeued job has only KillWait from here on.
   if [ -n "$next" ]; then
     [ "$pause" = 0 ] || change "$next" "StartTime=now+$pause"
     [ "$nodes" = - ] || change "$next" "ExcNodeList$nodes"
   fi
 else
-  cancel_links "$links"
+  cancel_waiting "$jobs"
 fi
 exit "$rc"

@@ -3,7 +3,7 @@
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.job_time import limit_s
+from hpc_gpt.settings.experiment import limit_s
 
 
 @pytest.mark.parametrize(
