@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_leaves_the_save_out_and_the_others_as_they_are(tmp_
     os.rename(tmp_path / "here", tmp_path / "there")
     (tmp_path / "here").mkdir()
     outcome = checkpoints.finish()
-    assert "No such file or directory" in outcome.refusal.words
+    assert "No such file or directory" in outcome.refusal.text
     assert not outcome.refusal.is_full
     assert not list((tmp_path / "here").iterdir())
     assert not checkpoints.is_saving
