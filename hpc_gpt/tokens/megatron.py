@@ -163,10 +163,10 @@ def _size(path: Path) -> int:
 
 
 def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
-    """Writes a pair of files, a sequence and a document for each document of the text; returns the number of tokens.
+    """Writes a pair of files with a sequence for each document of the text; returns the number of tokens.
 
-    Each file is written under another name and gets its own when it is complete, the .idx last. FileExistsError if one
-    exists; with `same` a .bin that exists is of the same text, from another builder, and is kept.
+    Each file is written under a temporary name and renamed when it is complete, the .idx last. Raises FileExistsError
+    if one exists. With `same` an existing .bin, which another builder made of the same text, is kept.
     """
     bin_path, idx_path = paths(prefix)
     dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]

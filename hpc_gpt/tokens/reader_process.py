@@ -149,8 +149,8 @@ def _windows(tokens: NDArray[Any], count: int, seq: int) -> NDArray[Any]:
 
 
 def _digest(seed: int, epoch: int, shard: str, block: int = -1) -> bytes:
-    words = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
-    return hashlib.blake2b(words, digest_size=16).digest()
+    key = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
+    return hashlib.blake2b(key, digest_size=16).digest()
 
 
 class ReaderProcess:

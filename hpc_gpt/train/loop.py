@@ -76,6 +76,7 @@ class Loop:
         self._inbox = inbox or Inbox(None)
         self._heart = heart or Heartbeat(0, 0)
         self._probe = DeviceProbe(engine.device)
+        self._checkpoints = checkpoints
         self._saver = Saver(
             checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
         )
@@ -102,10 +103,10 @@ class Loop:
             metrics.add(step, result)
             agreed = self._agreement.all_reduce(self._report(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
-            if self._saver.is_saving and not agreed.writing:
+            if self._checkpoints.is_saving and not agreed.writing:
                 # Completing a checkpoint and removing old ones may take the file system longer than a step.
                 self._heart.enter(SAVING)
-            self._saver.hear(agreed.writing)
+            self._saver.poll(agreed.writing)
             if step == warm:
                 self._watch.begin()
             last = step == train.steps
@@ -149,7 +150,7 @@ class Loop:
             stop="stop" in asked,
             requeue="requeue" in asked,
             save="save" in asked,
-            writing=self._saver.busy,
+            writing=self._checkpoints.busy,
             allocated_bytes=allocated,
             reserved_bytes=reserved,
         )

@@ -78,10 +78,10 @@ def _probe(node: str, local: int, say: Say) -> None:
         return
     if listener is not None and places[0] != (node, local):
         listener.close()
-    _exchange(places, places.index((node, local)), plan, resolved, device, given, listener, say)
+    _measure_transfers(places, places.index((node, local)), plan, resolved, device, given, listener, say)
 
 
-def _exchange(
+def _measure_transfers(
     places: list[tuple[Any, ...]],
     rank: int,
     plan: dict[str, Any],
@@ -97,7 +97,7 @@ def _exchange(
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.train.preflight_probes import PATIENCE_S, plan_exchanges, run_exchanges
+    from hpc_gpt.train.preflight_probes import PATIENCE_S, plan_transfers, run_transfers
 
     patience = timedelta(seconds=PATIENCE_S)
     store = TCPStore(
@@ -113,8 +113,8 @@ def _exchange(
     dist.init_process_group(backend, store=store, rank=rank, world_size=len(places), timeout=patience)
     # All ranks must make NCCL's first call together; afterwards some may use it without the others.
     dist.all_reduce(torch.ones(1, device=device))
-    run_exchanges(
-        plan_exchanges(resolved.layout, [node for node, _ in places]),
+    run_transfers(
+        plan_transfers(resolved.layout, [node for node, _ in places]),
         rank,
         device,
         given,

@@ -179,7 +179,7 @@ def _memory_free(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Transfer:
     """One measured transfer: a "pair" or a "ring", along an axis of the layout, within a "node" or between "nodes"."""
 
     kind: str
@@ -187,7 +187,7 @@ class Exchange:
     ranks: tuple[int, ...]
 
 
-def plan_exchanges(layout: Layout, nodes: Sequence[str]) -> list[list[Exchange]]:
+def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]:
     """Rounds of disjoint transfers, the same on every rank.
 
     `nodes` has each rank's node; the layout's ranks come first, then those of spare nodes.
@@ -196,34 +196,34 @@ def plan_exchanges(layout: Layout, nodes: Sequence[str]) -> list[list[Exchange]]
     for rank, node in enumerate(nodes):
         on.setdefault(node, []).append(rank)
     rounds = [*_pairs_of_ring("nodes", [ranks[0] for ranks in on.values()])]
-    rounds.append([Exchange("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
+    rounds.append([Transfer("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
     for axis in AXES:
         groups = [group for group in layout.groups(axis) if len(group) > 1]
-        by_round: dict[int, list[Exchange]] = {}
+        by_round: dict[int, list[Transfer]] = {}
         for group in groups:
             for number, pairs in enumerate(_pairs_of_ring(axis, group)):
                 by_round.setdefault(number, []).extend(pairs)
         rounds += [pairs for _, pairs in sorted(by_round.items())]
-        rounds.append([Exchange("ring", axis, tuple(group)) for group in groups])
-    return [exchanges for exchanges in rounds if exchanges]
+        rounds.append([Transfer("ring", axis, tuple(group)) for group in groups])
+    return [transfers for transfers in rounds if transfers]
 
 
-def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Exchange]]:
+def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Transfer]]:
     """The pairs of neighbours of a ring in two rounds, or three for an odd number."""
     edges = [(at, (at + 1) % len(ring)) for at in range(len(ring) if len(ring) > 2 else len(ring) - 1)]
     closing = [edges.pop()] if len(ring) % 2 and len(ring) > 2 else []
     for some in (edges[0::2], edges[1::2], closing):
         if some:
-            yield [Exchange("pair", axis, (ring[a], ring[b])) for a, b in some]
+            yield [Transfer("pair", axis, (ring[a], ring[b])) for a, b in some]
 
 
-def run_exchanges(
-    rounds: Sequence[Sequence[Exchange]],
+def run_transfers(
+    rounds: Sequence[Sequence[Transfer]],
     rank: int,
     device: torch.device,
     given: Mapping[str, Any],
-    began: Callable[[Exchange], None],
-    say: Callable[[Exchange, float], None],
+    began: Callable[[Transfer], None],
+    say: Callable[[Transfer, float], None],
 ) -> None:
     """Runs this rank's transfers, and passes the rate of each to `say`, in GB/s of 1e9 bytes.
 
@@ -234,8 +234,8 @@ def run_exchanges(
     buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for exchanges in rounds:
-        own = next((each for each in exchanges if rank in each.ranks), None)
+    for transfers in rounds:
+        own = next((each for each in transfers if rank in each.ranks), None)
         if own is None:
             continue
         began(own)
@@ -255,10 +255,10 @@ def run_exchanges(
         say(own, _replaced(given, own, four_digits(rate)))
 
 
-def _replaced(given: Mapping[str, Any], exchange: Exchange, measured: float) -> float:
-    rates = given.get("pair_gb_s" if exchange.kind == "pair" else "all_reduce_gb_s")
+def _replaced(given: Mapping[str, Any], transfer: Transfer, measured: float) -> float:
+    rates = given.get("pair_gb_s" if transfer.kind == "pair" else "all_reduce_gb_s")
     if isinstance(rates, Mapping):
-        rates = rates.get(exchange.axis)
+        rates = rates.get(transfer.axis)
     return float(rates) if isinstance(rates, int | float) else measured
 
 

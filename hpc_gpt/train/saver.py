@@ -20,7 +20,7 @@ _NOT_FINITE = "loss or gradient are not finite"
 
 
 class Saver:
-    """The saves of an attempt. Every method but `busy` is collective, with the same result on all ranks.
+    """The saves of an attempt. Every method is collective, with the same result on all ranks.
 
     A save that is due while another is being written waits for it: without it a failure would cost more steps.
     """
@@ -46,19 +46,9 @@ class Saver:
         self._asked = False
         self._said_held_up = False
 
-    @property
-    def busy(self) -> bool:
-        """Whether this rank is writing its part of a checkpoint."""
-        return self._checkpoints.busy
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a save has begun and is not over, the same on all ranks."""
-        return self._checkpoints.is_saving
-
-    def hear(self, busy: bool) -> None:
+    def poll(self, busy: bool) -> None:
         """To be called at the end of a step, with whether any rank was writing at the end of the step before."""
-        if outcome := self._checkpoints.hear(busy):
+        if outcome := self._checkpoints.poll(busy):
             self._report(outcome)
 
     def save(

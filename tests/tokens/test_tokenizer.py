@@ -137,7 +137,7 @@ def test_a_stream_of_another_vocabulary_is_refused(tokenizer_json: Path, tmp_pat
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"model": 3}))
-    with pytest.raises(DataError, match=r"x\.json is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"x\.json is not a tokenizer\.json"):
         open_tokenizer(str(tmp_path / "x.json"))
     with pytest.raises(DataError, match=r"cannot read tokenizer .*: No such file"):
         open_tokenizer(str(tmp_path / "y.json"))

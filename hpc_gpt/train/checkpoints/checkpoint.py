@@ -139,14 +139,14 @@ class Checkpoints:
         self._save = save
         return None if threaded else self.finish()
 
-    def hear(self, busy: bool) -> Outcome | None:
+    def poll(self, busy: bool) -> Outcome | None:
         """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
 
         Returns an outcome if a save is over.
         """
         if self._save is None:
             return None
-        outcome = self._save.hear(busy)
+        outcome = self._save.poll(busy)
         if outcome is not None:
             self._end(outcome)
         return outcome
@@ -234,7 +234,8 @@ class Checkpoints:
         """Makes the folder to write in, if there is room; on rank 0."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._removal.discard_leftovers()
+            # Left by earlier saves; no save is being written now.
+            self._removal.discard(*self.folder.glob(f"{WRITING}*"))
             refusal = find_room(self.folder, needed_bytes)
             if refusal:
                 # There may be room after the removal.

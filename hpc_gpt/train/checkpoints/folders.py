@@ -216,10 +216,6 @@ class Removal:
                 set_aside(path, DELETING)
         self.begin()
 
-    def discard_leftovers(self) -> None:
-        """Removes what earlier saves and removals have left. Call it while no save is being written."""
-        self.discard(*self._folder.glob(f"{WRITING}*"))
-
     def begin(self) -> None:
         """Begins to remove all renamed folders."""
         found = list(self._folder.glob(f"{DELETING}*"))

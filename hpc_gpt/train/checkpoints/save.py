@@ -69,7 +69,7 @@ class Save:
         self._error: BaseException | None = None
         self._part = _Part()
         self._completing = False
-        self._heard = False
+        self._polled = False
         self._removed: list[str] = []
         self._refusal = Refusal()
 
@@ -85,11 +85,11 @@ class Save:
         self._run(self._write, threaded)
         self._stall_s = time.perf_counter() - began
 
-    def hear(self, busy: bool) -> Outcome | None:
+    def poll(self, busy: bool) -> Outcome | None:
         """To be called at the end of a step, with whether any rank was `busy` at the end of the step before."""
-        if not self._heard:
+        if not self._polled:
             # That report is from before this stage.
-            self._heard = True
+            self._polled = True
             return None
         return None if busy else self._advance(threaded=True)
 
@@ -105,7 +105,7 @@ class Save:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        self._heard = False
+        self._polled = False
         if self._completing:
             seconds = time.perf_counter() - self._began
             own = Outcome(self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up)

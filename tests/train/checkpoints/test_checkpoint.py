@@ -141,7 +141,7 @@ def test_in_the_background_it_is_complete_some_edges_later_and_holds_what_was(tm
     engine.step = 11
     edges = 0
     # The word heard at the first edge was said before the save began, at the first after each turn likewise.
-    while (outcome := checkpoints.hear(checkpoints.busy)) is None:
+    while (outcome := checkpoints.poll(checkpoints.busy)) is None:
         edges += 1
     assert edges >= 3
     assert not outcome.refusal
