@@ -200,14 +200,13 @@ def hf_name(full_name: str) -> str:
     return f"{_OUTSIDE[layer]}.{kind}"
 
 
-def is_transposed(full_name: str) -> bool:
-    """Whether transformers has the transpose of a parameter of ours: the weights of a block's linear layers."""
-    return full_name.startswith("blocks.") and full_name.endswith(".weight") and ".norm" not in full_name
-
-
 def to_hf(full_name: str, weight: Tensor) -> Tensor:
-    """A whole weight of ours in transformers' shape, or the other way round; a view."""
-    return weight.t() if is_transposed(full_name) else weight
+    """A whole weight of ours in transformers' shape, or the other way round; a view.
+
+    transformers has the transposes of the weights of a block's linear layers.
+    """
+    is_linear = full_name.startswith("blocks.") and full_name.endswith(".weight") and ".norm" not in full_name
+    return weight.t() if is_linear else weight
 
 
 def weight_names(shape: ModelShape) -> list[str]:

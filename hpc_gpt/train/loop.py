@@ -82,8 +82,7 @@ class Loop:
         )
         self._peaks: tuple[int, int] = 0, 0
         self._first_step_began: float | None = None
-        # train.minutes counts all attempts, with their evaluations and saves: the clock starts as if this were the
-        # first.
+        # train.minutes counts the time of all attempts, with evaluations and saves.
         self._began = time.monotonic() - progress.train_s
 
     def run(self) -> End:

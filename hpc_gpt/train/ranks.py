@@ -93,7 +93,7 @@ class Peers:
         return [value]
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on rank 0; undefined elsewhere. For values that grow with the ranks."""
+        """Every rank's value, in rank order, on rank 0; empty elsewhere. For values that grow with the ranks."""
         return [value]
 
     def deal(self, values: Sequence[T]) -> T:
