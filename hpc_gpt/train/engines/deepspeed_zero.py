@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,36 +36,20 @@ __all__ = ["build", "read_weights"]
 class Groups:
     """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along dp."""
 
+    get_model_parallel_group: Callable[[], dist.ProcessGroup]
+    get_data_parallel_group: Callable[[], dist.ProcessGroup]
+
     def __init__(self, layout: Layout, rank: int) -> None:
         at = layout.coordinate(rank)
         # Even a single rank needs a group: DeepSpeed takes None for all ranks.
-        self._tp = own_group(layout, "tp", rank, alone=True), at.tp, layout.tp
-        self._dp = own_group(layout, "dp", rank, alone=True), at.dp, layout.dp
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        assert self._tp[0] is not None
-        return self._tp[0]
-
-    def get_model_parallel_rank(self) -> int:
-        return self._tp[1]
-
-    def get_model_parallel_world_size(self) -> int:
-        return self._tp[2]
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        assert self._dp[0] is not None
-        return self._dp[0]
-
-    def get_data_parallel_rank(self) -> int:
-        return self._dp[1]
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._dp[2]
-
-    # Newer names for the same, which parts of DeepSpeed ask for first.
-    get_tensor_model_parallel_group = get_model_parallel_group
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+        tp, dp = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "dp"))
+        # Parts of DeepSpeed ask first for the newer names, with `tensor`.
+        self.get_model_parallel_group = self.get_tensor_model_parallel_group = lambda: tp
+        self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: at.tp
+        self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: layout.tp
+        self.get_data_parallel_group = lambda: dp
+        self.get_data_parallel_rank = lambda: at.dp
+        self.get_data_parallel_world_size = lambda: layout.dp
 
 
 # Host buffers above this size are pinned in just that size. It is less than the states of a layer that is worth
