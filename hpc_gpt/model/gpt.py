@@ -1,7 +1,7 @@
 """The GPT: GPT-2's shape, pre-norm blocks, learned positions, GELU (tanh), biases, causal attention.
 
-One definition serves every engine. Engines without tensor parallelism build `Gpt` with the default group of one;
-the pipeline (`hpc_gpt.model.pipeline`) stacks the same modules by stage.
+All engines share it. Engines without tensor parallelism build `Gpt` with the default group of one; the pipeline
+(`hpc_gpt.model.pipeline`) has the same modules by stage.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class TileLinear(nn.Module):
 
 
 class SplitLinear(nn.Module):
-    """This rank's share of a weight [outputs, inputs], whole as `weight`, or in `tiles` along the outputs.
+    """This rank's share of a weight [outputs, inputs], as one `weight` or in `tiles` along the outputs.
 
-    Tiles are parameters of their own, each in a module of its own. ZeRO-3 gathers what a module holds when the module
-    is called, so that only one tile at a time is whole (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
+    Each tile is a parameter in a module of its own. ZeRO-3 gathers a module's parameters when the module is called, so
+    only one tile at a time is whole (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
     """
 
     tiles: nn.ModuleList | None
@@ -71,7 +71,7 @@ class SplitLinear(nn.Module):
 class ColumnParallelLinear(SplitLinear):
     """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
 
-    `parts` splits each of that many equal blocks of the outputs by itself (3 for fused QKV).
+    Each of `parts` equal blocks of the outputs is split by itself (3 for fused QKV).
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class ColumnParallelLinear(SplitLinear):
 class RowParallelLinear(SplitLinear):
     """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], summed over the ranks.
 
-    The bias is whole on every rank and added once, after the sum. Its output goes to the residual stream, and its
-    initial weights are as narrow as GPT-2 has them there.
+    The bias is whole on every rank and added once, after the sum. The output goes to the residual stream, so the
+    initial weights are those of `InitialWeights.residual`.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Norm(nn.LayerNorm):
 class Attention(nn.Module):
     """Causal self-attention; each tensor-parallel rank computes heads / tp of the heads.
 
-    Under selective recomputation the core, from Q, K and V to their mixture, is computed again in the backward pass
-    (Korthikanti et al. 2022, section 5): few FLOPs, and without a fused kernel most of the memory.
+    With selective recomputation the core, everything between the two linear layers, is computed again in the backward
+    pass (Korthikanti et al. 2022, section 5): it has few FLOPs, and without a fused kernel most of the memory.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class Attention(nn.Module):
     def _mix(self, qkv: Tensor) -> Tensor:
         """[batch, seq, 3 x heads x head_dim] -> [batch, seq, heads x head_dim]: the core of attention."""
         batch, seq, _ = qkv.shape
-        # In chunks: one copy concatenates their gradients. Those of a stack of three take two copies, and compiled
-        # each number of it reads all three.
+        # Chunks, because one copy concatenates their gradients. A stack of three takes two copies, and compiled each of
+        # its elements reads all three.
         parts = qkv.chunk(3, -1)
         query, key, value = (part.view(batch, seq, self.heads, self.head_dim).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -198,9 +198,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer. Under full recomputation its activations are computed again in the backward pass.
+    """One transformer layer. With full recomputation its activations are computed again in the backward pass.
 
-    `compute` is the layer itself; recomputation and offload wrap it, and compilation replaces it.
+    `compute` is the layer itself. Recomputation and offload wrap it, and compilation replaces it.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Block(nn.Module):
         """[batch, seq, hidden] (or this rank's positions) -> the same shape."""
         with ActivationOffload(self) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
             if self.recompute and torch.is_grad_enabled():
-                # The model draws no random numbers, so there is no generator state to keep.
+                # The model draws no random numbers, so no generator state is needed.
                 again: Tensor = checkpoint(self.compute, hidden, use_reentrant=False, preserve_rng_state=False)
                 return again
             return self.compute(hidden)
@@ -262,7 +262,7 @@ class Gpt(nn.Module):
         return self.embedding if self.head is None else self.head
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] token numbers -> what the head gets, [batch, seq, hidden] (or this rank's positions)."""
+        """[batch, seq] token numbers -> the input of the head, [batch, seq, hidden] (or this rank's positions)."""
         hidden = self.position(self.embedding(tokens))
         for block in self.blocks:
             hidden = block(hidden)
@@ -281,7 +281,7 @@ class Gpt(nn.Module):
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:
-    """The loss of logits, or with `loss_chunks` that of hidden states, which must be told its head."""
+    """The loss of logits, or with `loss_chunks` the loss of hidden states, to which the head must be attached."""
     if techniques.loss_chunks > 1:
         return ChunkedLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
     return VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)

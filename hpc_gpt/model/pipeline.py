@@ -20,8 +20,8 @@ from hpc_gpt.settings.model_shape import ModelShape, partition_layers
 def layer_specs(shape: ModelShape, seed: int, tp: TensorParallel, techniques: Techniques) -> list[Any]:
     """The model as DeepSpeed's layer specifications: embedding, positions, blocks, norm, head.
 
-    Only a stage's own layers are ever built. The tied embedding is a module of its own, without the positions:
-    DeepSpeed marks every parameter of a tied module as a replica and leaves it out of the gradient norm.
+    Only a stage's own layers are built. The positions are not in the tied embedding's module: DeepSpeed marks every
+    parameter of a tied module as a replica and leaves it out of the gradient norm.
     """
     initial = InitialWeights(seed, shape.layers)
     rows, hidden = shape.padded_vocab, shape.hidden
@@ -40,7 +40,7 @@ def _logits(embedding: VocabParallelEmbedding, hidden: Tensor) -> Tensor:
 
 
 class StagedGpt(PipelineModule):  # type: ignore[misc]
-    """This rank's stage of the model. Its class name avoids those DeepSpeed treats specially."""
+    """This rank's stage of the model. DeepSpeed treats some class names specially; this is none of them."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
         tp = SequenceParallel.over(tp) if techniques.sequence_parallel else tp
         loss = loss_of(shape, tp, techniques)
         super().__init__(layers=layer_specs(shape, seed, tp, techniques), topology=topology, loss_fn=loss)
-        # The last stage leaves the head to a loss that makes the logits itself. (The layer stays in its list:
-        # DeepSpeed saves by that.)
+        # A chunked loss computes the logits itself, so the last stage does not run the head. (The layer stays in the
+        # list, by which DeepSpeed saves.)
         self._layers_run = len(self.forward_funcs)
         if isinstance(loss, ChunkedLoss) and self.stage_id == self.num_stages - 1:
             self._layers_run -= 1
             loss.attach(self.tied_modules["embedding"] if shape.tied else self.forward_funcs[-1])
 
     def forward(self, stage_input: Tensor) -> Tensor:
-        """Token numbers or the stage before's output -> this stage's output: hidden states, on the last stage logits.
+        """Token numbers or the previous stage's output -> hidden states, or on the last stage logits.
 
-        DeepSpeed's own forward counts its calls in an attribute, which would compile each of them anew.
+        DeepSpeed's own forward counts its calls in an attribute, so each call would be compiled again.
         """
         for layer in self.forward_funcs[: self._layers_run]:
             stage_input = layer(stage_input)
         return stage_input
 
     def _partition_layers(self, method: str = "ours") -> None:
-        """Splits the blocks by `partition_layers`; embedding and positions go first, norm and head last.
+        """Splits the blocks by `partition_layers`; embedding and positions are first, norm and head last.
 
-        DeepSpeed's own methods build every layer on every rank to count parameters, 48B of them.
+        DeepSpeed's own methods build every layer on every rank to count parameters.
         """
         blocks = partition_layers(self.shape, self.num_stages, self.partition)
         blocks[0] += 2
@@ -86,5 +86,5 @@ class StagedGpt(PipelineModule):  # type: ignore[misc]
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:
-        """DeepSpeed's, without autograd: torch warns of a broadcast that it cannot differentiate."""
+        """DeepSpeed's method without autograd: torch warns of a broadcast that it cannot differentiate."""
         super()._synchronize_tied_weights()

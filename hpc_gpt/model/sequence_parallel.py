@@ -1,8 +1,8 @@
-"""Sequence parallelism: what lies between blocks is split by position over the tensor-parallel group.
+"""Sequence parallelism: the activations between blocks are split by position over the tensor-parallel group.
 
-Korthikanti et al. 2022, section 4.2.2: norms and residuals keep 1 / tp of the positions on each rank; the all-reduces
+Korthikanti et al. 2022, section 4.2.2: norms and residuals have 1 / tp of the positions on each rank. The all-reduces
 of tensor parallelism become an all-gather before each column-parallel layer and a reduce-scatter after each
-row-parallel one, as many bytes together.
+row-parallel one, which together send as many bytes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch.nn import functional as F
 
 from hpc_gpt.model.tensor_parallel import TensorParallel
 
-# torch 2.13 gave them new names, and warns of the old ones.
+# torch 2.13 renamed them, and warns about the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class SequenceParallel(TensorParallel):
-    """A tensor-parallel group between whose blocks each rank holds [batch, seq / tp, hidden], in order of position.
+    """A tensor-parallel group in which each rank holds [batch, seq / tp, hidden] between blocks, in order of position.
 
-    The gradients of parameters used there are summed over the group as they arise (`shared`): every engine finds
-    them whole, the same on all ranks, and need not know.
+    The gradients of parameters used there are summed over the group in the backward pass (`shared`), so for an engine
+    they are the same as without sequence parallelism.
     """
 
     @staticmethod
     def over(tp: TensorParallel) -> TensorParallel:
-        """The same group with its sequences split; a group of one has nothing to split."""
+        """The same group with split sequences; a group of one is returned unchanged."""
         return SequenceParallel(tp.rank, tp.size, tp.group) if tp.size > 1 else tp
 
     def enter(self, hidden: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class SequenceParallel(TensorParallel):
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
-            return parameters  # (and torch 2.13's dynamo loses all but one of a function's results there)
+            return parameters  # (without gradients torch 2.13's dynamo loses all but one of a function's results)
         used = _SumGradients.apply(self, *parameters)  # type: ignore[no-untyped-call]
         assert isinstance(used, tuple)
         return used
@@ -100,8 +100,10 @@ class _Scatter(torch.autograd.Function):
 
 
 class _GatherLinear(torch.autograd.Function):
-    """A gather and a linear layer that keep this rank's positions alone for the backward pass, and gather again there:
-    else each column-parallel layer would keep all positions, what the split was to save."""
+    """A gather and a linear layer that keep only this rank's positions for the backward pass, and gather again there.
+
+    Otherwise each column-parallel layer would keep all positions.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, weight: Tensor, bias: Tensor, tp: SequenceParallel) -> Tensor:
@@ -119,7 +121,7 @@ class _GatherLinear(torch.autograd.Function):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Tensors unchanged; their gradients are the sums of all ranks', in one all-reduce for all of them."""
+    """Returns tensors unchanged; their gradients are the sums over all ranks, in one all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, tp: SequenceParallel, *shared: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
-"""How the model computes what it computes: switches that trade time for memory. Results differ by rounding alone.
+"""Techniques that trade time for memory. Results differ by rounding alone.
 
-Recomputation, tiles and sequence parallelism are in the layers. Activation offload and the loss in chunks are here.
+Recomputation, tiles and sequence parallelism are in the layers. Activation offload and the chunked loss are here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from hpc_gpt.settings.experiment import Engine, Recompute
 
 @dataclass(frozen=True)
 class Techniques:
-    """The switches of `[engine]` that the model itself acts on.
+    """The keys of `[engine]` that concern the model itself.
 
-    `recompute`: which activations are dropped and computed again in the backward pass: none, only those of the
-    attention (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the
-    tensor-parallel group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: kept
-    activations wait in the host's memory. `loss_chunks`: the logits are made and used in so many pieces of the
-    micro-batch's tokens.
+    `recompute`: which activations are computed again in the backward pass: none, only those of the attention
+    (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
+    group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
+    the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
     """
 
     recompute: Recompute = "none"
@@ -36,7 +35,7 @@ class Techniques:
 
     @staticmethod
     def of(engine: Engine) -> Techniques:
-        """Those that an experiment switches on."""
+        """The techniques of an experiment."""
         return Techniques(
             recompute=engine.recompute,
             sequence_parallel=engine.sequence_parallel,
@@ -47,11 +46,11 @@ class Techniques:
 
 
 class ActivationOffload(saved_tensors_hooks):
-    """Within this context, what autograd keeps of `module` is copied to the host, and back when it is needed.
+    """A context in which tensors that autograd keeps for `module` are copied to the host, and back when needed.
 
-    `torch.autograd.graph.save_on_cpu` does so with every tensor, parameters included. Here a parameter is kept by
-    reference, so that an engine may still free it after the forward pass and gather it for the backward pass.
-    On a GPU the host's memory is pinned and the copies run in the stream's order: nothing waits for them.
+    `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
+    so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
+    pinned and the copies run in the stream's order, so nothing waits for them.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -78,16 +77,16 @@ def _unpack(packed: Any) -> Tensor:
     if 0 in stride:
         expanded: Tensor = kept.to(device, non_blocking=True)
         return expanded
-    # Compiled code insists on the strides that it left. (On the host gaps would only take memory.)
+    # Compiled code needs the strides of the original. (The copy on the host has no gaps.)
     back = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
     return back.copy_(kept, non_blocking=True)
 
 
 class ChunkedLoss(VocabParallelLoss):
-    """`VocabParallelLoss` of hidden states: the head's logits are made and used in `chunks` pieces.
+    """`VocabParallelLoss` of hidden states: the head's logits are computed and used in `chunks` pieces.
 
-    The backward pass makes each piece's logits again, one more product with the head's weight a step. At most
-    1 / chunks of the logits is in memory, forward and backward.
+    The backward pass computes each piece's logits again, one more product with the head's weight. At most 1 / chunks of
+    the logits is in memory, forward and backward.
     """
 
     def __init__(self, vocab: int, rows: int, tp: TensorParallel, chunks: int) -> None:
@@ -95,7 +94,7 @@ class ChunkedLoss(VocabParallelLoss):
         self.chunks = chunks
 
     def attach(self, head: VocabParallelEmbedding) -> None:
-        """Names the head. Only its methods are kept: the module is the model's already."""
+        """Sets the head. Only its methods are kept, because the module already belongs to the model."""
         self._enter, self._scores = head.enter, head.scores
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:

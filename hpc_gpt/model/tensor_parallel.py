@@ -3,7 +3,7 @@
 Shoeybi et al. 2019 (Megatron-LM), section 3: a column-parallel layer followed by a row-parallel one needs one
 all-reduce forward (after the row-parallel layer) and one backward (before the column-parallel one). Embedding and
 cross-entropy split the vocabulary. With a group of one every layer here is the plain layer. Initial weights are a
-function of the seed and the parameter's name, so that every layout starts from the same model.
+function of the seed and the parameter's name, so every layout starts from the same model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ STD = 0.02  # GPT-2's standard deviation of initial weights
 class InitialWeights:
     """Draws a model's weights, one parameter in full size at a time.
 
-    Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU: ranks that hold
-    different layers, shards or devices draw the same numbers. A rank draws the parameters of its own stage only;
-    for the 48B model on 16 stages that is 3.3e9 numbers, 15 s on one core, and at most 1.6 GiB at once.
+    Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU. So all ranks draw
+    the same numbers, whatever layers, shards or devices they have. A rank draws only the parameters of its own stage;
+    for the 48B model on 16 stages these are 3.3e9 numbers, 15 s on one core, and at most 1.6 GiB at once.
     """
 
     def __init__(self, seed: int, layers: int) -> None:
@@ -52,7 +52,7 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class Split:
-    """How one parameter is split over a tensor-parallel group: along `dim`, each of `parts` equal pieces by itself.
+    """How a parameter is split over a tensor-parallel group: along `dim`, each of `parts` equal pieces by itself.
 
     The fused QKV weight has parts = 3: every rank holds its heads of Q, of K and of V.
     """
@@ -82,10 +82,10 @@ class Tile:
 def name_parameter(
     parameter: nn.Parameter, name: str, split: Split | None = None, tile: Tile | None = None
 ) -> nn.Parameter:
-    """Notes on the parameter its name in the whole model, how it is split, and which tile of the share it is.
+    """Sets attributes of the parameter: its full name, how it is split, and which tile of the rank's share it is.
 
-    DeepSpeed counts a parameter into the gradient norm once per tensor-parallel group unless it is marked
-    `model_parallel`; without the mark the norm is wrong and nothing says so.
+    DeepSpeed counts a parameter in the gradient norm once for each tensor-parallel group, unless it is marked
+    `model_parallel`. Without the mark the norm of a split parameter is wrong, without an error.
     """
     parameter.full_name = name  # type: ignore[attr-defined]
     parameter.tp_split = split  # type: ignore[attr-defined]
@@ -103,14 +103,14 @@ def full_name(parameter: nn.Parameter) -> str:
 
 
 def split_of(parameter: nn.Parameter) -> Split | None:
-    """How the parameter is split over the tensor-parallel group; None where every rank holds all of it."""
+    """How the parameter is split over the tensor-parallel group; None if every rank holds the whole parameter."""
     split = parameter.tp_split  # type: ignore[attr-defined]
     assert split is None or isinstance(split, Split)
     return split
 
 
 def tile_of(parameter: nn.Parameter) -> Tile | None:
-    """Which tile of the rank's share the parameter is; None where it is all of it."""
+    """Which tile of the rank's share the parameter is; None if it is the whole share."""
     tile = parameter.tp_tile  # type: ignore[attr-defined]
     assert tile is None or isinstance(tile, Tile)
     return tile
@@ -119,8 +119,8 @@ def tile_of(parameter: nn.Parameter) -> Tile | None:
 class TensorParallel:
     """A rank's place in its tensor-parallel group, and the collectives of that group.
 
-    What lies between two blocks is the same on every rank here; `SequenceParallel` splits it by position. Layers
-    say only where they `enter` and `leave` the part of the model whose weights are split.
+    Here the activations between two blocks are the same on every rank; `SequenceParallel` splits them by position.
+    Layers call `enter` and `leave` at the part of the model whose weights are split.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
@@ -145,23 +145,23 @@ class TensorParallel:
         return _sum_backward(replicated, self) if self.size > 1 else replicated
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """What lies between blocks, made ready for a column-parallel layer."""
+        """Activations between blocks -> the input of a column-parallel layer."""
         return self.sum_backward(hidden)
 
     def leave(self, partial: Tensor) -> Tensor:
-        """A row-parallel layer's product on this rank (overwritten), summed into what lies between blocks."""
+        """A row-parallel layer's product on this rank (overwritten) -> its sum over the ranks, between blocks."""
         return self.sum_forward(partial)
 
     def column_linear(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """`enter` and the column-parallel layer's product."""
+        """`enter`, then the column-parallel layer's product."""
         return F.linear(self.enter(hidden), weight, bias)
 
     def shared(self, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Parameters that every rank holds whole, as they are to be used between blocks."""
+        """The given parameters, which every rank holds whole, for use between blocks."""
         return parameters
 
     def positions(self, count: int) -> slice:
-        """Which of a sequence's positions the `count` that lie on this rank are."""
+        """The positions in the sequence of the `count` positions on this rank."""
         return slice(0, count)
 
     def parameter(self, name: str, full: Tensor, split: Split | None = None) -> nn.Parameter:
@@ -176,7 +176,7 @@ class TensorParallel:
 class _SumForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
-        # In place: the input is a matmul's fresh output, which no backward reads.
+        # In place: the input is the output of a matmul, which no backward pass reads.
         ctx.mark_dirty(partial)
         return tp.all_reduce(partial)
 
@@ -193,7 +193,7 @@ class _SumBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # In place: a linear layer's backward has just made this gradient, and nobody else holds it.
+        # In place: a linear layer's backward pass has just made this gradient, and nothing else uses it.
         return ctx.tp.all_reduce(gradients[0].contiguous()), None
 
 
@@ -210,7 +210,7 @@ def _sum_backward(replicated: Tensor, tp: TensorParallel) -> Tensor:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """An embedding whose rows are split; as a head it gives the logits of this rank's rows."""
+    """An embedding whose rows are split. As a head it computes the logits of this rank's rows."""
 
     def __init__(self, name: str, rows: int, hidden: int, tp: TensorParallel, initial: InitialWeights) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class VocabParallelHead(VocabParallelEmbedding):
 
 
 def _local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]:
-    """(row number in this rank's share, 0 where the token lies elsewhere; whether it lies here)."""
+    """(row in this rank's share, 0 for a token in another share; whether the token is in this share)."""
     index = tokens - start
     here = (index >= 0) & (index < rows)
     return index.masked_fill(~here, 0), here
@@ -256,9 +256,8 @@ def _local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]
 class VocabParallelLoss(nn.Module):
     """Mean cross-entropy in nats per token, of logits whose vocabulary is split over the group.
 
-    Rows that only pad the vocabulary (`vocab` <= row) take no part: their probability is zero and so is their
-    gradient. So the loss is that of the tokenizer's vocabulary, whatever multiple the embedding is padded to.
-    (Megatron-LM lets them take part.)
+    Rows that only pad the vocabulary (`vocab` <= row) have probability zero and gradient zero. So the loss is that of
+    the tokenizer's vocabulary, whatever multiple the embedding is padded to. (Megatron-LM includes them.)
     """
 
     def __init__(self, vocab: int, rows: int, tp: TensorParallel) -> None:
@@ -274,7 +273,7 @@ class VocabParallelLoss(nn.Module):
         return self._each(logits, targets).mean()
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The sum over the tokens in the mean's place: [tokens, rows / tp], [tokens] -> scalar in fp32."""
+        """The sum over the tokens instead of the mean: [tokens, rows / tp], [tokens] -> scalar in fp32."""
         if self.tp.size == 1:
             return _cross_entropy(logits[..., : self.vocab].float(), targets, "sum")
         return self._each(logits, targets).sum()
@@ -290,8 +289,8 @@ class VocabParallelLoss(nn.Module):
 def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
     """[tokens, vocab] in fp32, [tokens] -> scalar.
 
-    Compiled, torch's own goes over the whole vocabulary once more in the backward pass, only to add up each token's
-    one -1 among zeros. The same written out does not, but keeps twice as much where it is not compiled.
+    Compiled, torch's own cross-entropy reads the whole vocabulary once more in the backward pass, only to sum each
+    token's single -1 among zeros. The formula written out does not, but uncompiled it keeps twice as much.
     """
     if not torch.compiler.is_compiling():
         return F.cross_entropy(scores, targets, reduction=reduction)
@@ -308,7 +307,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
         rows = logits.shape[-1]
         scores = logits.float()
-        # A rank may hold nothing but padding.
+        # A rank may have only padding.
         largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
         tp.all_reduce(largest, dist.ReduceOp.MAX)
         scores = scores - largest.unsqueeze(-1)
@@ -316,7 +315,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
         weights = scores.exp_()
         weights[..., real:] = 0.0
-        # One all-reduce for both: they are small, and each costs a latency.
+        # One all-reduce for both, because each has a latency.
         total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
         ctx.save_for_backward(weights, total, index, here)
         ctx.dtype = logits.dtype
@@ -328,7 +327,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         weights, total, index, here = ctx.saved_tensors
         slope = gradients[0].unsqueeze(-1)
         gradient = weights * (slope / total.unsqueeze(-1))
-        # Each row is written once, so plain indexing is enough and stays deterministic on a GPU.
+        # Each row is written once, so plain indexing is enough, and deterministic on a GPU.
         flat = gradient.view(-1, gradient.shape[-1])
         row = torch.arange(flat.shape[0], device=flat.device)
         flat[row, index.flatten()] -= (slope.squeeze(-1) * here).flatten()

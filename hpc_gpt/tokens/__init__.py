@@ -1,1 +1,1 @@
-"""Tokens: how they are made from text, what holds them, and which ones a run reads. No torch here."""
+"""Tokens: making them from text, their files, and which ones a run reads. No torch here."""

@@ -1,5 +1,4 @@
-"""Makes token files from text, with any tokenizer; from the standard library's own sources also Megatron's pair of
-files and a folder of shards."""
+"""Makes token files from text with any tokenizer, and test data from the standard library's own sources."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from hpc_gpt.tokens.tokenizer import (
 )
 
 STDLIB = "stdlib"
-# Not every machine has the tests, and installed packages are no part of the standard library.
+# Not every machine has the tests, and installed packages do not belong to the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 STDLIB_SHARDS = 40
 _ROOM = "set HPC_GPT_DATA to a folder with room that you can write"
@@ -40,11 +39,11 @@ _ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
 def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> TokenFile:
-    """Makes the token file `out` from a text file, a jsonl file, either compressed, a folder of all, or "stdlib".
+    """Makes the token file `out` from a text or jsonl file, compressed or not, a folder of such files, or "stdlib".
 
-    The same source gives the same bytes. `out` gets its name when it is complete; with tokenizer "char" its table of
-    characters is written beside it. Raises DataError if the source is missing, damaged or has no text, if `out` exists,
-    or if the disk refuses; then nothing is left.
+    The same source gives the same bytes. `out` gets its name when it is complete. With tokenizer "char" its table of
+    characters is written beside it. Raises DataError and leaves nothing if the source is missing, damaged or without
+    text, if `out` exists, or if the disk refuses.
     """
     read, out = _reader(source), Path(out)
     table = None
@@ -62,8 +61,10 @@ def build_tokens(source: Path | str, out: Path | str, tokenizer: str = BYTE) -> 
 
 
 def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE) -> int:
-    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document; returns the number of
-    tokens."""
+    """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document.
+
+    Returns the number of tokens.
+    """
     prefix, chosen = Path(prefix), open_tokenizer(tokenizer)
     _refuse_taken(*megatron.paths(prefix))
     with _refusals(prefix, _ELSEWHERE):
@@ -72,10 +73,10 @@ def build_megatron(source: Path | str, prefix: Path | str, tokenizer: str = BYTE
 
 
 def build_stdlib(path: Path | None = None) -> TokenFile:
-    """The token file of the standard library's own sources, of the Python that runs; made if it is missing.
+    """The token file of the sources of this Python's standard library; made if it is missing.
 
-    Two builders at once are safe: both write the same bytes under another name, and the first to finish gives them
-    their name. Raises DataError if the sources are missing or the disk refuses.
+    Two builders at once are safe: both write the same bytes under temporary names, and the first to finish renames its
+    file. Raises DataError if the sources are missing or the disk refuses.
     """
     path = path or stdlib_path()
     if not path.exists():
@@ -85,7 +86,7 @@ def build_stdlib(path: Path | None = None) -> TokenFile:
 
 
 def build_stdlib_megatron() -> Path:
-    """The prefix of Megatron's pair of files with the same text, by bytes; made if one is missing, as safely."""
+    """The prefix of Megatron's pair of files of the same text, by bytes; made likewise if one is missing."""
     prefix = stdlib_path("-megatron")
     if not all(path.exists() for path in megatron.paths(prefix)):
         with _refusals(prefix, _ROOM, same=True):
@@ -94,8 +95,10 @@ def build_stdlib_megatron() -> Path:
 
 
 def build_stdlib_shards() -> Path:
-    """A folder of shards with the same text, a quarter each plain text, jsonl, and both by gzip; made if it is missing,
-    as safely."""
+    """A folder of shards of the same text; made likewise if it is missing.
+
+    A quarter each is plain text, jsonl, and both compressed by gzip.
+    """
     folder = stdlib_path("-shards")
     if folder.exists():
         return folder
@@ -119,12 +122,12 @@ def build_stdlib_shards() -> Path:
 
 
 def stdlib_path(suffix: str = ".tokens") -> Path:
-    """The path of these data; its name has the Python version, because each version has sources of its own."""
+    """The path of these data, with the Python version, because each version has its own sources."""
     return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
 def stdlib_length() -> int:
-    """The number of tokens of the standard library's sources, by bytes; nothing is made."""
+    """The number of tokens of the standard library's sources, by bytes. Writes nothing."""
     return sum(len(piece) for piece in _stdlib_pieces())
 
 
@@ -160,17 +163,19 @@ def _reader(source: Path | str) -> Callable[[], Iterator[bytes]]:
 def _refuse_taken(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise DataError(f"{path} is there already", "give another name, or remove it first")
+            raise DataError(f"{path} already exists", "give another name, or remove it first")
 
 
 @contextlib.contextmanager
 def _refusals(out: Path, hint: str, same: bool = False) -> Iterator[None]:
-    """Makes a DataError of what the disk refuses. `same`: a file that another builder has just written will do."""
+    """Turns an OSError into a DataError. `same`: a file that another builder has just written has the same bytes."""
     try:
         yield
     except FileExistsError:
         if not same:
-            raise DataError(f"{out} is there already: someone else just wrote it", "use it, or another name") from None
+            raise DataError(
+                f"{out} already exists: another program just wrote it", "use it, or give another name"
+            ) from None
     except OSError as fault:
         raise DataError(f"cannot write {out}: {fault.strerror}", hint) from None
 

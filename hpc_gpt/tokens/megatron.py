@@ -1,4 +1,4 @@
-"""Megatron's token files: PREFIX.bin, all tokens in a row, and PREFIX.idx, which says where each document is.
+"""Megatron's token files: PREFIX.bin has all tokens, and PREFIX.idx the place of each document.
 
     offset   bytes  what                          (PREFIX.idx, little-endian, version 1)
          0       9  magic "MMIDIDX\\0\\0"
@@ -7,11 +7,11 @@
         18       8  n: sequences
         26       8  d: document index entries, one more than documents
         34     4 n  tokens of each sequence, int32
-               8 n  where each begins in PREFIX.bin, in bytes, int64
+               8 n  offset of each in PREFIX.bin, in bytes, int64
                8 d  the first sequence of each document, and n, int64
 
 The format is that of Megatron-LM's core/datasets/indexed_dataset.py. Megatron shuffles documents, joins them, and then
-shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in the file's order.
+shuffles windows of seq + 1 tokens that share one token. We shuffle such windows of the documents in file order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
-# As many tokens are checked to be in the vocabulary: all of a smaller file, evenly spread parts of a larger one.
+# So many tokens are checked before a run: all of a smaller file, evenly spread parts of a larger one.
 _LOOK_TOKENS = 1 << 28
 _LOOK_AT_ONCE = 1 << 22
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
@@ -52,9 +52,9 @@ def paths(prefix: Path) -> tuple[Path, Path]:
 
 
 def open_megatron(prefix: Path, vocab: int) -> TokenFile:
-    """Maps a pair of files; `tokens` [count] are those of all documents in a row, `sha` is that of the index.
+    """Maps a pair of files: `tokens` [count] has all documents in file order, `sha` is the SHA-256 of the index.
 
-    Raises DataError, with file and offset, if one is missing, damaged or of a kind that is not Megatron's.
+    Raises DataError, with file and offset, if one is missing, damaged or not Megatron's.
     """
     bin_path, idx_path = paths(prefix)
     index = _read_index(idx_path)
@@ -72,8 +72,10 @@ def open_megatron(prefix: Path, vocab: int) -> TokenFile:
 
 
 def check_tokens(file: TokenFile) -> None:
-    """DataError for a token outside the vocabulary, with its offset. Of a file of more than 2^28 tokens a part is
-    checked here, and the rest as it is read (`check_window`)."""
+    """Raises DataError for a token outside the vocabulary, with its offset.
+
+    Of a file with more than 2^28 tokens a part is checked here, and the rest as it is read (`check_window`).
+    """
     count = len(file.tokens)
     looks = -(-min(count, _LOOK_TOKENS) // _LOOK_AT_ONCE)
     for number in range(looks):
@@ -82,7 +84,7 @@ def check_tokens(file: TokenFile) -> None:
 
 
 def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
-    """DataError for a token outside the vocabulary among those that begin at token `start`."""
+    """Raises DataError for a token outside the vocabulary in the `window` of tokens that begins at `start`."""
     bad = (window < 0) | (window >= file.vocab)
     if bad.any():
         place = int(np.argmax(bad))
@@ -94,7 +96,7 @@ def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
 
 
 class _Index(NamedTuple):
-    """What an .idx says: the tokens' type, the bytes of the .bin, and the SHA-256 of the .idx itself."""
+    """The contents of an .idx: the tokens' type, the size of the .bin in bytes, and the SHA-256 of the .idx itself."""
 
     dtype: np.dtype[Any]
     bytes: int
@@ -109,7 +111,9 @@ def _read_index(path: Path) -> _Index:
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}", _REBUILD) from None
     if head[: len(MAGIC)] != MAGIC:
-        raise DataError(f"{path} is no index of Megatron's: it starts with {head[: len(MAGIC)]!r} at byte 0", _REBUILD)
+        raise DataError(
+            f"{path} is not an index of Megatron-LM: it starts with {head[: len(MAGIC)]!r} at byte 0", _REBUILD
+        )
     if len(head) < HEADER.size:
         raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {HEADER.size}", _REBUILD)
     _, version, code, sequences, entries = HEADER.unpack(head)
@@ -120,7 +124,7 @@ def _read_index(path: Path) -> _Index:
             _REBUILD,
         )
     expected = HEADER.size + 12 * sequences + 8 * entries
-    # A multimodal index has a byte more for each sequence.
+    # A multimodal index has one more byte for each sequence.
     if size not in (expected, expected + sequences):
         raise DataError(
             f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but {sequences} "
@@ -159,10 +163,10 @@ def _size(path: Path) -> int:
 
 
 def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str, same: bool = False) -> int:
-    """Writes a pair of files, a sequence and a document for each document of the text; returns the number of tokens.
+    """Writes a pair of files with a sequence for each document of the text; returns the number of tokens.
 
-    Each file is written under another name and gets its own when it is complete, the .idx last. FileExistsError if one
-    exists; with `same` a .bin that exists is of the same text, from another builder, and is kept.
+    Each file is written under a temporary name and renamed when it is complete, the .idx last. Raises FileExistsError
+    if one exists. With `same` an existing .bin, which another builder made of the same text, is kept.
     """
     bin_path, idx_path = paths(prefix)
     dtype = DTYPES[8] if tokenizer.vocab < 65500 else DTYPES[4]
@@ -201,7 +205,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write under; at the end no file of that name is left."""
+    """A temporary path beside `path`. At the end a file of that name is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -211,7 +215,7 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def _documents(text: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
-    """Each document's pieces, with its END; read each document to its end before the next."""
+    """Yields the pieces of each document, with its END. Read each document to its end before the next."""
     pieces = iter(text)
     for first in pieces:
         yield _one_document(first, pieces)

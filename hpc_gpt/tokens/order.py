@@ -1,9 +1,9 @@
-"""The order of samples: a pure function of (seed, step), so that neither the layout nor a restart changes it.
+"""The order of samples: a pure function of (seed, step), so neither the layout nor a restart changes it.
 
-Sample n of a run is sample `n % size` of epoch `n // size`; each epoch goes through all samples once, in an order of
-its own. The order is a Feistel network on the numbers below `size`: a permutation that is computed where it is
-needed, with no list of samples to shuffle, keep or restore. Numbers that fall outside go round again ("cycle
-walking", Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains).
+Sample n of a run is sample `n % size` of epoch `n // size`. Each epoch has all samples once, in an order of its own.
+The order is a Feistel network on the numbers below `size`: a permutation that is computed when needed, without a list
+of samples to shuffle, keep or restore. Results that are not below `size` are permuted again ("cycle walking", Black and
+Rogaway 2002, Ciphers with Arbitrary Finite Domains).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _WORD = (1 << 64) - 1
 
 
 def sample_position(number: int, size: int, seed: int) -> int:
-    """Where sample `number` of a run stands among `size` samples: 0 <= position < size."""
+    """The position of sample `number` of a run among `size` samples: 0 <= position < size."""
     epoch, place = divmod(number, size)
     return permute(place, size, _round_keys(seed, epoch))
 
 
 def permute(place: int, size: int, keys: tuple[int, ...]) -> int:
-    """A permutation of [0, size) chosen by `keys`: where `place` goes."""
+    """The image of `place` under the permutation of [0, size) that `keys` choose."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -42,7 +42,7 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _mix(word: int) -> int:
-    """A 64-bit word, well mixed: the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014) on a 64-bit word."""
     word = (word + 0x9E3779B97F4A7C15) & _WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
@@ -52,8 +52,8 @@ def _mix(word: int) -> int:
 def micro_batch_numbers(step: int, index: int, dp_rank: int, dp: int, batch: Batch) -> range:
     """The run's sample numbers in micro-batch `index` of step `step` (both from 0) on a data-parallel rank.
 
-    Sample j of a step is row i of micro-batch m on rank d, with j = (m dp + d) micro_batch + i: a step's samples
-    are the same whatever dp and micro_batch split them.
+    Sample j of a step is row i of micro-batch m on rank d, with j = (m dp + d) micro_batch + i. So a step has the same
+    samples for every dp and micro_batch.
     """
     first = step * batch.global_batch + (index * dp + dp_rank) * batch.micro_batch
     return range(first, first + batch.micro_batch)

@@ -1,13 +1,12 @@
-"""One reader of a stream: it tokenises its shards as it reads them and cuts them into samples. Needs no torch.
+"""A reader of a stream, which tokenises its shards and cuts them into samples. Needs no torch.
 
-It goes through its shards in an order that the seed and the epoch give, and through each in blocks of 256 samples that
-are shuffled within. Neither depends on the number of readers. What is left at a shard's end, less than a sample, is
-passed over.
+Seed and epoch give the order of its shards. Each shard is read in blocks of 256 samples, which are shuffled within the
+block. Neither depends on the number of readers. The rest at the end of a shard, less than a sample, is skipped.
 
 A reader may run in a process of its own, `python -m hpc_gpt.tokens.reader_process`, which the rank starts. The process
-gets its task as JSON on stdin and answers on stdout in frames: the lengths of both parts, a JSON head, and the samples'
-bytes. The pipe lets it be one chunk ahead. It ends with its rank, however the rank ends, because its stdin is closed
-then.
+gets its task as JSON on stdin. It answers on stdout in frames: the lengths of both parts, a JSON head, and the samples'
+bytes. The pipe lets it be one chunk ahead. It ends with its rank, in whatever way the rank ends, because its stdin is
+closed then.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from hpc_gpt.tokens.tokenizer import Tokenizer, open_tokenizer
 BLOCK = 256
 _FRAME = struct.Struct("<QQ")
 _LOOK_S = 2.0
-# Slurm and terminals send these to every process; the reader runs for as long as its rank does.
+# Slurm and terminals send these to every process, but the reader must run as long as its rank.
 _RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 
-# How often a shard has been read to its end, and how many samples were taken since.
+# How often a shard was read to its end, and how many samples were taken since.
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ReaderTask:
-    """What a reader is to read, and from which place of each shard."""
+    """The shards that a reader reads, with the place in each, and how."""
 
     folder: str
     places: dict[str, Place]
@@ -60,9 +59,9 @@ class ReaderTask:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples of one shard: the `first`-th of an epoch and those after it, unsigned [n, seq + 1], n may be 0.
+    """Samples of one shard from number `first` of an epoch on, unsigned [n, seq + 1]; n may be 0.
 
-    `ends`: the shard has no more in this epoch; `fault` then says why it was left before its end, if it was.
+    `ends`: the shard has no more samples in this epoch. `fault`: why it was left before its end, if it was.
     """
 
     shard: str
@@ -74,7 +73,7 @@ class Chunk:
 
 
 def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
-    """A reader's chunks, without end. DataError for a damaged shard, unless such shards are to be skipped."""
+    """Yields a reader's chunks without end. Raises DataError for a damaged shard, unless such shards are skipped."""
     tokenizer = open_tokenizer(task.tokenizer)
     places = dict(task.places)
     while True:
@@ -87,12 +86,12 @@ def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
 
 
 def epoch_order(shards: Sequence[str], seed: int, epoch: int) -> list[str]:
-    """The order of shards in an epoch; some of the shards alone come in the same order."""
+    """The order of shards in an epoch. A subset of the shards has the same order."""
     return sorted(shards, key=lambda shard: _digest(seed, epoch, shard))
 
 
 def read_windows(folder: Path, shards: Sequence[str], tokenizer: Tokenizer, seq: int, skip: bool) -> Iterator[Any]:
-    """The samples of some shards in their own order, [n, seq + 1] at a time: for evaluation."""
+    """Yields the samples of shards in their own order, [n, seq + 1] at a time, for evaluation."""
     for shard in shards:
         for _, windows, _, _ in _blocks(folder / shard, tokenizer, seq, skip):
             yield windows
@@ -105,7 +104,7 @@ def _shard_chunks(task: ReaderTask, tokenizer: Tokenizer, shard: str, epoch: int
             continue
         before = min(max(0, taken - first), count)
         key = np.frombuffer(_digest(task.seed, epoch, shard, first), dtype="<u8")
-        # The raw words: numpy keeps their stream from version to version.
+        # Raw words, because numpy keeps their stream from version to version.
         order = np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
         yield Chunk(shard, epoch, first + before, windows[order[before:]], ends, fault)
 
@@ -113,10 +112,10 @@ def _shard_chunks(task: ReaderTask, tokenizer: Tokenizer, shard: str, epoch: int
 def _blocks(
     path: Path, tokenizer: Tokenizer, seq: int, skip: bool
 ) -> Iterator[tuple[int, NDArray[Any], bool, str | None]]:
-    """(number of the first sample, samples [n, seq + 1] as a view, whether they are the last, fault) of a shard."""
+    """Yields (number of the first sample, samples [n, seq + 1] as a view, whether they are the last, fault)."""
     dtype = token_dtype(tokenizer.vocab)
     arrays, size, first, fault = [np.empty(0, dtype)], 0, 0, None
-    # A block is yielded once there is another sample after it, so that the last block is known to be the last.
+    # A block is yielded when there is another sample after it, so the last block is known to be the last.
     needed = (BLOCK + 1) * seq + 1
     source = tokenizer.encode(file_pieces(path), str(path))
     while True:
@@ -143,24 +142,24 @@ def _blocks(
 
 
 def _windows(tokens: NDArray[Any], count: int, seq: int) -> NDArray[Any]:
-    """The first `count` windows of seq + 1 tokens, each sharing one with the next, as a view."""
+    """The first `count` windows of seq + 1 tokens as a view; each shares one token with the next."""
     if not count:
         return np.empty((0, seq + 1), tokens.dtype)
     return np.lib.stride_tricks.sliding_window_view(tokens[: count * seq + 1], seq + 1)[::seq]
 
 
 def _digest(seed: int, epoch: int, shard: str, block: int = -1) -> bytes:
-    words = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
-    return hashlib.blake2b(words, digest_size=16).digest()
+    key = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
+    return hashlib.blake2b(key, digest_size=16).digest()
 
 
 class ReaderProcess:
-    """The rank's side: an iterator of chunks, as `read_chunks` gives them."""
+    """The rank's side of a reader process: an iterator of chunks, like `read_chunks`."""
 
     def __init__(self, task: ReaderTask) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
-        # The child inherits the blocked signals, so that none can end it from its first moment on.
+        # The child inherits the blocked signals, so none can end it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _RANKS_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -175,7 +174,7 @@ class ReaderProcess:
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._answers: Any = self._process.stdout
-        # stdin stays open: when it is closed, the rank has ended.
+        # stdin stays open until the rank ends.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"parent": os.getpid(), **asdict(task)}).encode() + b"\n")
             self._process.stdin.flush()
@@ -184,7 +183,7 @@ class ReaderProcess:
         return self
 
     def __next__(self) -> Chunk:
-        """The next chunk; waits for it. DataError if the reader met one, RuntimeError if it ended otherwise."""
+        """Waits for the next chunk. Raises the reader's DataError, or RuntimeError if the reader ended otherwise."""
         lengths = self._answers.read(_FRAME.size)
         if len(lengths) == _FRAME.size:
             head_size, body_size = _FRAME.unpack(lengths)
@@ -215,8 +214,8 @@ def _chunk(head: dict[str, Any], body: bytes) -> Chunk:
 
 
 def main() -> None:
-    """The reader's side."""
-    # What a library prints must not come between the frames.
+    """The reader process."""
+    # What a library prints must not get between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     task = json.loads(sys.stdin.buffer.readline() or b"{}")
@@ -248,8 +247,8 @@ def _answer(answers: BinaryIO, head: dict[str, Any], body: Any = b"") -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """Ends this process with its parent: at the end of stdin, or, if a copy of that pipe is still open, when the parent
-    changes."""
+    """Ends this process with its parent: at the end of stdin, or if a copy of that pipe is still open and the parent
+    process changes."""
     while True:
         readable, _, _ = select.select([0], [], [], _LOOK_S)
         if (readable and not os.read(0, 4096)) or os.getppid() != parent:

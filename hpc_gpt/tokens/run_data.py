@@ -1,6 +1,6 @@
-"""The data of a run: where they are, whether they fit the run, and its samples.
+"""The data of a run: their path, whether they fit the run, and its samples.
 
-A sample has seq + 1 tokens: `seq` to read, and the same moved by one to predict.
+A sample has seq + 1 tokens: the inputs are the first `seq` of them, the targets the last `seq`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-sh
 def data_path(resolved: Resolved) -> Path | None:
     """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens.
 
-    A relative data.path is looked for in the current folder, then in the data folder. To look first beside the file
-    that states it, call `located` before.
+    A relative data.path is searched in the current folder, then in the data folder. To search first beside the file
+    that has the key, call `located` before.
     """
     data = resolved.data
     if data.source == "random":
@@ -49,7 +49,7 @@ def data_path(resolved: Resolved) -> Path | None:
     if _is_stdlib(data):
         return stdlib_path(_STDLIB_SUFFIXES[data.source])
     if data.source == "megatron":
-        # The prefix of .bin and .idx; no file has that name itself.
+        # The prefix itself is not a file.
         return find_path(f"{data.path}.idx").with_suffix("")
     return find_path(data.path or "")
 
@@ -59,7 +59,7 @@ def _is_stdlib(data: Data) -> bool:
 
 
 def located(resolved: Resolved, beside: Path | None) -> Resolved:
-    """The settings with data.path in the folder `beside`, that of the file which states it, if the data are there."""
+    """The settings with data.path in `beside`, the folder of the file that has the key, if the data are there."""
     here = _relative(resolved.data)
     if beside is None or here is None or not (beside / here).exists():
         return resolved
@@ -67,10 +67,10 @@ def located(resolved: Resolved, beside: Path | None) -> Resolved:
 
 
 def check_beside(data: Data, beside: Path) -> Path | None:
-    """`beside` if data.path is to be looked for there, else None.
+    """`beside` if data.path is searched there, else None.
 
-    DataError if there are two files of that name, in `beside` and in the current folder: the user must say which one
-    is meant, before the run exists.
+    Raises DataError if both `beside` and the current folder have a file of that name: the user must choose one before
+    the run exists.
     """
     here = _relative(data)
     if here is None:
@@ -78,14 +78,14 @@ def check_beside(data: Data, beside: Path) -> Path | None:
     there = beside / here
     if there.exists() and here.exists() and not there.samefile(here):
         raise DataError(
-            f"data.path {data.path} is two: {there}, beside the file that states it, and {here.absolute()}",
-            "remove one, or name it by an absolute path: --set data.path=PATH",
+            f"data.path {data.path} is ambiguous: {there}, beside the file with the key, and {here.absolute()}",
+            "remove one, or give an absolute path: --set data.path=PATH",
         )
     return beside
 
 
 def _relative(data: Data) -> Path | None:
-    """The file to look for in both folders; None if data.path names none, or an absolute one."""
+    """The relative path to search in both folders; None if data.path is absolute or not a file."""
     if data.path is None or data.source == "random" or _is_stdlib(data):
         return None
     path = Path(f"{data.path}.idx" if data.source == "megatron" else data.path)
@@ -93,10 +93,10 @@ def _relative(data: Data) -> Path | None:
 
 
 def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
-    """Checks that the data which a run reads exist and fit it; returns their path, None for random tokens.
+    """Checks that the data of a run exist and fit it; returns their path, None for random tokens.
 
-    Data from the standard library's sources are built if they are missing. Without `make` nothing is built, and what
-    would be built is checked. Raises DataError if data are missing, damaged, of a larger vocabulary than the model's or
+    Data from the standard library's sources are made if they are missing. Without `make` nothing is made, and what
+    would be made is checked. Raises DataError if data are missing, damaged, of a larger vocabulary than the model's or
     of another tokenizer than data.tokenizer, or too few for one sample or for all readers.
     """
     path = data_path(resolved)
@@ -106,7 +106,7 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
     if _is_stdlib(data):
         if data.source != "stream" and data.tokenizer != BYTE:
             raise DataError(
-                f"data.tokenizer is {data.tokenizer}, but the standard library's sources are made into tokens by bytes",
+                f"data.tokenizer is {data.tokenizer}, but the standard library's sources use tokenizer byte",
                 f"hpc-gpt data stdlib -o FILE --tokenizer {data.tokenizer}, then data.path = FILE",
             )
         files = megatron.paths(path) if data.source == "megatron" else [path]
@@ -133,7 +133,7 @@ def ensure_data(resolved: Resolved, make: bool = True) -> Path | None:
 
 
 def open_file(resolved: Resolved) -> TokenFile:
-    """The run's token file or Megatron's pair; DataError if it is missing, damaged or does not fit the run."""
+    """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
     if data.source == "megatron":
@@ -148,7 +148,7 @@ def open_file(resolved: Resolved) -> TokenFile:
 
 
 def open_shards(resolved: Resolved) -> ShardSet:
-    """The run's shards; DataError if they are missing, too few, or of a larger vocabulary than the model's."""
+    """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
     path = data_path(resolved)
     assert path is not None
     _check_vocab(resolved)
@@ -156,10 +156,10 @@ def open_shards(resolved: Resolved) -> ShardSet:
 
 
 def check_tokenizer(file: TokenFile, wanted: str) -> None:
-    """DataError unless a token file was made with tokenizer `wanted`; a file of characters must have its table, too."""
+    """Raises DataError unless a token file was made with tokenizer `wanted`, and has its table if that is char."""
     kind = file.tokenizer.partition(":")[0]
     if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
-        # data.tokenizer has the path of a tokenizer.json; the token file knows only its checksum.
+        # data.tokenizer has the path of a tokenizer.json, the token file only its checksum.
         nearest = CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else file.tokenizer
         raise DataError(
             f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
@@ -179,13 +179,13 @@ def _check_vocab(resolved: Resolved) -> None:
 
 
 def split_tokens(count: int, eval_fraction: float) -> int:
-    """The number of tokens to train on; the rest, the last `eval_fraction` of the file, is kept for evaluation."""
+    """The number of tokens for training; the last `eval_fraction` of the file is for evaluation."""
     return count - int(count * eval_fraction)
 
 
 def check_length(path: Path, count: int, resolved: Resolved) -> None:
-    """DataError if the training part of `count` tokens, or the evaluation part if it is used, is shorter than one
-    sample of seq + 1."""
+    """Raises DataError if the training part of `count` tokens, or the evaluation part if it is used, is shorter than
+    one sample of seq + 1."""
     seq, fraction = resolved.model.seq, resolved.data.eval_fraction
     training = split_tokens(count, fraction)
     evaluation = count - training
@@ -204,7 +204,7 @@ def check_length(path: Path, count: int, resolved: Resolved) -> None:
 
 
 def _fraction_for(tokens: int, count: int) -> float:
-    """The smallest fraction of three digits that keeps so many of `count` tokens; 0.99 if none does.
+    """The smallest fraction of three digits that keeps `tokens` of `count`; 0.99 if none does.
 
     >>> _fraction_for(1025, 100_000)
     0.0103
@@ -218,19 +218,19 @@ def _fraction_for(tokens: int, count: int) -> float:
 
 
 class Samples(Protocol):
-    """A source of samples. `identity` tells one source from another: a file's SHA-256, or the word "random"."""
+    """A source of samples. `identity` distinguishes sources: a file's SHA-256, or "random"."""
 
     identity: str
 
     def train(self, number: int) -> Sample:
-        """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], not to be changed."""
+        """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], read-only."""
 
     def evaluation(self, number: int) -> Sample:
-        """Evaluation sample `number`, the same ones at every evaluation: integers [seq + 1]."""
+        """Evaluation sample `number`, the same at every evaluation: integers [seq + 1]."""
 
 
 def open_samples(resolved: Resolved) -> Samples | ShardSet:
-    """The run's samples, or the shards they come from; DataError if data are missing, damaged or do not fit."""
+    """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit."""
     if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
     if resolved.data.source == "stream":
@@ -239,17 +239,17 @@ def open_samples(resolved: Resolved) -> Samples | ShardSet:
 
 
 class FileSamples:
-    """Neighbouring windows of a token file; two share one token, the target of the first and the start of the next.
+    """Consecutive windows of a token file. Two share one token: the last target of one, the first input of the next.
 
-    Training windows come in the seed's order, epoch after epoch. Evaluation windows come in the file's order, from its
-    last part, and start over when there are no more.
+    Training windows are in the order of the seed, epoch after epoch. Evaluation windows are from the last part of the
+    file, in its order, and start over at its end.
     """
 
     def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
         self.identity = file.sha
         split = split_tokens(len(file.tokens), eval_fraction)
         self._file = file
-        # Not as a memmap: slicing one takes longer than reading the slice.
+        # Not a memmap, whose slicing takes longer than reading the slice.
         self._tokens = np.asarray(file.tokens)
         self._split = split
         self._seed = seed
@@ -289,6 +289,6 @@ class RandomSamples:
         return self._draw(number + (1 << 63))
 
     def _draw(self, number: int) -> Sample:
-        # The raw words: numpy keeps their stream from version to version, but not that of `integers`.
+        # Raw words, because numpy keeps their stream from version to version, but not that of `integers`.
         words = np.random.Philox(key=[self._seed, number]).random_raw(self._seq + 1)
         return (np.asarray(words) % np.uint64(self._vocab)).astype(np.int64)

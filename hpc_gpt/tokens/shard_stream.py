@@ -1,13 +1,13 @@
 """Streamed data: the shards of a data set, and the samples that one data-parallel rank takes from them.
 
-A shard is a file of text. A sample is a window of seq + 1 tokens within one shard, so that the samples of a shard are
-the same whoever reads it. A data-parallel rank has `data.workers` readers, or one within the rank itself if that is 0;
-reader w of rank d is number w dp + d of all. Shards are dealt out by size, so that no rank ends its own long before the
-others.
+A shard is a file of text. A sample is a window of seq + 1 tokens within one shard, so the samples of a shard are the
+same for every reader. A data-parallel rank has `data.workers` readers, or one within the rank itself if that is 0;
+reader w of rank d is number w dp + d of all. Shards are dealt out by size, so all ranks end an epoch at about the same
+time.
 
 A sample counts as taken when the training has it, not when a reader has it ready. All readers of a rank end an epoch
-before one begins the next. Data-parallel ranks do not wait for each other, because nobody knows how many samples a
-shard has before it is read. In every epoch each sample of each shard is taken once, whatever the layout.
+before one begins the next. Data-parallel ranks do not wait for each other, because the number of samples in a shard is
+not known before it is read. In every epoch each sample of each shard is taken once, in every layout.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from hpc_gpt.tokens.reader_process import Chunk, Place, ReaderProcess, ReaderTas
 from hpc_gpt.tokens.sources import COMPRESSED_SUFFIXES, check_readable, text_files
 from hpc_gpt.tokens.tokenizer import open_tokenizer, tokenizer_name
 
-# About how much longer a text is than its compressed file.
+# An estimate of the size of a text in compressed files.
 _COMPRESSION = 4
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The shards under `folder`, by their names in it. `sizes` are of the training ones, in bytes of text, a guess for
-    compressed ones. `identity` is a SHA-256 of names, sizes on disk and tokenizer."""
+    """The shards in `folder`, by their paths in it.
+
+    `sizes` of the training shards are bytes of text, estimated for compressed ones. `identity` is a SHA-256 of names,
+    sizes on disk and tokenizer.
+    """
 
     folder: Path
     training: tuple[str, ...]
@@ -56,15 +59,15 @@ class ShardSet:
 
 
 def readers_per_rank(resolved: Resolved) -> int:
-    """Readers of a data-parallel rank: its worker processes, or the rank itself."""
+    """The number of readers of a data-parallel rank: its worker processes, or the rank itself."""
     return max(1, resolved.data.workers)
 
 
 def list_shards(path: Path, resolved: Resolved) -> ShardSet:
-    """The shards of a folder, or one file. The last `eval_fraction` of them, rounded down, is kept for evaluation:
-    whole files, so that no document is both trained and evaluated on.
+    """Lists the shards of a folder, or one file. The last `eval_fraction` of them, rounded down, is for evaluation.
 
-    DataError if nothing is there, or if a reader or the evaluation would have no shard.
+    These are whole files, so no document is used for both. Raises DataError if there are no shards, or if a reader or
+    the evaluation would have none.
     """
     files = text_files(path)
     folder = path if path.is_dir() else path.parent
@@ -86,7 +89,7 @@ def list_shards(path: Path, resolved: Resolved) -> ShardSet:
 
 
 def check_count(path: Path, count: int, resolved: Resolved) -> int:
-    """How many of `count` shards are trained on; DataError if a reader or the evaluation would have none."""
+    """The number of training shards among `count`. Raises DataError if a reader or the evaluation would have none."""
     dp, fraction = resolved.layout.dp, resolved.data.eval_fraction
     training = count - int(count * fraction)
     readers = dp * readers_per_rank(resolved)
@@ -117,9 +120,9 @@ def _fraction_for_one(count: int) -> float:
 
 @dataclass
 class Position:
-    """How far a rank has read: each shard's place, whose turn it is, and the shards that were left early, with why.
+    """How far a rank has read: each shard's place, the next reader, and {shard: reason} for shards left early.
 
-    A change of position is a `Position` too, with only the shards that have moved.
+    A change of position is also a `Position`, with only the shards that have moved.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
@@ -134,7 +137,7 @@ class Position:
 
 
 class ShardStream:
-    """The training samples of data-parallel rank `dp_rank`. Readers start when the first sample is asked for."""
+    """The training samples of data-parallel rank `dp_rank`. Readers start with the first sample."""
 
     def __init__(self, shards: ShardSet, resolved: Resolved, dp_rank: int) -> None:
         self._shards = shards
@@ -155,7 +158,7 @@ class ShardStream:
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> Position:
         """Continues from all ranks' positions (`to_json`), saved in any layout; returns this rank's own.
 
-        A shard that is in no position begins with the epoch that the others are in.
+        A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
         known = {
@@ -163,7 +166,7 @@ class ShardStream:
             for position in positions.values()
             for shard, (epoch, taken) in position["places"].items()
         }
-        faults = {shard: words for position in positions.values() for shard, words in position["faults"].items()}
+        faults = {shard: fault for position in positions.values() for shard, fault in position["faults"].items()}
         floor = min((epoch for epoch, _ in known.values()), default=0)
         places = {shard: known.get(shard, (floor, 0)) for own in self._own for shard in own}
         self._position = Position(places, 0, {shard: faults[shard] for shard in places if shard in faults})
@@ -173,7 +176,7 @@ class ShardStream:
         return Position(dict(places), self._position.turn, dict(self._position.faults))
 
     def to_json(self, position: Position) -> dict[str, Any]:
-        """A position of this rank as plain JSON values."""
+        """A position of this rank as JSON values."""
         return {
             "dp": self._dp,
             "workers": self._workers,
@@ -183,7 +186,7 @@ class ShardStream:
         }
 
     def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:
-        """(`count` samples, unsigned [seq + 1] each; the change that they make to the position)."""
+        """Takes `count` samples, unsigned [seq + 1] each; returns them and the change of position."""
         if not self._readers:
             self._begin()
         self._change = Position()
@@ -192,7 +195,7 @@ class ShardStream:
         return rows, self._change
 
     def close(self) -> None:
-        """Ends the worker processes; a later sample starts new ones, from the current position."""
+        """Ends the worker processes. A later sample starts new ones, from the current position."""
         for reader in self._readers:
             reader.close()  # type: ignore[attr-defined]
         self._readers = []
@@ -215,7 +218,7 @@ class ShardStream:
         self._readers = [ReaderProcess(task) if self._data.workers else read_chunks(task) for task in tasks]
 
     def _take_one(self) -> NDArray[Any]:
-        """The next sample, from the reader whose turn it is among those in the earliest epoch."""
+        """Takes the next sample, in turn from the readers that are in the earliest epoch."""
         begun = min(self._epochs)
         while True:
             epoch, turn = min(self._epochs), self._position.turn
@@ -254,9 +257,9 @@ class ShardStream:
 
 
 def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, own: set[int]) -> dict[int, NDArray[Any]]:
-    """The samples numbered `own` among the first `count` of the evaluation shards, which start over at their end.
+    """Reads the samples numbered `own` among the first `count` of the evaluation shards, which start over at their end.
 
-    They are read at once. DataError if the shards have not one sample.
+    Raises DataError if the shards have no sample.
     """
     tokenizer = open_tokenizer(resolved.data.tokenizer)
     seq, skip = resolved.model.seq, resolved.data.on_bad_shard == "skip"

@@ -1,7 +1,7 @@
-"""Text to make tokens from: a text file, a jsonl file, either of them compressed, or a folder of all, in a fixed order.
+"""Reads text: a text file, a jsonl file, either of them compressed, or a folder of such files, in a fixed order.
 
-Documents come in pieces, so that a file may be larger than memory; `END` follows each document. A file compressed by
-gzip (.gz) or Zstandard (.zst, an extra) is named after its content: corpus.jsonl.gz.
+Documents come in pieces, so a file may be larger than memory; `END` follows each document. A file compressed by gzip
+(.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hpc_gpt.settings.requirements import check_package
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 _PIECE_BYTES = 1 << 20
-# The place of damage is known to so many bytes; a piece may become a thousand times as long.
+# A message on damage is exact to so many bytes; decompressed they may be a thousand times as long.
 _COMPRESSED_BYTES = 1 << 14
 
 
 class _End(bytes):
-    """A class of its own, because Python keeps one object for all equal bytes of length 1."""
+    """A class of its own, because Python has one object for all equal bytes of length 1."""
 
 
 END = _End(b"\0")
 
 
 def find_path(name: str) -> Path:
-    """The file or folder of that name: a relative path is looked for in the current folder, then in the data folder."""
+    """The path of a file or folder. A relative one is searched in the current folder, then in the data folder."""
     path = Path(name).expanduser()
     beside = data_dir() / path
     return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
@@ -40,7 +40,7 @@ def find_path(name: str) -> Path:
 def text_files(source: Path) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
-    In a folder, hidden files, empty ones, tar archives and binaries (a NUL byte among the first 8192) are left out.
+    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored. Raises
     DataError if `source` does not exist.
     """
     if not source.exists():
@@ -58,16 +58,16 @@ def text_files(source: Path) -> list[Path]:
 
 
 def pieces(source: Path) -> Iterator[bytes]:
-    """The documents of all its text files; see `file_pieces`."""
+    """Yields the documents of all text files in `source`; see `file_pieces`."""
     for path in text_files(source):
         yield from file_pieces(path)
 
 
 def file_pieces(path: Path) -> Iterator[bytes]:
-    """The documents of one file as bytes in pieces, `END` itself after each.
+    """Yields the documents of one file as bytes in pieces, with the object `END` after each.
 
-    A text file is one document; a jsonl file has one in each line, under the key "text". DataError, with file and
-    offset, if the file cannot be read, its compressed data are damaged or cut off, or a jsonl line has no text.
+    A text file is one document; a jsonl file has one in each line, under the key "text". Raises DataError, with file
+    and offset, if the file cannot be read, its compressed data are damaged or truncated, or a jsonl line has no text.
     """
     inner = path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
     try:
@@ -84,13 +84,13 @@ def file_pieces(path: Path) -> Iterator[bytes]:
 
 
 def check_readable(path: Path) -> None:
-    """ConfigError if the file is compressed in a way for which this machine has no package."""
+    """Raises ConfigError if this machine lacks the package for the file's compression."""
     if path.suffix == ".zst":
         check_package("zstandard", "zstd", str(path))
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """The file's content, decompressed, in pieces that are not empty."""
+    """Yields the decompressed content of a file in pieces that are not empty."""
     check_readable(path)
     if path.suffix == ".gz":
         return _decompressed(path, lambda: zlib.decompressobj(31), zlib.error)
@@ -108,7 +108,7 @@ def _read(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes]:
-    """The members (gzip) or frames (Zstandard) of a file, one after the other."""
+    """Yields the content of the members (gzip) or frames (Zstandard) of a file, one after the other."""
     member, offset = open_member(), 0
     for piece in _read(path, _COMPRESSED_BYTES):
         rest = piece
@@ -119,17 +119,17 @@ def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Excep
                 text = member.decompress(rest)
             except damage as fault:
                 raise DataError(
-                    f"{path} is damaged at byte {offset} or up to {len(piece)} behind it: {fault}", _SOUND
+                    f"{path} is damaged at byte {offset} or up to {len(piece)} after it: {fault}", _SOUND
                 ) from None
             if text:
                 yield text
             rest = member.unused_data if member.eof else b""
         offset += len(piece)
     if not member.eof:
-        raise DataError(f"{path} is truncated: it ends at byte {offset}, amid its compressed data", _SOUND)
+        raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _SOUND)
 
 
-_SOUND = 'copy it again from where it was sound, or skip such files: data.on_bad_shard = "skip"'
+_SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
 
 
 def _jsonl_pieces(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ def _jsonl_pieces(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines without their ends; a line longer than a piece is joined once, at its end."""
+    """Yields lines without their ends. A line longer than a piece is joined once, at its end."""
     begun: list[bytes] = []
     for piece in content:
         first, *others = piece.split(b"\n")
@@ -168,7 +168,7 @@ def _is_binary(path: Path) -> bool:
     if path.suffix in COMPRESSED_SUFFIXES:
         return path.with_suffix("").suffix == ".tar"
     if path.suffix in (".txt", *JSONL_SUFFIXES):
-        # These are not opened: a data set may have very many files, and every rank lists them.
+        # Not opened: a data set may have very many files, and every rank lists them.
         return False
     try:
         with open(path, "rb") as file:

@@ -9,7 +9,7 @@
         32     32  the tokenizer's name, UTF-8, filled up with zeros
         64     32  SHA-256 of the tokens' bytes
 
-The header is a multiple of 64 bytes, so the tokens start on a cache line when the file is mapped.
+The header is a multiple of 64 bytes, so the tokens of a mapped file start on a cache line.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file, mapped: nothing is read until it is looked at.
+    """A mapped token file.
 
-    `tokens` has shape [count] and is read-only; `sha` is the SHA-256 of its bytes, in hex, as the header says.
+    `tokens` has shape [count] and is read-only; `sha` is the SHA-256 of its bytes, in hex, from the header.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class TokenFile:
     sha: str
 
     def is_sound(self) -> bool:
-        """Reads the whole file: its bytes have the header's SHA-256."""
+        """Reads the whole file; returns whether its bytes have the header's SHA-256."""
         found = hashlib.sha256()
         for start in range(0, len(self.tokens), _READ_TOKENS):
             found.update(self.tokens[start : start + _READ_TOKENS].tobytes())
@@ -61,15 +61,15 @@ class TokenFile:
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:
-    """What a token is kept in: 2 bytes for a vocabulary of up to 65536, else 4."""
+    """The type of a token: 2 bytes for a vocabulary of up to 65536, else 4."""
     return _DTYPES[2 if vocab <= 1 << 16 else 4]
 
 
 def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     """Maps a token file.
 
-    Raises DataError where it is missing, empty, no token file, of another version, truncated, or where its vocabulary
-    is larger than `max_vocab`, the model's.
+    Raises DataError if it is missing, empty, not a token file, of another version or truncated, or if its vocabulary is
+    larger than `max_vocab`, the model's.
     """
     path = Path(path)
     try:
@@ -84,7 +84,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
         raise DataError(f"{path} is empty: 0 bytes", _REBUILD)
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise DataError(
-            f"{path} is no token file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}",
+            f"{path} is not a token file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}",
             f"if it is text, make one from it: hpc-gpt data {path.name} -o {path.stem}-1.tokens",
         )
     if len(head) < HEADER.size:
@@ -116,9 +116,9 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
 
 
 class TokenWriter:
-    """Writes a token file aside and gives it its name on `finish`; leaves nothing behind where that is not reached.
+    """Writes a token file under a temporary name, and renames it in `finish`. Without `finish` nothing is left.
 
-    Never replaces a file: of two writers of one path the first to finish has it, the other gets FileExistsError.
+    Never replaces a file: the second of two writers of one path gets FileExistsError.
     """
 
     def __init__(self, path: Path, vocab: int, tokenizer: str) -> None:
@@ -135,14 +135,14 @@ class TokenWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            # A file stands where the folder should; the token file itself is not there.
+            # The parent is a file; the token file itself does not exist.
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path.parent)) from None
         self._file = open(self._aside, "xb")
         self._file.write(bytes(HEADER.size))
         return self
 
     def add(self, tokens: NDArray[Any]) -> None:
-        """Appends tokens, each below the vocabulary; ValueError where one is not."""
+        """Appends tokens. Raises ValueError for one outside the vocabulary."""
         if tokens.size and int(tokens.max()) >= self._vocab:
             raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {self._vocab}")
         data = tokens.astype(self._dtype, copy=False).tobytes()
@@ -151,7 +151,7 @@ class TokenWriter:
         self.count += tokens.size
 
     def finish(self) -> None:
-        """Completes the header, brings the file to the disk and gives it its name; FileExistsError if it is taken."""
+        """Completes the header, syncs the file and renames it. Raises FileExistsError if the path exists."""
         head = HEADER.pack(
             MAGIC, VERSION, self._dtype.itemsize, self._vocab, self.count, self._tokenizer, self._sha.digest()
         )

@@ -1,16 +1,16 @@
 """Tokenizers: bytes, characters, or one of the packages `tokenizers` and `tiktoken` (extras).
 
-data.tokenizer and `hpc-gpt data --tokenizer` name a tokenizer in one of these ways:
+data.tokenizer and `hpc-gpt data --tokenizer` take:
 
     byte                 each byte is a token, a zero byte ends a document
     char                 a table of the text's own characters, in a file beside the token file
     FILE.vocab.json      such a table, for other text
     FILE.json            a tokenizer.json of Hugging Face's tokenizers
-    tiktoken:NAME        an encoding of tiktoken, as gpt2, whose files are in its cache: nothing is downloaded
+    tiktoken:NAME        an encoding of tiktoken, such as gpt2, from its cache: nothing is downloaded
 
-A table of characters, as `corpus.tokens.vocab.json`, holds `schema`, `tokenizer` and `characters`, one string sorted by
-code point. Its character n is token n + 1, and token 0 ends a document. The token file's header names its table by the
-first 16 hex digits of the characters' SHA-256, so that a table and a token file can be checked against each other.
+A table of characters, such as `corpus.tokens.vocab.json`, has `schema`, `tokenizer` and `characters`, one string sorted
+by code point. Its character n is token n + 1, and token 0 ends a document. The token file's header has the first 16 hex
+digits of the characters' SHA-256, so a table and a token file can be checked against each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BYTE, CHAR, TIKTOKEN = "byte", "char", "tiktoken:"
 TABLE_SUFFIX = ".vocab.json"
 TABLE_SCHEMA = 1
 _GATHERED_BYTES = 1 << 20
-# A package takes twice as long for as much text in one piece of a MiB.
+# With 1 MiB at a time a package takes twice as long.
 _CHUNK_BYTES = 1 << 16
 # Names of the token that ends a document in a tokenizer.json.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
@@ -42,20 +42,20 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """`name` is what a token file's header says, 32 bytes at most; every token is below `vocab`."""
+    """`name` is that in a token file's header, at most 32 bytes; every token is below `vocab`."""
 
     name: str
     vocab: int
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
-        """The tokens of documents that come in pieces (`sources.file_pieces`), in unsigned arrays of any length.
+        """Yields the tokens of documents that come in pieces (`sources.file_pieces`), in unsigned arrays of any length.
 
-        DataError, with `where` as the text's name and the offset, for bytes that are no UTF-8.
+        Raises DataError, with `where` as the text's name and the offset, for bytes that are not UTF-8.
         """
 
 
 def open_tokenizer(description: str) -> Tokenizer:
-    """The tokenizer that the description names; DataError or ConfigError, in one line, if there is none."""
+    """Opens the tokenizer of a description. Raises DataError or ConfigError if there is none."""
     if description == BYTE:
         return ByteTokenizer()
     if description.startswith(TIKTOKEN):
@@ -66,7 +66,7 @@ def open_tokenizer(description: str) -> Tokenizer:
     if description == CHAR:
         raise DataError(
             "tokenizer char needs its table of characters, which is made from a text",
-            f"make it: hpc-gpt data SOURCE -o FILE --tokenizer char, then name FILE{TABLE_SUFFIX}",
+            f"make it: hpc-gpt data SOURCE -o FILE --tokenizer char, then give FILE{TABLE_SUFFIX}",
         )
     raise DataError(
         f"no tokenizer {description!r}; known: byte, char, FILE{TABLE_SUFFIX}, a tokenizer.json, tiktoken:NAME",
@@ -75,7 +75,7 @@ def open_tokenizer(description: str) -> Tokenizer:
 
 
 def tokenizer_name(description: str) -> str:
-    """The name that a token file's header has for it. Loads no tokenizer and needs no package."""
+    """The tokenizer's name in a token file's header. Loads no tokenizer and needs no package."""
     if description.endswith(".json") and not description.endswith(TABLE_SUFFIX):
         return _file_name(_read(find_path(description)))
     return open_tokenizer(description).name if description.endswith(TABLE_SUFFIX) else description
@@ -88,7 +88,7 @@ class ByteTokenizer:
     vocab = 256
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
-        """The bytes as they are; see `Tokenizer`."""
+        """Yields the bytes; see `Tokenizer`."""
         gathered: list[bytes] = []
         size = 0
         try:
@@ -99,14 +99,14 @@ class ByteTokenizer:
                     yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
                     gathered, size = [], 0
         except DataError:
-            # The text before the fault counts.
+            # The text before the fault is used.
             yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
             raise
         yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
 
 
 class WordTokenizer:
-    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if it has one."""
+    """A tokenizer of a package: `encode_text` is its own method, `end` its token after a document, if any."""
 
     def __init__(self, name: str, vocab: int, encode_text: Any, end: int | None) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class CharTokenizer:
         self._points = np.frombuffer(characters.encode("utf-32-le"), dtype="<u4")
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
-        """See `Tokenizer`; DataError also for a character that the table lacks."""
+        """See `Tokenizer`. Raises DataError also for a character that is not in the table."""
         for offset, text in texts(pieces, where):
             if text is None:
                 yield np.zeros(1, dtype=np.uint32)
@@ -154,7 +154,7 @@ class CharTokenizer:
 
 
 def collect_characters(pieces: Iterable[bytes], where: str) -> CharTokenizer:
-    """The table of all characters of a text, which is read once."""
+    """Makes the table of all characters of a text."""
     found: set[str] = set()
     for _, text in texts(pieces, where):
         found.update(text or "")
@@ -162,12 +162,12 @@ def collect_characters(pieces: Iterable[bytes], where: str) -> CharTokenizer:
 
 
 def table_path(tokens: Path) -> Path:
-    """The file with the table of a token file."""
+    """The path of the table of a token file."""
     return tokens.with_name(tokens.name + TABLE_SUFFIX)
 
 
 def read_table(path: Path) -> CharTokenizer:
-    """The tokenizer of a table's file; DataError if it is missing or no sound table."""
+    """Reads a table of characters. Raises DataError if it is missing or damaged."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         characters, name, schema = table["characters"], table["tokenizer"], table["schema"]
@@ -178,12 +178,12 @@ def read_table(path: Path) -> CharTokenizer:
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound or not characters:
-        raise DataError(f"{path} is no table of characters, or was changed", _REBUILD)
+        raise DataError(f"{path} is not a table of characters, or was changed", _REBUILD)
     return found
 
 
 def check_table(tokens: Path, name: str) -> None:
-    """DataError unless the table beside a token file exists and is the one that its header names."""
+    """Raises DataError unless the table beside a token file exists and is the one in its header."""
     path = table_path(tokens)
     found = read_table(path)
     if found.name != name:
@@ -193,10 +193,10 @@ def check_table(tokens: Path, name: str) -> None:
 
 
 def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None]]:
-    """(offset in bytes, text) of documents in chunks of at most 64 KiB; None in place of a text ends a document.
+    """Yields (offset in bytes, text) of documents in chunks of at most 64 KiB; text None ends a document.
 
-    A longer document is cut after the last end of a line within 64 KiB, so that the cuts depend on the text alone.
-    DataError, with the offset, for bytes that are no UTF-8.
+    A longer document is cut after the last line end within 64 KiB, so the cuts depend on the text alone. Raises
+    DataError, with the offset, for bytes that are not UTF-8.
     """
     begun, offset = bytearray(), 0
 
@@ -227,7 +227,7 @@ def texts(pieces: Iterable[bytes], where: str) -> Iterator[tuple[int, str | None
 
 
 def _cut(begun: bytearray) -> int:
-    """The size of the next chunk: up to the last end of a line within 64 KiB, else up to the start of a character."""
+    """The size of the next chunk: up to the last line end within 64 KiB, else up to the start of a character."""
     line = begun.rfind(b"\n", 0, _CHUNK_BYTES) + 1
     if line:
         return line
@@ -246,8 +246,8 @@ def _open_file(path: Path) -> Tokenizer:
         found = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
     except Exception as fault:
         # The package has no exception class of its own.
-        words = next(iter(str(fault).splitlines()), type(fault).__name__)
-        raise DataError(f"{path} is no tokenizer.json: {words}", "give a tokenizer.json") from None
+        line = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise DataError(f"{path} is not a tokenizer.json: {line}", "give a tokenizer.json") from None
     found.no_truncation()
     found.no_padding()
     ends = (found.token_to_id(end) for end in _ENDS)
@@ -286,14 +286,14 @@ def _open_tiktoken(description: str) -> Tokenizer:
             raise FileNotFoundError(blobpath)
         return reader(blobpath)
 
-    # It would otherwise ask the network without a time limit, which on a compute node fails after minutes.
+    # Otherwise it would use the network without a time limit, which fails after minutes on a compute node.
     tiktoken.load.read_file = read_local
     try:
         found = tiktoken.get_encoding(name)
     except FileNotFoundError:
         raise DataError(
             f"the files of tokenizer {description} are not in tiktoken's cache (TIKTOKEN_CACHE_DIR)",
-            f"where there is network: python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")'",
+            f"on a machine with network: python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")'",
         ) from None
     finally:
         tiktoken.load.read_file = reader

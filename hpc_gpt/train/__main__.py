@@ -1,6 +1,6 @@
 """`python -m hpc_gpt.train`: one rank of the run in HPC_GPT_RUN. Takes no arguments.
 
-Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and who this rank is (see `ranks.identify`).
+Environment: HPC_GPT_RUN (the run folder), HPC_GPT_ATTEMPT (its number), and the rank's number (see `ranks.identify`).
 Exit codes: 0 for every orderly end, 2 for wrong settings or data, 130 after the second Ctrl-C, else 1.
 """
 
@@ -20,7 +20,7 @@ from hpc_gpt.train.signals import Signals
 
 
 def main() -> None:
-    # Before numpy and torch, whose imports take seconds in which a signal would otherwise end the process.
+    # Before numpy and torch: their imports take seconds, and a signal would end the process meanwhile.
     signals = Signals()
     signals.install()
     install_patient_output()
@@ -29,7 +29,7 @@ def main() -> None:
     named = os.environ.get("RANK", "")
     rank = int(named) if named.isdigit() else 0
     try:
-        run, attempt = _place(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
+        run, attempt = _find_attempt(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
         if run.resolved().engine.name == MEGATRON_LM:
             from hpc_gpt.train.megatron_lm import MegatronRank
 
@@ -65,10 +65,10 @@ def main() -> None:
         os._exit(code)
 
 
-def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
+def _find_attempt(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
     if not run or not Path(run, "resolved.json").is_file():
         raise ConfigError(
-            f"HPC_GPT_RUN is {run!r}, which is no run folder", "start runs with hpc-gpt submit, or sbatch job.sh"
+            f"HPC_GPT_RUN is {run!r}, which is not a run folder", "start runs with hpc-gpt submit, or sbatch job.sh"
         )
     folder = RunFolder(Path(run).resolve())
     if not attempt or not attempt.isdigit() or not folder.attempt(int(attempt)).folder.is_dir():
@@ -76,11 +76,11 @@ def _place(run: str | None, attempt: str | None) -> tuple[RunFolder, Attempt]:
             f"HPC_GPT_ATTEMPT is {attempt!r}, but {folder.path}/attempts has no such folder",
             "start runs with hpc-gpt submit, or sbatch job.sh",
         )
-    place = folder.attempt(int(attempt))
-    if not os.access(place.folder, os.W_OK):
+    found = folder.attempt(int(attempt))
+    if not os.access(found.folder, os.W_OK):
         # Every rank checks, so that none waits for a rendezvous that rank 0 cannot write.
-        raise RunFolderError(f"cannot write {place.folder}", "is the disk read-only, or the folder someone else's?")
-    return folder, place
+        raise RunFolderError(f"cannot write {found.folder}", "is the disk read-only, or the folder someone else's?")
+    return folder, found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Micro-batches for one rank, as tensors on its device, read ahead while the device works."""
+"""The micro-batches of one rank, as tensors on its device, read ahead while the device works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stream(Protocol):
         """How many shards of this data-parallel rank were left early, in all attempts (data.on_bad_shard = "skip")."""
 
     def step(self, step: int) -> Iterator[MicroBatch]:
-        """The micro-batches of a training step, counted from 0; steps are asked for in order."""
+        """The micro-batches of a training step, counted from 0. Call it in the order of the steps."""
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
         """The micro-batches of an evaluation over `batches` global batches, the same at every evaluation."""
@@ -37,20 +37,20 @@ class Stream(Protocol):
         """What this data-parallel rank has consumed, as JSON; None if the step alone determines it."""
 
     def restore(self, positions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Continues from the positions of all data-parallel ranks, however many there were; before the first step."""
+        """Continues from the positions of all data-parallel ranks of any layout. Call it before the first step."""
 
 
 def open_stream(
-    samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, speaks: bool = True
+    samples: Samples | ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, logs: bool = True
 ) -> Stream:
-    """The stream of a data-parallel rank; of the ranks that read the same, one `speaks`: it logs shards left early."""
+    """Opens the stream of a data-parallel rank. One of the ranks that read the same data `logs` shards left early."""
     if isinstance(samples, ShardSet):
-        return StreamedShards(samples, resolved, dp_rank, device, speaks)
+        return StreamedShards(samples, resolved, dp_rank, device, logs)
     return DataStream(samples, resolved, dp_rank, device)
 
 
 class DataStream:
-    """A stream (`Stream`) whose samples depend on the step alone.
+    """A `Stream` whose samples depend on the step alone.
 
     On a GPU a thread reads up to four micro-batches ahead into pinned memory, from which they are copied without
     waiting.
@@ -91,7 +91,7 @@ class DataStream:
         pass
 
     def _submit(self, step: int, index: int) -> None:
-        """Has the reader fetch a micro-batch unless it already does; an index past the step's end is of the next."""
+        """Asks the reader for a micro-batch once. An index past the step's end is of the next step."""
         step, index = step + index // self._batch.micro_batches, index % self._batch.micro_batches
         if (step, index) not in self._ahead and step <= self._last_step:
             assert self._reader is not None
@@ -103,17 +103,17 @@ class DataStream:
 
 
 class StreamedShards:
-    """A stream (`Stream`) from shards, whose samples depend on what was taken before.
+    """A `Stream` from shards, whose samples depend on what was taken before.
 
-    A thread reads up to four micro-batches ahead; a sample counts as taken with its micro-batch. A rank whose engine
-    asks for no micro-batches, as one in the middle of a pipeline, reads nothing.
+    A thread reads up to four micro-batches ahead. A sample counts as taken with its micro-batch. A rank whose engine
+    takes no micro-batches, such as one in the middle of a pipeline, reads nothing.
     """
 
     def __init__(
-        self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, speaks: bool = True
+        self, shards: ShardSet, resolved: Resolved, dp_rank: int, device: torch.device, logs: bool = True
     ) -> None:
         self._shards = shards
-        self._speaks = speaks
+        self._logs = logs
         self._resolved = resolved
         self._dp_rank = dp_rank
         self._device = device
@@ -135,12 +135,12 @@ class StreamedShards:
         for index in range(taken, first + self._resolved.batch.micro_batches):
             micro_batch = self._next(index)
             self._taken = index + 1
-            # What the step before did not use is passed over.
+            # Skips what the step before did not use.
             if index >= first:
                 yield _to_device(micro_batch, self._device)
 
     def evaluation(self, batches: int) -> Iterator[MicroBatch]:
-        # The same at every evaluation, so that they are read once and kept.
+        # They are the same at every evaluation, so they are read once and kept.
         if not self._evaluation:
             self._evaluation = self._read_evaluation(batches)
         for micro_batch in self._evaluation:
@@ -158,14 +158,14 @@ class StreamedShards:
         self._stream.close()
 
     def _next(self, index: int) -> MicroBatch:
-        """Micro-batch `index` of the run; moves the position, and has the reader fetch the four after it."""
+        """Returns micro-batch `index` of the run, moves the position, and asks the reader for the next four."""
         last = self._resolved.train.steps * self._resolved.batch.micro_batches - 1
         while len(self._ahead) <= min(_READ_AHEAD, last - index):
             self._ahead.append(self._reader.submit(self._read))
         micro_batch, change = self._ahead.popleft().result()
-        for shard, words in change.faults.items():
-            if self._speaks and shard not in self._position.faults:
-                print(f"data: shard {shard} is left before its end: {words}", flush=True)
+        for shard, fault in change.faults.items():
+            if self._logs and shard not in self._position.faults:
+                print(f"data: shard {shard} is left before its end: {fault}", flush=True)
         self._position.move(change)
         return micro_batch
 
@@ -186,17 +186,14 @@ class StreamedShards:
 
 
 def _reading_thread(device: torch.device) -> ThreadPoolExecutor:
-    """One thread, whose current GPU is set: pinning memory would otherwise initialise GPU 0."""
+    """One thread with its current GPU set: otherwise pinning memory would initialise GPU 0."""
     if device.type == "cuda":
         return ThreadPoolExecutor(1, "read-ahead", torch.cuda.set_device, (device,))
     return ThreadPoolExecutor(1, "read-ahead")
 
 
 def _tensors(samples: Sequence[NDArray[Any]], device: torch.device) -> MicroBatch:
-    """(tokens, targets) of samples of [seq + 1] integers; in pinned memory if they are to go to a GPU.
-
-    Each token is copied straight to its final place in each of the two.
-    """
+    """(tokens, targets) of samples of [seq + 1] integers, each token copied once to each; pinned for a GPU."""
     pin = device.type == "cuda"
     shape = len(samples), len(samples[0]) - 1
     tokens, targets = (torch.empty(shape, dtype=torch.int64, pin_memory=pin) for _ in range(2))

@@ -1,6 +1,6 @@
-"""How an attempt ends, in order or by a failure: the class of the end, the cause in words, the exit code, ended.json.
+"""How an attempt ends, in order or by a failure: its class, its cause, the exit code, and ended.json.
 
-Needs no torch: the rank of a foreign program ends so too.
+Needs no torch, because the rank of a foreign program uses it too.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.train.full_disk import is_disk_full, release
 from hpc_gpt.train.signals import Signals
 
-# What gloo, NCCL and the store say when it was another rank that died; nothing that a path or a taken port can say.
+# Messages of gloo, NCCL and the store after another rank has died. A path or a taken port must not match.
 _LOST_PEER = re.compile(
     r"\b(connection|socket) (was )?(likely )?(closed|reset)|\b(closed|reset) by (remote )?peer\b|\bremote peer closed"
     r"|\bbroken pipe|\bremote process exit|\brecvvalue failed|\bfailed to recv\b|\bsocket timeout",
     re.IGNORECASE,
 )
-# A rank that never met the others lost none.
+# A rank that failed in the rendezvous has lost no other rank.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
 _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ends: a class of design.md, the cause in words, and whether the job goes back to the queue."""
+    """How an attempt ends: a class of `state.ENDED`, the cause, and whether the job is requeued."""
 
     ended: str
     cause: str | None = None
@@ -45,11 +45,11 @@ class End:
 
     @property
     def leaves_time(self) -> bool:
-        """Whether the attempt may tidy up: nobody waits for its job, is about to kill it, or pays for idle GPUs."""
+        """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
         return not self.requeue and self.ended not in ("cancelled", "budget")
 
 
-# What the signals and the clock ask for; a SIGTERM is a preemption or a cancel.
+# The ends that signals and requests ask for; a SIGTERM is a preemption or a cancel.
 INTERRUPTED = End("stopped", "Ctrl-C")
 PREEMPTED = End("preempted", "SIGTERM, and Slurm says the job is being preempted", requeue=True)
 CANCELLED = End("cancelled", "SIGTERM")
@@ -59,7 +59,7 @@ WALLTIME = End("walltime", "SIGUSR2: the time limit is near", requeue=True)
 
 
 def minutes_over(minutes: float | None) -> End:
-    """The end of a run that has had its train.minutes."""
+    """The end of a run whose train.minutes are over."""
     return End("done", f"train.minutes = {minutes:g} are over")
 
 
@@ -69,10 +69,10 @@ def budget_over(max_gpu_hours: float | None) -> End:
 
 
 def budget_end(environment: Mapping[str, str], lead_s: int | None) -> float | None:
-    """Epoch seconds at which an attempt must begin to save, so that it is gone when the run's budget is spent.
+    """Epoch seconds at which an attempt must begin to save, so that it has ended when the run's budget is spent.
 
-    HPC_GPT_STOP_AT, which the job's script exports, is when that is; saving takes no more than the lead of the signal.
-    None without a budget.
+    The job's script exports that time as HPC_GPT_STOP_AT. `lead_s`, the lead of the signal before the time limit, is
+    what a save may take. None without a budget.
     """
     try:
         return float(environment["HPC_GPT_STOP_AT"]) - (lead_s or 0)
@@ -81,7 +81,7 @@ def budget_end(environment: Mapping[str, str], lead_s: int | None) -> float | No
 
 
 def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
-    """Rank 0's last word: ended.json, the mark that sends the job back to the queue, and a line in the log."""
+    """Writes ended.json, the mark that asks for a requeue, and a line in the log. Called on rank 0."""
     resolved = run.resolved()
     wanted = end.requeue and resolved.cluster.chain != "none" and can_resume(resolved.engine)
     requeue = wanted and not is_cancelled(run, attempt)
@@ -93,19 +93,19 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
 
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
-    """Whether `hpc-gpt cancel` has left its mark for this job."""
+    """Whether `hpc-gpt cancel` has marked this job."""
     return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
 
 
 def is_preemption(run: RunFolder, attempt: Attempt, signals: Signals) -> bool:
-    """Whether the SIGTERM that ends this attempt is a preemption. Rank 0's to answer."""
+    """Whether the SIGTERM that ends this attempt is a preemption. Called on rank 0."""
     return not is_cancelled(run, attempt) and signals.is_preemption()
 
 
 def classify(error: BaseException) -> tuple[str, int]:
-    """The class of state.ENDED that an exception ends an attempt with, and the exit code."""
+    """(class of `state.ENDED`, exit code) for an exception that ends an attempt."""
     name = type(error).__name__
-    words = str(error)
+    text = str(error)
     if is_disk_full(error):
         return "disk_full", 1
     if isinstance(error, DataError):
@@ -114,31 +114,31 @@ def classify(error: BaseException) -> tuple[str, int]:
         return "user_error", 2
     if name in ("OutOfMemoryError", "CudaOutOfMemoryError"):
         return "gpu_memory", 1
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in words or "not enough memory" in words:
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "not enough memory" in text:
         return "host_memory", 1
-    if name.startswith("Dist") and ("timeout" in words.lower() or "timed out" in words.lower()):
+    if name.startswith("Dist") and ("timeout" in text.lower() or "timed out" in text.lower()):
         return "collective_timeout", 1
     return "error", 1
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether it was another rank that died, and this one only lost its connection."""
-    words = str(error)
-    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(words)) and not _NEVER_MET.search(words)
+    """Whether another rank died, and this one only lost its connection."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and bool(_LOST_PEER.search(text)) and not _NEVER_MET.search(text)
 
 
 def report_failure(error: BaseException, rank: int, attempt: Attempt | None, step: int) -> int:
-    """Writes the traceback (for the user's own mistakes one line and a hint) to the log, and ended.json; returns the
-    exit code.
+    """Prints the traceback, or for the user's own mistake one line and a hint, writes ended.json, and returns the exit
+    code.
 
-    The first rank to write decides. A rank that only lost its connection to another one first waits for that one to
-    write, or for the launcher, which knows the dead rank's exit code.
+    The first rank that writes ended.json decides. A rank that only lost its connection first waits for the other rank
+    to write, or for the launcher, which knows the dead rank's exit code.
     """
     ended, code = classify(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
     if is_lost_peer(error):
         print(f"rank {rank} lost another rank: {_one_line(error)}", flush=True)
-        _await_other_word(attempt)
+        _await_ended(attempt)
     elif isinstance(error, UserError):
         print(f"rank {rank}: Error: {error}\n\nhint: {error.hint}", flush=True)
     else:
@@ -153,7 +153,7 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
         attempt.write_ended(ended, cause, step)
     except RunFolderError as fault:
         if is_disk_full(fault):
-            # Half a checkpoint is of no use, and its room lets the attempt say how it ended.
+            # Half a checkpoint is of no use, and its room is enough for ended.json.
             for aside in RunFolder(attempt.folder.parents[1]).checkpoints.glob(".writing-*"):
                 shutil.rmtree(aside, ignore_errors=True)
             release(attempt)
@@ -163,12 +163,12 @@ def _write_ended(attempt: Attempt, ended: str, cause: str, step: int) -> None:
             print(fault, flush=True)
 
 
-def _await_other_word(attempt: Attempt | None) -> None:
+def _await_ended(attempt: Attempt | None) -> None:
     until = time.monotonic() + _PATIENCE_S
     while attempt is not None and not attempt.ended() and time.monotonic() < until:
         time.sleep(0.1)
 
 
 def _one_line(error: BaseException) -> str:
-    words = str(error).strip().splitlines()
-    return type(error).__name__ + (f": {words[0]}" if words else "")
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f": {lines[0]}" if lines else "")

@@ -1,11 +1,11 @@
-"""A run's weights for other programs: `python -m hpc_gpt.train.export RUN FOLDER [STEP]`, what `hpc-gpt export` starts.
+"""Exports a run's weights: `python -m hpc_gpt.train.export RUN FOLDER [STEP]`, which `hpc-gpt export` starts.
 
-One process, no torch.distributed: the engine's module reads its own checkpoint a parameter at a time, and a piece of
-the export is written whenever 5 GB have come together, so that is about what it takes of memory.
+It is one process without torch.distributed. The engine's module reads its own checkpoint a parameter at a time, and a
+file of the export is written for every 5 GB of weights, which is about the memory that it needs.
 
 The format is that of transformers' GPT2LMHeadModel. GPT-2 there keeps its linear layers as Conv1D, [inputs, outputs],
-and splits the fused QKV along the outputs into Q, K and V of all heads. That is our order too
-(`view(batch, seq, 3, heads, head_dim)`), so that a transpose is all. Engine hf-deepspeed uses the same names.
+and splits the fused QKV along the outputs into Q, K and V of all heads. That is also our order
+(`view(batch, seq, 3, heads, head_dim)`), so a transpose is all. Engine hf-deepspeed uses the same names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export has written: the checkpoint's step, the files, their size."""
+    """The result of an export: the checkpoint's step, the files and their size."""
 
     step: int
     files: tuple[str, ...]
@@ -63,7 +63,7 @@ class Exported:
 def export_hf(run: RunFolder, folder: Path, step: int | None = None, piece_bytes: int = PIECE_BYTES) -> Exported:
     """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of a GPT2LMHeadModel.
 
-    The folder comes into being whole or not at all, and never over another. Weights are fp32. Raises ConfigError,
+    The folder is made as a whole or not at all, and replaces no other. Weights are fp32. Raises ConfigError,
     CheckpointError.
     """
     check_export(folder)
@@ -91,9 +91,9 @@ def export_hf(run: RunFolder, folder: Path, step: int | None = None, piece_bytes
 
 
 def check_export(folder: Path) -> None:
-    """Refuses a folder that is there, and an installation that lacks safetensors."""
+    """Raises ConfigError if the folder exists or safetensors is not installed."""
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder} exists, and an export writes over nothing", "name another folder with --out")
+        raise ConfigError(f"{folder} exists, and an export replaces no folder", "name another folder with --out")
     check_package("safetensors", "hf", "the export")
 
 
@@ -104,19 +104,22 @@ def _find_checkpoint(run: RunFolder, step: int | None) -> tuple[Path, int]:
     of_step = "" if step is None else f" of step {step}"
     raise CheckpointError(
         f"run {run.run_id} has no sound checkpoint{of_step}",
-        f"it has checkpoints of steps {there}" if there else "let it save one: train.save_every, or its end",
+        f"it has checkpoints of steps {there}" if there else "set train.save_every, or let the run end",
     )
 
 
 def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """The weights in the checkpoint by our names, the vocabulary's padding cut off; CheckpointError if one lacks."""
+    """Yields the weights in the checkpoint by our names, without the vocabulary's padding.
+
+    Raises CheckpointError if one is missing.
+    """
     lacking = dict.fromkeys(weight_names(resolved.model))
     engine = importlib.import_module(MODULES[resolved.engine.name])
     for name, weight in engine.read_weights(checkpoint, resolved):
         if name not in lacking:
-            raise CheckpointError(f"{checkpoint} holds {name}, which is no parameter of the model", _DAMAGED)
+            raise CheckpointError(f"{checkpoint} holds {name}, which is not a parameter of the model", _DAMAGED)
         del lacking[name]
-        yield name, weight[: _rows(name, weight, resolved.model)]
+        yield name, weight[: resolved.model.vocab] if name in ("embedding.weight", "head.weight") else weight
     if lacking:
         raise CheckpointError(f"{checkpoint} lacks {', '.join(list(lacking)[:3])}", _DAMAGED)
 
@@ -124,12 +127,8 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 _DAMAGED = "was it written by another version? submit again with the version in resolved.json"
 
 
-def _rows(name: str, weight: Tensor, shape: ModelShape) -> int:
-    return shape.vocab if name in ("embedding.weight", "head.weight") else weight.shape[0]
-
-
 def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path, piece_bytes: int) -> list[str]:
-    """Writes the weights in files of about `piece_bytes`, with an index where there are several; gives their names."""
+    """Writes the weights in files of about `piece_bytes`, and an index if there are several; returns their names."""
     from safetensors.torch import save_file
 
     pieces: list[list[str]] = []
@@ -163,9 +162,9 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path, piece_by
 
 
 def hf_config(shape: ModelShape, vocab: int | None = None) -> dict[str, Any]:
-    """The keys of GPT2Config that make it our model; `vocab` rows of the embedding, those of the tokenizer by default.
+    """The keys of GPT2Config for our model, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
 
-    Our model has no dropout, and says of no token that it begins or ends a text.
+    Our model has no dropout, and no token that begins or ends a text.
     """
     return {
         "vocab_size": shape.vocab if vocab is None else vocab,
@@ -187,7 +186,7 @@ def hf_config(shape: ModelShape, vocab: int | None = None) -> dict[str, Any]:
 
 
 def hf_name(full_name: str) -> str:
-    """The name in transformers of a parameter of ours.
+    """The name that transformers has for a parameter of ours.
 
     >>> hf_name("blocks.3.attention.qkv.weight")
     'transformer.h.3.attn.c_attn.weight'
@@ -201,14 +200,13 @@ def hf_name(full_name: str) -> str:
     return f"{_OUTSIDE[layer]}.{kind}"
 
 
-def is_transposed(full_name: str) -> bool:
-    """Whether transformers keeps a parameter of ours as its transpose: the weights of a block's linear layers."""
-    return full_name.startswith("blocks.") and full_name.endswith(".weight") and ".norm" not in full_name
-
-
 def to_hf(full_name: str, weight: Tensor) -> Tensor:
-    """A whole weight of ours as transformers keeps it, and the other way round; a view."""
-    return weight.t() if is_transposed(full_name) else weight
+    """A whole weight of ours in transformers' shape, or the other way round; a view.
+
+    transformers has the transposes of the weights of a block's linear layers.
+    """
+    is_linear = full_name.startswith("blocks.") and full_name.endswith(".weight") and ".norm" not in full_name
+    return weight.t() if is_linear else weight
 
 
 def weight_names(shape: ModelShape) -> list[str]:

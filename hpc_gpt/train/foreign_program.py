@@ -1,7 +1,7 @@
-"""A foreign program of one rank: what it prints, and whether it hangs. Needs no torch.
+"""Follows the foreign program of one rank: its output, and whether it hangs. Needs no torch.
 
-Its output goes on to the attempt's log, its iteration lines become metrics.jsonl, and its last lines are kept in case
-it fails. Its steps, by which the watchdog knows a hang, are those that the log tells of.
+The output is copied to the attempt's log, its iteration lines become metrics.jsonl, and its last lines are kept in case
+it fails. The watchdog counts the steps that the log reports.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ABORT_S = 3.0
 class ForeignLog:
     """The output of one rank's program.
 
-    The rank whose program prints the iterations, the last in Megatron-LM, writes the metrics. A line of them is of all
+    The rank whose program prints the iterations, the last one in Megatron-LM, writes the metrics. A line is of all
     iterations since the line before, with their mean time and loss.
     """
 
-    TRAINS = "trains"  # a mark in the attempt's folder: the program has begun to train
+    TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
 
     def __init__(self, attempt: Attempt, resolved: Resolved, resumed: int) -> None:
         self._attempt = attempt
@@ -56,12 +56,12 @@ class ForeignLog:
         self._thread: threading.Thread | None = None
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Reads in a thread of its own, so that the program never waits for this one."""
+        """Reads the output on a thread, so that the program never waits for this process."""
         self._thread = threading.Thread(target=self._read, args=(process,), name="output", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits for the last line: a process that the program left behind may hold the pipe, and is not waited for."""
+        """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
         assert self._thread is not None
         self._thread.join(timeout=5)
 
@@ -73,12 +73,12 @@ class ForeignLog:
             self.take(raw.decode(errors="replace").rstrip("\n"))
 
     def take(self, line: str) -> None:
-        """One line of the program's."""
+        """Takes one line of the program."""
         self._kept.append(line)
         if _BEGINS in line:
             (self._attempt.folder / self.TRAINS).touch()
         found = read_iteration(line)
-        # Beside every log_every-th iteration Megatron tells of an attempt's first one, and counts it again later.
+        # Megatron also logs an attempt's first iteration, and counts it again in the next line.
         if found is not None and found.iteration > self._last and found.iteration % self._log_every == 0:
             append_line(self._attempt.metrics, json.dumps(self._metrics(found)))
             self._last = found.iteration
@@ -104,31 +104,31 @@ class ForeignLog:
         }
 
     def stacks(self) -> str:
-        """What the program's own faulthandler wrote last; empty where it did not."""
+        """What the program's own faulthandler wrote last; empty if it wrote nothing."""
         kept = list(self._kept)
         begins = [number for number, line in enumerate(kept) if line.startswith("Fatal Python error")]
         return "\n".join(kept[begins[-1] :]) + "\n" if begins else ""
 
     def failure(self, code: int) -> tuple[str, str, bool]:
-        """(class of the end, the cause in words, whether it was another rank that failed) of an exit code."""
+        """(class of the end, cause, whether another rank failed) for the program's exit code."""
         for line in reversed(self._kept):
             if usage := _USAGE.match(line):
                 return "user_error", usage[1], False
             if error := _ERROR.match(line):
-                name, words = error[1], (error[2] or "").strip()
-                cause = f"{name}: {words}" if words else name
+                name, text = error[1], (error[2] or "").strip()
+                cause = f"{name}: {text}" if text else name
                 if _FULL.search(line):
                     return "disk_full", cause, False
                 if _NAN.search(line):
                     return "nan", cause, False
-                # Failures are classified by exceptions; of a foreign program only the exception's name is known.
-                fault = type(name, (RuntimeError,), {})(words)
+                # `classify` takes an exception; a foreign program leaves only its name and text.
+                fault = type(name, (RuntimeError,), {})(text)
                 return classify(fault)[0], cause, is_lost_peer(fault)
         return "error", f"pretrain_gpt.py ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", True
 
 
 class ForeignWatch:
-    """The watchdog of one rank whose steps are another process's, which writes its stacks when it is aborted."""
+    """The watchdog of a rank whose steps are made by another process, which writes its stacks when it is aborted."""
 
     def __init__(self, attempt: Attempt, resolved: Resolved, process: subprocess.Popen[bytes], log: ForeignLog) -> None:
         self._attempt = attempt
@@ -142,10 +142,10 @@ class ForeignWatch:
 
     def start(self, rank: int, size: int, resumed: int) -> None:
         self._rank, self._heart.step = rank, resumed
-        Watchdog(self._attempt, rank, size, self._heart, self._leave, stands=self._stands).start()
+        Watchdog(self._attempt, rank, size, self._heart, self._leave, self._find_wait).start()
 
     def look(self) -> None:
-        """Reads, at most once a second, how far the program is by the log of the rank that prints the iterations."""
+        """Reads the last step in metrics.jsonl, at most once a second."""
         now = time.monotonic()
         if self._heart.phase == LEAVING or now < self._looked + _LOOK_S:
             return
@@ -154,20 +154,20 @@ class ForeignWatch:
         if step <= before:
             return
         self._heart.stepped(step, step - before)
-        # Evaluations and saves are in no line, and come before the next one.
+        # Evaluations and saves have no line of their own, and come before the next line.
         until = step + self._train.log_every
         if any(every and until // every * every >= step for every in (self._train.eval_every, self._train.save_every)):
             self._heart.enter(SAVING)
 
     def leaving(self) -> None:
-        """The program is asked to end, or has ended."""
+        """To be called when the program is asked to end, or has ended."""
         if self._heart.phase != LEAVING:
             self._heart.enter(LEAVING)
         if self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
 
-    def _stands(self) -> tuple[str, str]:
-        """What the program is in, as far as that can be seen from outside."""
+    def _find_wait(self) -> tuple[str, str]:
+        """(collective, place) of the program, as far as they can be seen from outside."""
         try:
             state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
         except (OSError, IndexError):
@@ -176,10 +176,10 @@ class ForeignWatch:
             return "", "a process that is stopped"
         return "its program", f"process {self._process.pid}"
 
-    def _leave(self, words: str) -> None:
-        """From the watchdog's thread: the program writes its stacks, and both end."""
+    def _leave(self, message: str) -> None:
+        """Lets the program write its stacks, and ends both processes. Runs on the watchdog's thread."""
         self._hangs = True
-        print(words, flush=True)
+        print(message, flush=True)
         self._process.send_signal(signal.SIGABRT)
         until = time.monotonic() + _ABORT_S
         while self._process.poll() is None and time.monotonic() < until:

@@ -1,8 +1,8 @@
-"""What keeps an attempt going on a full disk, and lets it say at its end how it ended. Needs no torch.
+"""Lets an attempt train on while the disk is full, and write ended.json at its end. Needs no torch.
 
-`reserve` holds some room back for the last small files, and `when_there_is_room` lets a small file wait. `KeptLines`
-and `PatientOutput` keep the lines of metrics and of the log until there is room. `Refusal` says why a checkpoint was
-not written.
+`reserve` holds back room for the last small files, and `when_there_is_room` retries a small file. `KeptLines` and
+`PatientOutput` keep the lines of metrics and of the log until there is room. `Refusal` is the reason why a checkpoint
+was not written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,26 +25,26 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.runs.run_folder import Attempt
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# Room in an attempt's folder that is held back for ended.json.
+# A file in the attempt's folder whose room is freed for ended.json.
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _PAUSE_S = 5.0
-# Some 30 MB of steps; of more, the oldest lines are dropped.
+# About 30 MB of steps; beyond that the oldest lines are dropped.
 _MOST_LINES = 100_000
 _MOST_BYTES = 1 << 20
-# Room that the log leaves on a nearly full disk to other files.
+# Room that the log leaves to other files on a nearly full disk.
 _SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the disk refused, and its errno; 0 if room was lacking before anything was written. False if it did not."""
+    """The disk's reason to refuse a write, and its errno. Falsy if it did not refuse."""
 
-    words: str = ""
+    text: str = ""
     number: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.words)
+        return bool(self.text)
 
     @property
     def is_full(self) -> bool:
@@ -52,21 +52,19 @@ class Refusal:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk or a spent quota is at the bottom of an exception."""
-    return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _chain(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Whether a full disk or a spent quota caused an exception, or one of those that led to it."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return True
         seen.add(id(cause))
-        yield cause
         cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def find_room(folder: Path, needed_bytes: int) -> Refusal:
-    """Whether the disk has room for a checkpoint; a refusal with figures if it has not."""
+    """An empty refusal if the disk has room for a checkpoint, else one with the figures."""
     room = shutil.disk_usage(folder)
     if not room.total or room.free >= needed_bytes:
         return Refusal()
@@ -74,10 +72,10 @@ def find_room(folder: Path, needed_bytes: int) -> Refusal:
 
 
 def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
-    """The disk's error in words, with what is free on it.
+    """The refusal for an error of the disk, with its free room.
 
-    torch's writer may hide that error in a RuntimeError: then a small write finds it. An error that is not the disk's
-    is raised again.
+    torch's writer may hide the disk's error in a RuntimeError; then a small write finds it. An error of another kind is
+    raised again.
     """
     if not isinstance(fault, OSError):
         try:
@@ -85,14 +83,14 @@ def disk_refusal(fault: OSError | RuntimeError, folder: Path) -> Refusal:
         except OSError as found:
             return disk_refusal(found, folder)
         raise fault
-    words = f"{fault.strerror}: {fault.filename or folder}"
+    text = f"{fault.strerror}: {fault.filename or folder}"
     with contextlib.suppress(OSError):
-        words += f" ({_size(shutil.disk_usage(folder).free)} are free)"
-    return Refusal(words, fault.errno or errno.EIO)
+        text += f" ({_size(shutil.disk_usage(folder).free)} are free)"
+    return Refusal(text, fault.errno or errno.EIO)
 
 
 def _probe_disk(folder: Path) -> None:
-    """Writes and removes 1 MiB in `folder`: the OSError of a write there, which a library may have hidden."""
+    """Writes and removes 1 MiB in `folder`, which raises the OSError that a library may have hidden."""
     path = folder / f".probe.{os.getpid()}"
     try:
         with open(path, "wb") as file:
@@ -108,12 +106,12 @@ def _size(size_bytes: float) -> str:
 
 
 def reserve(attempt: Attempt) -> None:
-    """Holds room back for what must be written though the disk is full: how the attempt ended, what comes next.
+    """Holds back room for the files that must be written even on a full disk: ended.json and next.json.
 
     Does nothing if there is no room to hold back.
     """
     with contextlib.suppress(OSError):
-        # From attempts that were killed before they could release it.
+        # Attempts that were killed have left theirs.
         for old in attempt.folder.parent.glob(f"*/{_RESERVE}"):
             old.unlink(missing_ok=True)
         (attempt.folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
@@ -126,7 +124,7 @@ def release(attempt: Attempt) -> None:
 
 
 def when_there_is_room(write: Callable[[], None], what: str) -> None:
-    """Calls `write`; if the disk is full, says so and tries again every few seconds while the process lives.
+    """Calls `write`. If the disk is full, reports `what` waits, and tries again every 5 s while the process lives.
 
     Raises RunFolderError if the disk refuses for another reason.
     """
@@ -148,7 +146,7 @@ def _try_again(write: Callable[[], None]) -> None:
 
 
 class KeptLines:
-    """Appends lines to one file, which has no other writer; keeps them while the disk is full."""
+    """Appends lines to one file, of which it is the only writer, and keeps them while the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,7 +154,7 @@ class KeptLines:
         self._waiting: deque[str] = deque()
 
     def append(self, lines: list[str]) -> Refusal:
-        """Writes the lines that wait, then `lines` (each with its end); or none, and returns why: the disk is full.
+        """Writes the waiting lines, then `lines`, each with its line end. On a full disk writes none, and returns why.
 
         Raises RunFolderError if the disk refuses for another reason.
         """
@@ -172,12 +170,12 @@ class KeptLines:
             try:
                 size = os.fstat(number).st_size
                 if size and os.pread(number, 1, size - 1) != b"\n":
-                    data = memoryview(b"\n" + data)  # a line that was cut off must not spoil the next one
+                    data = memoryview(b"\n" + data)  # the last line was cut off
                 try:
                     while data:
                         data = data[os.write(number, data) :]
                 except OSError:
-                    # Half a line would spoil the next one.
+                    # Half a line would make the next one unreadable.
                     with contextlib.suppress(OSError):
                         os.ftruncate(number, size)
                     raise
@@ -195,7 +193,7 @@ class KeptLines:
 
 
 class PatientOutput(io.RawIOBase):
-    """The file descriptor `number` as an output that outlasts a full disk: at most 1 MiB waits, the newest is kept.
+    """An output to file descriptor `number` that survives a full disk: the newest 1 MiB waits for room.
 
     A job's log may be on the file system that the checkpoints have filled, and a print must not end the training.
     """
@@ -206,7 +204,7 @@ class PatientOutput(io.RawIOBase):
         self._waiting = bytearray()
         self._lost = 0
         self._refused = False
-        # Several threads print. It is reentrant for a signal handler that prints within a print of the same thread.
+        # Several threads print. Reentrant, because a signal handler may print during a print of its thread.
         self._lock = threading.RLock()
 
     def writable(self) -> bool:
@@ -219,7 +217,7 @@ class PatientOutput(io.RawIOBase):
         return os.isatty(self._number)
 
     def write(self, data: Any) -> int:
-        """Takes all of `data`; OSError if the descriptor refuses for another reason than lack of room."""
+        """Takes all of `data`. Raises OSError if the descriptor refuses for another reason than lack of room."""
         given = bytes(data)
         with self._lock:
             self._waiting += given
@@ -233,8 +231,7 @@ class PatientOutput(io.RawIOBase):
     def _write_waiting(self) -> None:
         try:
             if self._lost:
-                note = f"[{self._lost} bytes of this log are lost: the disk was full]\n".encode()
-                os.write(self._number, note)
+                os.write(self._number, f"[{self._lost} bytes of this log are lost: the disk was full]\n".encode())
                 self._lost = 0
             while self._waiting:
                 del self._waiting[: os.write(self._number, bytes(self._waiting))]
@@ -254,7 +251,7 @@ class PatientOutput(io.RawIOBase):
 
 
 def install_patient_output() -> None:
-    """Gives this process patient standard outputs, flushed at the end of every line."""
+    """Replaces stdout and stderr by patient outputs, flushed at the end of every line."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         old.flush()

@@ -1,15 +1,15 @@
-"""What the main thread of a rank does and how long it may take, and whether all ranks together hang. Needs no torch.
+"""The heartbeat of a rank with its time limits, and the verdict whether all ranks together hang. Needs no torch.
 
-Only the main thread writes to its `Heartbeat`, a few attributes a step; the watchdog's thread reads them and writes
-them to the rank's file (`runs.heartbeats`). Limits are multiples of what the attempt has seen, and of
-`train.hang_floor_s`: a step may take `hang_multiple` medians of the last steps, an evaluation as many times the longest
-one before it. Phases of unknown length have 12 times the floor, an hour by default: start-up, the first steps, which
-compile, the first evaluation, saves, whose time is the file system's, and leaving.
+Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
+them to the rank's file (`runs.heartbeats`).
 
-One rank judges by the heartbeats of all, as it has watched them, and never asks another node's clock. A rank lives if
-its heartbeat was seen to grow. It hangs if it says so itself, by its own count of the seconds in which its process ran.
-So a job that was stopped as a whole and continued does not hang, nor do ranks that wait for a long evaluation of
-another.
+Time limits are multiples of `train.hang_floor_s` and of times measured in this attempt. A step may take `hang_multiple`
+medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12
+times the floor, an hour by default: start-up, the first steps, which compile, the first evaluation, saves, and leaving.
+
+One rank judges by the heartbeats of all, as it has watched them, and never uses another node's clock. A rank lives if
+its heartbeat was seen to grow. It hangs if its own count of the seconds in which its process ran is over its limit. So
+a job that was stopped as a whole and continued does not hang, nor do ranks that wait for a long evaluation of another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"
 # In the order in which ranks reach them within a step.
 PHASES = (STARTING, COMPILING, TRAINING, EVALUATING, SAVING, LEAVING)
-# The same as numbers. Whether its first steps compile is each rank's own count, so both are one.
+# Their numbers. A rank that compiles and one that trains may be at the same step, so both have one number.
 _ORDER = {phase: PHASES.index(TRAINING if phase == COMPILING else phase) for phase in PHASES}
 PATIENT = 12
 _PATIENT_S = 60.0
@@ -35,16 +35,16 @@ _WAIT_S = 1800.0
 # Steps of an attempt that compile, allocate and choose kernels.
 WARM_UP = 2
 _KEPT = 50
-# How many ranks of a large run watch the others at a time; and how many of the first ones begin a second apart.
+# How many ranks of a large run watch the others at a time, and how many of the first ranks begin a second apart.
 _WATCHERS, _FIRST = 4, 8
-# The fractions of its multiples are spread evenly between 0 and 1, however many there are.
+# Any number of its multiples have fractions spread evenly between 0 and 1.
 _GOLDEN = 0.6180339887
-# At most so many ranks or nodes are named.
+# At most this many ranks or nodes are named in a message.
 _SHOWN = 8
 
 
 class Heartbeat:
-    """What the main thread does. `moves` grows with every step and every change of phase."""
+    """The progress of the main thread. `moves` grows with every step and every change of phase."""
 
     def __init__(self, multiple: float, floor_s: float) -> None:
         self.multiple = multiple
@@ -62,12 +62,14 @@ class Heartbeat:
 
     @property
     def patience_s(self) -> float | None:
-        """How long a connection should wait for another rank: longer than any phase may last, so that the watchdog
-        reports a hang first. None if there is no watch."""
+        """Time limit for connections: longer than any phase may last, so that the watchdog reports a hang first.
+
+        None if the watchdog is off.
+        """
         return max(_WAIT_S, 2 * PATIENT * self.floor_s) if self.multiple else None
 
     def enter(self, phase: str, as_steps: int = 0) -> None:
-        """Another phase begins, which takes no longer than `as_steps` steps if that is known."""
+        """Begins another phase, which takes no longer than `as_steps` steps if that is known."""
         now = time.monotonic()
         if self.phase in (EVALUATING, SAVING):
             self._longest[self.phase] = max(now - self._began, self._longest.get(self.phase, 0.0))
@@ -78,7 +80,7 @@ class Heartbeat:
         self.moves += 1
 
     def stepped(self, step: int, count: int = 1) -> None:
-        """`step` is done, and the next begins. `count` steps at a time, if a foreign program reports so many."""
+        """Records that `step` is done and the next begins. A foreign program may report `count` steps at a time."""
         now = time.monotonic()
         if self._steps >= WARM_UP:
             self._seconds.append((now - self._began) / count)
@@ -89,7 +91,7 @@ class Heartbeat:
         self.moves += 1
 
     def limit_s(self) -> float:
-        """Seconds that the phase may last without a move; 0 for no limit."""
+        """Seconds that the phase may last; 0 for no limit."""
         if not self.multiple:
             return 0.0
         step_s = statistics.median(tuple(self._seconds)) if self._seconds else 0.0
@@ -103,10 +105,10 @@ class Heartbeat:
 
 
 def next_watch_s(rank: int, size: int, watches: int, silent_s: float) -> float:
-    """For how many seconds a rank waits before it watches the others, after `watches` that came to no verdict.
+    """Seconds that a rank waits before it watches the others, after `watches` without a verdict.
 
-    A watch lasts `silent_s` and reads the heartbeats of all `size` ranks repeatedly, which all ranks must not do at
-    once. So the first ranks begin one after the other, in case those before them cannot run. The other ranks, and every
+    A watch lasts `silent_s` and reads the heartbeats of all `size` ranks repeatedly, so not all ranks may watch at
+    once. The first ranks begin one after the other, in case those before them cannot run. The other ranks, and every
     further watch, are spread over a time that grows until only a few ranks watch at any moment.
     """
     own = rank * _GOLDEN % 1
@@ -118,15 +120,15 @@ def next_watch_s(rank: int, size: int, watches: int, silent_s: float) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last heartbeat of a rank, None if it never left one, and for how many seconds it has not grown."""
+    """The last heartbeat of a rank, None if it never wrote one, and for how many seconds it has not grown."""
 
-    beat: RankHeartbeat | None
+    heartbeat: RankHeartbeat | None
     unchanged_s: float
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A hang in words; the rank and the node that caused it, None if unknown; and the ranks that cannot run."""
+    """The cause of a hang; the rank and the node that caused it, None if unknown; and the ranks that cannot run."""
 
     cause: str
     rank: int | None
@@ -137,38 +139,38 @@ class Verdict:
 def judge(seen: Mapping[int, Seen], silent_s: float, quiet_s: float, recorded: str = "") -> Verdict | None:
     """The verdict over all ranks; None as long as one that lives may still be at work.
 
-    A rank whose heartbeat has not grown for `silent_s` cannot run. `quiet_s` is how long no step was made. `recorded`
-    is what the ranks' flight recorders say, if there are any.
+    A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded` is what
+    the ranks' flight recorders say, if there are any.
     """
-    silent = sorted(rank for rank, each in seen.items() if each.beat is None or each.unchanged_s >= silent_s)
-    living = {rank: each.beat for rank, each in seen.items() if each.beat is not None and rank not in silent}
-    if any(not 0 < beat.limit_s <= beat.quiet_s for beat in living.values()):
+    silent = sorted(rank for rank, each in seen.items() if each.heartbeat is None or each.unchanged_s >= silent_s)
+    living = {rank: each.heartbeat for rank, each in seen.items() if each.heartbeat is not None and rank not in silent}
+    if any(not 0 < last.limit_s <= last.quiet_s for last in living.values()):
         return None
     if silent:
-        guilty, last = silent, [each.beat for rank in silent if (each := seen[rank]).beat is not None]
-        nodes = sorted({beat.host for beat in last})
+        guilty, known = silent, [each.heartbeat for rank in silent if (each := seen[rank]).heartbeat is not None]
+        nodes = sorted({last.host for last in known})
         where = f" on {', '.join(nodes[:_SHOWN])}" if nodes else ""
-        since = f"silent, last seen {_point(last[0])}" if last else "silent from the start"
-        words = f"{_ranks(silent)}{where} {'is' if len(silent) == 1 else 'are'} {since}"
+        since = f"silent, last seen {_point(known[0])}" if known else "silent from the start"
+        text = f"{name_ranks(silent)}{where} {'is' if len(silent) == 1 else 'are'} {since}"
     else:
-        guilty, words = _behind(living)
+        guilty, text = _find_late(living)
         nodes = sorted({living[rank].host for rank in guilty})
-    waits = _waits({rank: beat for rank, beat in living.items() if rank not in guilty})
-    parts = [f"no rank made a step for {quiet_s:.0f} s", words, waits, recorded]
+    waits = _waits({rank: last for rank, last in living.items() if rank not in guilty})
+    parts = [f"no rank made a step for {quiet_s:.0f} s", text, waits, recorded]
     cause = "; ".join(part for part in parts if part)
     return Verdict(cause, guilty[0] if guilty else None, nodes[0] if len(nodes) == 1 else None, tuple(silent))
 
 
-def _behind(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
-    """The ranks that the others wait for though all live: those behind, else those in no collective; and words."""
-    points = {rank: (beat.step, _ORDER[beat.phase]) for rank, beat in living.items() if beat.phase in PHASES}
+def _find_late(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
+    """The living ranks that the others wait for, and a text on them: those behind, else those in no collective."""
+    points = {rank: (last.step, _ORDER[last.phase]) for rank, last in living.items() if last.phase in PHASES}
     if len(set(points.values())) > 1:
         earliest = min(points.values())
         guilty = sorted(rank for rank, point in points.items() if point == earliest)
         ahead = living[next(rank for rank, point in points.items() if point == max(points.values()))]
-        words = f"{_named(guilty, living)} behind, {_point(living[guilty[0]])}, others {_point(ahead)}"
-        return guilty, words + _place(living[guilty[0]])
-    apart = sorted(rank for rank, beat in living.items() if not beat.collective)
+        text = f"{_named(guilty, living)} behind, {_point(living[guilty[0]])}, others {_point(ahead)}"
+        return guilty, text + _place(living[guilty[0]])
+    apart = sorted(rank for rank, last in living.items() if not last.collective)
     if apart and len(apart) < len(living):
         first = living[apart[0]]
         return apart, f"{_named(apart, living)} in no collective, {_point(first)}{_place(first)}"
@@ -177,37 +179,37 @@ def _behind(living: Mapping[int, RankHeartbeat]) -> tuple[list[int], str]:
 
 def _named(ranks: list[int], living: Mapping[int, RankHeartbeat]) -> str:
     nodes = sorted({living[rank].host for rank in ranks})
-    return f"{_ranks(ranks)} on {', '.join(nodes[:_SHOWN])} {'is' if len(ranks) == 1 else 'are'}"
+    return f"{name_ranks(ranks)} on {', '.join(nodes[:_SHOWN])} {'is' if len(ranks) == 1 else 'are'}"
 
 
-def _place(beat: RankHeartbeat) -> str:
-    return f", at {beat.place}" if beat.place else ""
+def _place(last: RankHeartbeat) -> str:
+    return f", at {last.place}" if last.place else ""
 
 
 def _waits(living: Mapping[int, RankHeartbeat]) -> str:
-    """Where the others wait: the collective that most of them are in."""
+    """The collective in which most of the other ranks wait."""
     if not living:
         return ""
-    waiting = {rank: beat for rank, beat in living.items() if beat.collective}
+    waiting = {rank: last for rank, last in living.items() if last.collective}
     if not waiting:
         place = living[min(living)].place
-        return f"{_ranks(sorted(living))} at {place}" if place else ""
-    collective, _ = collections.Counter(beat.collective for beat in waiting.values()).most_common(1)[0]
-    ranks = sorted(rank for rank, beat in waiting.items() if beat.collective == collective)
+        return f"{name_ranks(sorted(living))} at {place}" if place else ""
+    collective, _ = collections.Counter(last.collective for last in waiting.values()).most_common(1)[0]
+    ranks = sorted(rank for rank, last in waiting.items() if last.collective == collective)
     first = waiting[ranks[0]]
     waits = "waits" if len(ranks) == 1 else "wait"
-    return f"{_ranks(ranks)} {waits} in {collective} {_point(first)} ({first.place})"
+    return f"{name_ranks(ranks)} {waits} in {collective} {_point(first)} ({first.place})"
 
 
-def _point(beat: RankHeartbeat) -> str:
+def _point(last: RankHeartbeat) -> str:
     """`after step 17, saving`."""
-    return f"after step {beat.step}" + ("" if beat.phase in (TRAINING, COMPILING) else f", {beat.phase}")
+    return f"after step {last.step}" + ("" if last.phase in (TRAINING, COMPILING) else f", {last.phase}")
 
 
-def _ranks(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0, 1, 2`, `ranks 0-7`.
+def name_ranks(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0, 2, 5` or `ranks 4-7`, of sorted numbers.
 
-    >>> [_ranks(each) for each in ([3], [0, 2, 5], [4, 5, 6, 7], list(range(0, 40, 2)))]
+    >>> [name_ranks(each) for each in ([3], [0, 2, 5], [4, 5, 6, 7], list(range(0, 40, 2)))]
     ['rank 3', 'ranks 0, 2, 5', 'ranks 4-7', 'ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (20)']
     """
     if len(ranks) == 1:

@@ -1,4 +1,4 @@
-"""The steps of an attempt: train, evaluate, save, log, and stop when all ranks agree to."""
+"""The training loop of an attempt: train, evaluate, save, log, and stop when all ranks agree."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.heartbeat import EVALUATING, LEAVING, SAVING, TRAINING, WARM_UP, Heartbeat
 from hpc_gpt.train.measurements import DeviceProbe, GpuWatch
 from hpc_gpt.train.metrics import Metrics
-from hpc_gpt.train.ranks import Agreement, Ranks, Word
+from hpc_gpt.train.ranks import Agreement, Ranks, StepReport
 from hpc_gpt.train.saver import Saver
 from hpc_gpt.train.signals import Inbox, Signals
 
 
 class Loop:
-    """The steps from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
+    """Trains from `progress` on. `step` is the number of optimizer steps done, skipped ones included.
 
-    `is_preemption`, called on rank 0, says whether a SIGTERM is a preemption; if not, it is a cancel.
+    `is_preemption` is called on rank 0 and returns whether a SIGTERM is a preemption; otherwise it is a cancel.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Loop:
         self._ranks = ranks
         self._engine = engine
         self._identity = samples.identity
-        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._speaks)
+        self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._reports)
         self._stream.restore(progress.positions)
         self._metrics = Metrics(metrics, resolved, engine.device)
         self._agreement = Agreement(ranks.control, resolved.layout.pp)
@@ -76,12 +76,13 @@ class Loop:
         self._inbox = inbox or Inbox(None)
         self._heart = heart or Heartbeat(0, 0)
         self._probe = DeviceProbe(engine.device)
+        self._checkpoints = checkpoints
         self._saver = Saver(
             checkpoints, engine, ranks, self._metrics, self._inbox, resolved.train.max_failed_saves, progress.step
         )
         self._peaks: tuple[int, int] = 0, 0
         self._first_step_began: float | None = None
-        # As if this attempt had begun with the run: the time of all attempts counts, with evaluations and saves.
+        # train.minutes counts the time of all attempts, with evaluations and saves.
         self._began = time.monotonic() - progress.train_s
 
     def run(self) -> End:
@@ -99,12 +100,12 @@ class Loop:
             step = self.step = self.step + 1
             self._heart.stepped(step)
             metrics.add(step, result)
-            agreed = self._agreement.exchange(self._word(step))
+            agreed = self._agreement.all_reduce(self._report(step))
             metrics.memory = agreed.allocated_bytes, agreed.reserved_bytes
-            if self._saver.is_saving and not agreed.writing:
-                # It is completed, and old ones are removed, which takes the file system's time, not a step's.
+            if self._checkpoints.is_saving and not agreed.writing:
+                # Completing a checkpoint and removing old ones may take the file system longer than a step.
                 self._heart.enter(SAVING)
-            self._saver.hear(agreed.writing)
+            self._saver.poll(agreed.writing)
             if step == warm:
                 self._watch.begin()
             last = step == train.steps
@@ -120,15 +121,15 @@ class Loop:
             if step % train.log_every == 0:
                 self._log()
             elif saves:
-                # A resume begins after this step, so that no later attempt writes its line.
+                # A resume begins after this step, so no later attempt writes its line.
                 metrics.write()
             elif self._ranks.is_first and train.max_bad_steps:
-                # If lines are rare, a training that diverges must be seen before the next one.
+                # With a large log_every, a training that diverges must be noticed before the next log line.
                 metrics.look_back(begin=step % train.max_bad_steps == 0)
         return self._stop(None)
 
-    def _word(self, step: int) -> Word:
-        """This rank's word at the edge of `step`. Peaks of memory are read when they are about to be logged."""
+    def _report(self, step: int) -> StepReport:
+        """This rank's report at the end of `step`. Memory peaks are read only before a log line."""
         if self._engine.device.type == "cuda" and (step <= 2 or (step + 1) % self._train.log_every == 0):
             self._peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         allocated, reserved = (
@@ -137,24 +138,24 @@ class Loop:
         bad, minutes = self._train.max_bad_steps, self._train.minutes
         signals, is_first = self._signals, self._ranks.is_first
         asked = self._inbox.look() if is_first else frozenset()
-        return Word(
+        return StepReport(
             walltime=signals.walltime,
             terminated=signals.terminated,
             interrupted=signals.interrupted,
             minutes=is_first and minutes is not None and self._train_s() >= 60 * minutes,
             bad_steps=is_first and 0 < bad <= self._metrics.bad_in_row,
             budget=is_first and self._budget_end is not None and time.time() >= self._budget_end,
-            target=is_first and self._metrics.target.words is not None,
+            target=is_first and self._metrics.target.reached is not None,
             stop="stop" in asked,
             requeue="requeue" in asked,
             save="save" in asked,
-            writing=self._saver.busy,
+            writing=self._checkpoints.busy,
             allocated_bytes=allocated,
             reserved_bytes=reserved,
         )
 
-    def _end(self, agreed: Word) -> End:
-        """The end that the agreed word asks for; of several, the first that applies."""
+    def _end(self, agreed: StepReport) -> End:
+        """The end that the agreed report asks for; if there are several, the first that applies."""
         if agreed.bad_steps:
             return End("nan", f"{self._train.max_bad_steps} steps in a row were skipped or not finite")
         if agreed.interrupted:
@@ -166,7 +167,7 @@ class Loop:
                 return PREEMPTED
             return CANCELLED
         if agreed.target:
-            return End("done", self._metrics.target.words)
+            return End("done", self._metrics.target.reached)
         if agreed.budget:
             return budget_over(self._job.max_gpu_hours)
         if agreed.requeue:
@@ -185,7 +186,7 @@ class Loop:
         self._metrics.begin_clock()
 
     def _log(self) -> None:
-        """On rank 0 fetches, writes and prints the figures since the last time; the other ranks drop theirs."""
+        """Fetches, writes and prints the figures since the last log line on rank 0; the other ranks drop theirs."""
         self._probe.measure()
         self._heart.probe_s = self._probe.probe_s
         if self._ranks.is_first:
@@ -196,7 +197,7 @@ class Loop:
             self._metrics.forget()
 
     def _save(self, asked: bool = False, wait: bool = False) -> bool:
-        """Begins a save, or waits for all of it; False if the weights are not finite."""
+        """Begins a save, or with `wait` completes it. Returns False if the weights are not finite."""
         self._heart.enter(SAVING)
 
         def progress(train_s: float) -> Progress:
@@ -205,18 +206,20 @@ class Loop:
         return self._saver.save(self.step, self._train_s(), progress, asked, wait)
 
     def _save_last(self, asked: bool) -> bool:
-        """The save at an attempt's end, or what is done without one; False if the weights are not finite."""
+        """Saves at the end, unless train.save_last is false. Returns False if the weights are not finite."""
         if self._train.save_last or asked:
             return self._save(wait=True)
         self._heart.enter(SAVING)
         return self._saver.leave_out(self.step)
 
-    def _stop(self, agreed: Word | None, asked: bool = False) -> End:
-        """Does the last save, fetch and log line of an attempt; returns its end. `agreed` is None if all steps are
-        done. `asked`: all ranks know that a save is asked for."""
+    def _stop(self, agreed: StepReport | None, asked: bool = False) -> End:
+        """Does the last save, fetch and log line of an attempt, and returns its end.
+
+        `agreed` is None if all steps are done. `asked`: all ranks know of a request to save.
+        """
         asked = self._agreement.finish().save or asked or (agreed is not None and agreed.save)
         saver = self._saver
-        # Saved before Slurm is asked, which may take 15 s of the few that are left after a SIGTERM.
+        # The save comes first: asking Slurm may take 15 s, and few are left after a SIGTERM.
         sound = saver.gave_up or (not (agreed and agreed.bad_steps) and self._save_last(asked))
         self._heart.enter(LEAVING)
         end = saver.gave_up or (self._end(agreed) if agreed else End("done"))
@@ -235,24 +238,26 @@ class Loop:
 
     @property
     def tenth_step(self) -> float | None:
-        """When the attempt's tenth step ended, in epoch seconds, without the evaluations and saves before it; known on
-        rank 0 after that step was fetched."""
+        """End of the attempt's tenth step in epoch seconds, less the evaluations and saves before it.
+
+        None until rank 0 has fetched that step, and on the other ranks.
+        """
         began, seconds = self._first_step_began, self._metrics.first_steps_s
         return None if began is None or seconds is None else began + seconds
 
     @property
     def skipped_shards(self) -> dict[int, int]:
-        """Shards that its stream has left early, in all attempts, if this rank reports for its data-parallel rank."""
-        return {self._engine.dp_rank: self._stream.skipped_shards} if self._speaks else {}
+        """{dp rank: shards its stream left early, in all attempts}; empty unless this rank reports for its dp rank."""
+        return {self._engine.dp_rank: self._stream.skipped_shards} if self._reports else {}
 
     def _position(self) -> dict[int, dict[str, Any]]:
-        """The position of its stream, likewise; empty if the step determines it."""
-        position = self._stream.position() if self._speaks else None
+        """{dp rank: position of its stream}; empty likewise, and if the step alone determines the position."""
+        position = self._stream.position() if self._reports else None
         return {} if position is None else {self._engine.dp_rank: position}
 
     @property
-    def _speaks(self) -> bool:
-        """Whether this rank is the first of its data-parallel rank, whose ranks all read the same data."""
+    def _reports(self) -> bool:
+        """Whether this rank is the first of the ranks with its dp rank, which all read the same data."""
         return self._engine.tp_rank == self._engine.pp_rank == 0
 
     def _train_s(self) -> float:

@@ -1,7 +1,8 @@
-"""What an attempt measures beside its steps: GPUs at work, its device's own rate, compile time, allocator retries.
+"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, allocator retries.
 
-Each rank looks at its own GPU, and rank 0 writes what all saw into `measured.json` at the attempt's end. Nothing here
-waits for the device while it trains. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they are null.
+Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
+here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
+are null.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _EVERY_S = 1.0
 _PROBE_EVERY_S = 30.0
 # A probe is so many products of square matrices of this size.
 _PROBE_SIZE, _PROBE_TIMES = 2048, 8
-# Fewer figures say nothing: other streams may be at work. More are forgotten.
+# Other streams disturb a probe, so a median needs the least number; no more than the other are kept.
 _PROBES_LEAST, _PROBES_KEPT = 3, 20
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256
@@ -50,8 +51,7 @@ class GpuSamples:
 
 
 class GpuWatch:
-    """Reads this rank's GPU from a thread of its own, from `begin` to `end`. On a CPU, or without NVML, it sees
-    nothing."""
+    """Reads this rank's GPU on a thread, from `begin` to `end`. Without a GPU or NVML there are no readings."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,13 +60,13 @@ class GpuWatch:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begins to read; once the first steps, which warm up, are done."""
+        """Begins to read; to be called after the warm-up."""
         if self._device.type == "cuda" and self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="gpu-watch", daemon=True)
             self._thread.start()
 
     def end(self) -> GpuSamples:
-        """Stops reading; what was read."""
+        """Stops reading, and returns the readings."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=5 * _EVERY_S)
@@ -80,7 +80,7 @@ class GpuWatch:
                     util = torch.cuda.utilization(self._device)
                     clock = torch.cuda.clock_rate(self._device)
                     power = torch.cuda.power_draw(self._device)
-            except Exception:  # no NVML package, no driver that answers, or a figure the card does not give
+            except Exception:  # no NVML package, no driver, or a figure that the card lacks
                 return
             self._samples.util.append(float(util))
             self._samples.sm_clock_mhz.append(float(clock))
@@ -88,7 +88,7 @@ class GpuWatch:
 
 
 def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
-    """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null where there are none.
+    """`gpu_util_mean, gpu_util_spread, sm_clock_mhz, power_w` over all readings of all GPUs; null without readings.
 
     The spread is the standard deviation over the readings, seed 000's `71.9 +/- 22.0`.
 
@@ -109,14 +109,13 @@ def summarise(samples: Sequence[GpuSamples]) -> dict[str, float | None]:
 
 
 class DeviceProbe:
-    """How fast this rank's device computes while it trains: a product of fixed size, now and then, timed by the device.
+    """Times a product of fixed size now and then during the training, to find a slow device.
 
-    All ranks of a run take the same step time, whoever is slow. This tells them apart. It takes a third of a
-    millisecond each time, and nobody waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a
-    JSON object with `probe_s`. On a CPU nothing is measured without that command: its speed depends on the load of the
-    machine.
+    All ranks of a run have the same step time, whichever is slow. A probe takes a third of a millisecond, timed by the
+    device, and nothing waits for it. HPC_GPT_PROBE_COMMAND replaces it, as in the preflight: it prints a JSON object
+    with `probe_s`. Without that command nothing is measured on a CPU, whose speed depends on the load of the machine.
 
-    `probe_s` is the median of the last figures, in seconds; None while there are too few.
+    `probe_s` is the median of the last probes, in seconds; None while there are too few.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -130,7 +129,7 @@ class DeviceProbe:
         self._over = False
 
     def measure(self) -> None:
-        """Takes the last probe's figure and begins the next one; at most twice a minute."""
+        """Reads the last probe and begins the next one, at most twice a minute."""
         now = time.monotonic()
         if self._over or (self._began is not None and now < self._began + _PROBE_EVERY_S):
             return
@@ -140,7 +139,7 @@ class DeviceProbe:
         elif self._device.type == "cuda":
             try:
                 self._time_product()
-            except RuntimeError:  # no room for it, or a kernel that is not there
+            except RuntimeError:  # no memory, or no such kernel
                 self._over, self._factors = True, None
 
     def _ask(self) -> None:
@@ -172,19 +171,19 @@ class DeviceProbe:
 
 
 class MatmulRate:
-    """The device's own rate, measured in the process that trains, so that its figures can be compared with it.
+    """The device's own matmul rate, measured in the process that trains, to compare the training with it.
 
-    With `train.matmul_rate` every rank multiplies before its first step and after its last. That tells a card that has
-    become slower meanwhile, by heat or by its power limit, from a slow program.
+    With `train.matmul_rate` every rank multiplies before its first step and after its last. That distinguishes a card
+    that became slower meanwhile, by heat or by its power limit, from a slow program.
 
-    `before` and `after` are TFLOP/s of this rank's device; None if it was not asked for, or had no memory left.
-    `product` says what was multiplied; None if nothing is. `before_s`: seconds that measuring before has taken.
+    `before` and `after` are TFLOP/s of this rank's device; None if not asked for, or without memory. `product`
+    describes the product; None if there is none. `before_s`: seconds that the measurement before has taken.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         self._wanted = resolved.train.matmul_rate
         cuda = device.type == "cuda"
-        # A CPU's product in fp16 is that of a loop, and takes a minute.
+        # In fp16 a CPU's product takes a minute.
         self._device, self._dtype = device, resolved.train.dtype if cuda or resolved.train.dtype != "fp16" else "fp32"
         self._size = _GPU_SIZE if cuda else _CPU_SIZE
         self.product = f"{self._size}^3 in {self._dtype}" if self._wanted else None
@@ -193,7 +192,7 @@ class MatmulRate:
         self.before_s = 0.0
 
     def measure_before(self) -> None:
-        """Before the first step. The peaks of memory stay as they are, or are reset if this raised them."""
+        """Measures before the first step. Memory peaks do not change, or are reset if this raised them."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else 0
         began = time.perf_counter()
@@ -205,7 +204,7 @@ class MatmulRate:
         self.before_s = time.perf_counter() - began
 
     def measure_after(self) -> None:
-        """After the last step, whose peaks are written by then."""
+        """Measures after the last step, when its memory peaks are written."""
         self.after = self._measure()
 
     def _measure(self) -> float | None:
@@ -225,11 +224,11 @@ def write_measured(
     rate: MatmulRate,
     tenth_step: float | None,
 ) -> None:
-    """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank.
+    """Writes every rank's figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
 
-    Of the devices' own rates the slowest rank's is written: the others wait for it in every step. `tenth_step`: when
-    it ended, in epoch seconds. It is written as seconds since the attempt's start, which the script knows to a second,
-    less what measuring the rate took.
+    Of the devices' rates the slowest is written: the other ranks wait for it in every step. `tenth_step` is the end of
+    that step in epoch seconds. It is written as seconds since the attempt's start, which is known to a second, less the
+    time that measuring the rate took.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -240,7 +239,7 @@ def write_measured(
     samples, compiled, retried, skipped, before, after = zip(*gathered, strict=True)
     measured: dict[str, Any] = {
         **summarise(samples),
-        # Ranks compile side by side: the slowest is what the run has waited for.
+        # Ranks compile at the same time, so the run waits for the slowest.
         "compile_s": max((seconds for seconds in compiled if seconds is not None), default=None),
         "allocator_retries": sum(retried) if None not in retried else None,
         "skipped_shards": sum(count for own in skipped for count in own.values()),
@@ -253,8 +252,8 @@ def write_measured(
     when_there_is_room(lambda: write_once(path, json.dumps(measured) + "\n"), path.name)
 
 
-def _since_start(attempt: Attempt, tenth_step: float | None, apart_s: float) -> float | None:
+def _since_start(attempt: Attempt, tenth_step: float | None, measuring_s: float) -> float | None:
     started = attempt.started().get("started")
     if tenth_step is None or not isinstance(started, int | float):
         return None
-    return round(tenth_step - apart_s - started, 3)
+    return round(tenth_step - measuring_s - started, 3)

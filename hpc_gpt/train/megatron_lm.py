@@ -1,8 +1,8 @@
-"""Engine megatron-lm: one rank of pretrain_gpt.py, from a checkout of Megatron-LM, looked after to its end.
+"""Engine megatron-lm: starts and supervises one rank of pretrain_gpt.py from a checkout of Megatron-LM.
 
-Megatron-LM knows SIGTERM (save, and leave together), its own checkpoints and its own log. What a run has beside that is
-made here: the data, the rendezvous, the signals of a job, metrics.jsonl from the log's lines, and the last word on how
-the attempt ended. Nothing here needs torch.
+Megatron-LM itself handles SIGTERM (it saves, and its ranks leave together), its checkpoints and its log. This module
+does the rest: the data, the rendezvous, the signals of a job, metrics.jsonl from the log's lines, and ended.json.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from hpc_gpt.train.signals import Inbox, Signals
 
 # The newest checkpoint's iteration, which Megatron writes last.
 TRACKER = "latest_checkpointed_iteration.txt"
-# Of the rank that was asked to stop, to all.
-_WORD = "stop.json"
+# Written by the rank that is asked to stop, and read by all.
+_STOP = "stop.json"
 _WAIT_S = 900
 _TURN_S = 0.1
 _LOOK_S = 1.0
 _GRACE_S = 5.0
-_WORD_S = 10.0
+_ENDED_S = 10.0
 
 
 @dataclass(frozen=True)
 class _Place:
-    """`rank` of `size`, and its place on its node, as job.sh says."""
+    """`rank` of `size` ranks, and its number on its node, from job.sh."""
 
     rank: int
     size: int
@@ -67,14 +67,14 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Stop:
-    """What all ranks do as soon as one is asked to stop: `reason`, and whether there is anything to save."""
+    """A stop that all ranks follow: its `reason`, and whether there is anything to save."""
 
     reason: str
     save: bool
 
 
 class MegatronRank:
-    """One rank's share of an attempt."""
+    """One rank's part in an attempt."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
         self._run = run
@@ -90,11 +90,11 @@ class MegatronRank:
 
     @property
     def step(self) -> int:
-        """The last iteration that the log tells of, or that is saved."""
+        """The last iteration in the log or in a checkpoint."""
         return max(int(self._attempt.last_metrics().get("step") or 0), saved_iteration(self._saved))
 
     def train(self) -> int:
-        """Runs pretrain_gpt.py to its end; returns the exit code. Exceptions are the caller's to report."""
+        """Runs pretrain_gpt.py to its end, and returns the exit code. The caller reports exceptions."""
         resolved, is_first = self._resolved, self._place.rank == 0
         checkout = checkout_of(resolved, os.environ)
         prefix = self._await_data()
@@ -104,10 +104,10 @@ class MegatronRank:
         if is_first:
             check_options(checkout, names_of(arguments))
             complete_run(self._run, resolved)
-            self._say_start(checkout, resumed)
+            self._report_start(checkout, resumed)
         log = ForeignLog(self._attempt, resolved, resumed)
         environment = self._environment(checkout)
-        # Slurm hands signals to every process of a step: USR2 would end a python that does not listen, Ctrl-C is ours.
+        # Slurm sends signals to every process of a step. USR2 would end Megatron, and this process handles Ctrl-C.
         ignoring = ["bash", "-c", 'trap "" USR2 INT; exec "$@"', "rank"]
         self._process = subprocess.Popen(
             [*ignoring, sys.executable, str(checkout / PROGRAM), *arguments],
@@ -120,7 +120,7 @@ class MegatronRank:
         watch = ForeignWatch(self._attempt, resolved, self._process, log)
         watch.start(self._place.rank, self._place.size, resumed)
         code = self._wait(log, watch)
-        if code and not (self._stop is not None and _may_be_told(code, log)):
+        if code and not (self._stop is not None and _was_stopped(code, log)):
             return self._report_failure(code, log)
         end = self._end(code)
         if is_first:
@@ -128,13 +128,13 @@ class MegatronRank:
         return 1 if end.ended == "error" else 0
 
     def quit(self) -> None:
-        """Says that the attempt ends here and now, unsaved."""
+        """Ends the program at once, without a save, and writes ended.json."""
         if self._process is not None:
             self._process.kill()
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
     def _wait(self, log: ForeignLog, watch: ForeignWatch) -> int:
-        """The program's exit code, once it has one; asks it to stop when this rank, or another, has been asked."""
+        """Waits for the program's exit code. Asks it to stop when this rank or another has been asked."""
         assert self._process is not None
         while (code := self._process.poll()) is None:
             if self._stop is None and (stop := self._asked()):
@@ -145,8 +145,8 @@ class MegatronRank:
             time.sleep(_TURN_S)
         watch.leaving()
         log.finish()
-        # Another rank's Megatron may have had its signal, and all have left, before this process heard of it.
-        early = _may_be_told(code, log) if code else self.step < self._resolved.train.steps
+        # After a signal to another rank, all Megatron ranks may have left before this process reads stop.json.
+        early = _was_stopped(code, log) if code else self.step < self._resolved.train.steps
         until = time.monotonic() + (_GRACE_S if early else 0)
         while self._stop is None and not self._attempt.ended():
             self._looked = 0.0
@@ -157,8 +157,8 @@ class MegatronRank:
         return code
 
     def _asked(self) -> _Stop | None:
-        """The stop that this rank has been asked for, or that another has left word of; the first word is for all."""
-        path = self._attempt.folder / _WORD
+        """The stop that a rank has been asked for, if any. The first rank to write stop.json decides for all."""
+        path = self._attempt.folder / _STOP
         if reason := self._reason():
             # Before the first iteration Megatron may not listen yet, and has nothing to save.
             save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
@@ -166,8 +166,8 @@ class MegatronRank:
         elif time.monotonic() < self._looked + _LOOK_S:
             return None
         self._looked = time.monotonic()
-        word = read_json(path)
-        return _Stop(str(word["reason"]), bool(word["save"])) if word else None
+        found = read_json(path)
+        return _Stop(str(found["reason"]), bool(found["save"])) if found else None
 
     def _reason(self) -> str | None:
         signals, minutes = self._signals, self._resolved.train.minutes
@@ -190,7 +190,7 @@ class MegatronRank:
         return None
 
     def _train_s(self) -> float:
-        """Seconds since each attempt began to train, all attempts together."""
+        """Seconds of training in all attempts together."""
         total = 0.0
         for attempt in self._run.attempts():
             with contextlib.suppress(FileNotFoundError):
@@ -199,7 +199,7 @@ class MegatronRank:
         return total
 
     def _end(self, code: int) -> End:
-        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0's is written."""
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
         if self._stop is None:
             step, steps = self.step, self._resolved.train.steps
             return End("done") if step >= steps else End("error", f"{PROGRAM} ended at iteration {step} of {steps}")
@@ -217,24 +217,26 @@ class MegatronRank:
         return end
 
     def _has_saved(self) -> bool:
-        """Whether there is a checkpoint since the first word of the stop. A rank that another has asked is leaving when
-        its own signal comes, and at its very end python dies of that."""
+        """Whether there is a checkpoint since stop.json was written.
+
+        A rank may get its own signal while it already leaves, and python then dies of it at its very end.
+        """
         try:
-            return (self._saved / TRACKER).stat().st_mtime >= (self._attempt.folder / _WORD).stat().st_mtime
+            return (self._saved / TRACKER).stat().st_mtime >= (self._attempt.folder / _STOP).stat().st_mtime
         except FileNotFoundError:
             return False
 
     def _report_failure(self, code: int, log: ForeignLog) -> int:
-        """Writes how the program failed, from its own last words; a rank that only lost a peer lets that one speak."""
-        ended, words, lost_peer = log.failure(code)
-        until = time.monotonic() + _WORD_S
+        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
+        ended, cause, lost_peer = log.failure(code)
+        until = time.monotonic() + _ENDED_S
         while lost_peer and not self._attempt.ended() and time.monotonic() < until:
             time.sleep(_TURN_S)
-        self._attempt.write_ended(ended, f"rank {self._place.rank}: {words}", self.step)
+        self._attempt.write_ended(ended, f"rank {self._place.rank}: {cause}", self.step)
         return code if code > 0 else 1
 
     def _await_data(self) -> str | None:
-        """Megatron's prefix, made by the first rank of each node where it is missing; None for mock data."""
+        """The prefix of Megatron's data, which the first rank of each node makes if missing; None for mock data."""
         resolved = located(self._resolved, self._run.data_beside)
         path = data_path(resolved)
         if path is None:
@@ -245,19 +247,19 @@ class MegatronRank:
         until = time.monotonic() + _WAIT_S
         while not path.with_name(path.name + ".idx").exists():
             if self._attempt.ended() or time.monotonic() > until:
-                raise DataError(f"no {path}.idx came to be in {_WAIT_S} s", "did the node's first rank fail?")
+                raise DataError(f"{path}.idx was not made in {_WAIT_S} s", "did the node's first rank fail?")
             time.sleep(_TURN_S)
         return os.path.abspath(path)
 
     def _environment(self, checkout: Path) -> dict[str, str]:
-        """This process's, with what Megatron-LM and torch's env:// rendezvous read."""
+        """This process's environment, with the variables that Megatron-LM and torch's env:// rendezvous read."""
         place = self._place
         known = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
         environment = {**os.environ, **{name: str(number) for name, number in known.items()}}
-        # Where it hangs it is ended by SIGABRT, and says where its threads stood.
+        # After a hang SIGABRT ends it, and its faulthandler writes the stacks.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
-        # Megatron asks for it where communication is to overlap: kernels in the order they were launched.
+        # Megatron requires it to overlap communication: kernels run in the order of their launch.
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if "MASTER_PORT" not in environment:
             host, port = self._meet()
@@ -266,7 +268,7 @@ class MegatronRank:
         return environment
 
     def _meet(self) -> tuple[str, str]:
-        """(host, port) on this machine: rank 0 finds one that is free, and says so in the attempt's `rendezvous`."""
+        """(host, port) on this machine. Rank 0 finds a free port and writes it to the attempt's `rendezvous` file."""
         import socket
 
         if self._place.rank == 0:
@@ -283,10 +285,10 @@ class MegatronRank:
                 return host, port
         raise RunFolderError(f"rank 0 has not written {self._attempt.rendezvous}", "did it fail?")
 
-    def _say_start(self, checkout: Path, resumed: int) -> None:
+    def _report_start(self, checkout: Path, resumed: int) -> None:
         resolved = self._resolved
         gpus = list_gpus()
-        # Without nvidia-smi nothing is known of a cluster's GPUs but what the profile says.
+        # Without nvidia-smi only the profile knows the device of a cluster.
         name = gpus[0]["name"] if gpus else "cpu" if resolved.cluster.scheduler == "local" else None
         sha, dirty = git_state(checkout, PROGRAM)
         start = {
@@ -309,16 +311,16 @@ class MegatronRank:
 
 
 def saved_iteration(folder: Path) -> int:
-    """The iteration of Megatron's newest checkpoint; 0 where there is none."""
+    """The iteration of Megatron's newest checkpoint; 0 without one."""
     try:
-        word = (folder / TRACKER).read_text(encoding="utf-8").strip()
+        text = (folder / TRACKER).read_text(encoding="utf-8").strip()
     except OSError:
         return 0
-    return int(word) if word.isdigit() else 0
+    return int(text) if text.isdigit() else 0
 
 
-def _may_be_told(code: int, log: ForeignLog) -> bool:
-    """Whether a program that failed may have been told to, or lost others that were: it has no fault of its own."""
+def _was_stopped(code: int, log: ForeignLog) -> bool:
+    """Whether a failed program may have been stopped, or have lost ranks that were: it has no fault of its own."""
     return code in (-signal.SIGTERM, -signal.SIGKILL) or log.failure(code)[2]
 
 
@@ -326,7 +328,7 @@ def _identify(environment: Mapping[str, str], resolved: Resolved) -> _Place:
     values = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(value.isdigit() for value in values):
         raise ConfigError(
-            "this process is no rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+            "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
             "start runs with hpc-gpt submit, or sbatch job.sh",
         )
     place = _Place(*map(int, values))

@@ -1,11 +1,10 @@
 """The figures of every optimizer step: kept on the device, fetched together, written as lines of metrics.jsonl.
 
-Only `fetch` waits for the device: at a logging step, a save and the end. Between them `look_back` sees whether steps
-were bad, from copies that have arrived meanwhile. A step's time is measured by the device's events, from the end of the
-step before to its end; on a CPU, where a step ends when the call returns, by the clock. Evaluations and saves are
-between two steps and belong to none.
+Only `fetch` waits for the device: at a logging step, a save and the end. Between them `look_back` finds bad steps from
+copies that have arrived meanwhile. A step's time is from the end of the step before to its end, measured by events of
+the device, or on a CPU by the clock. Evaluations and saves are between two steps and count for none.
 
-`TargetLoss` sees from them whether a run has come down to train.until_loss.
+`TargetLoss` decides from the losses whether a run has reached train.until_loss.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.full_disk import KeptLines, Refusal
 
 _GIB = 2.0**30
-# If nothing is evaluated, the mean over so many steps counts: a single batch may be an easy one.
+# Without evaluations the mean over so many steps counts: a single batch may be an easy one.
 WINDOW = 20
 _TAIL_BYTES = 1 << 22
 Moment = float | torch.cuda.Event
@@ -47,7 +46,7 @@ class _Step:
 
 
 class _Copy:
-    """A copy of the figures of some steps from the device, which may still be on its way."""
+    """A copy of the figures of some steps from the device, which may not be complete yet."""
 
     def __init__(self, steps: list[_Step], device: torch.device) -> None:
         self.steps = steps
@@ -82,8 +81,10 @@ FIRST_STEPS = 10
 
 
 class Metrics:
-    """Rank 0's figures of all steps. `first_steps_s`: the seconds of the attempt's first FIRST_STEPS, after they are
-    fetched, without evaluations and saves between them."""
+    """Rank 0's figures of all steps.
+
+    `first_steps_s`: seconds of the attempt's first FIRST_STEPS without evaluations and saves; None until fetched.
+    """
 
     def __init__(self, path: Path, resolved: Resolved, device: torch.device) -> None:
         self.bad_in_row = 0
@@ -102,47 +103,47 @@ class Metrics:
         self._last: dict[str, Any] = {}
         self._save_s: float | None = None
         self._file = KeptLines(path)
-        # Why lines are not yet in the file.
+        # Why lines still wait for the disk.
         self.refusal = Refusal()
         self._began: Moment | None = None
 
     def recall(self, step: int) -> None:
-        """Reads the lines of the attempts before this one, up to `step`, from which this one continues."""
+        """Reads the lines of earlier attempts up to `step`, from which this one continues."""
         self.target.recall(self._path, step)
 
     def begin_clock(self) -> None:
-        """The next step begins now: at the start, and after an evaluation or a save."""
+        """Starts the clock of the next step. To be called at the start, and after an evaluation or a save."""
         self._began = self._now()
 
     def add(self, step: int, result: StepResult) -> None:
-        """Keeps the figures of a step that was just run; `step` counts from 1."""
+        """Keeps the figures of the step that was just done; `step` counts from 1."""
         now = self._now()
         assert self._began is not None
         self._kept.append(_Step(step, result, self._began, now, time.time()))
         self._began = now
 
     def add_evaluation(self, loss: Tensor) -> None:
-        """The evaluation after the step that was added last."""
+        """Keeps the evaluation loss after the step that was added last."""
         self._kept[-1].loss_eval = loss
 
     def add_save(self, save_s: float) -> None:
-        """The seconds of a save that is over, for the last line; if that is already written, for the next."""
+        """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
         if self._lines:
             self._lines[-1]["save_s"] = round(save_s, 4)
         else:
             self._save_s = round(save_s, 4)
 
     def fetch(self) -> None:
-        """Copies the figures kept since the last time from the device at once, and waits for them.
+        """Copies the figures kept since the last time from the device, and waits for them.
 
-        After it `bad_in_row` is the number of last steps without a sound update, and `poisoned` says that the weights
-        are not worth saving: the last loss, or the gradient of the last update, is not finite.
+        Afterwards `bad_in_row` is the number of last steps without a sound update. `poisoned` is whether the last loss,
+        or the gradient of the last update, is not finite, so that the weights must not be saved.
         """
         self._begin_copy()
         self._take_in()
 
     def look_back(self, begin: bool) -> None:
-        """Takes in what has arrived; with `begin` starts the copy of what was kept since. Waits for nothing."""
+        """Reads a copy that has arrived. With `begin` it starts one of the figures kept since. Waits for nothing."""
         if begin and self._coming is None:
             self._begin_copy()
         if self._coming is not None and self._coming.has_arrived():
@@ -155,7 +156,7 @@ class Metrics:
             self._kept = []
 
     def _take_in(self) -> None:
-        """Makes lines of what was copied."""
+        """Makes lines of the figures that were copied."""
         if self._coming is None:
             return
         for kept, (loss, grad_norm, skipped, loss_eval) in zip(self._coming.steps, self._coming.numbers(), strict=True):
@@ -185,7 +186,7 @@ class Metrics:
         self._coming = None
 
     def forget(self) -> None:
-        """Drops the figures kept, on ranks that write none."""
+        """Drops the figures, on ranks that write none."""
         self._kept.clear()
 
     def has_lines(self) -> bool:
@@ -194,35 +195,35 @@ class Metrics:
     def write(self, hold_last: bool = False) -> None:
         """Appends the fetched lines to metrics.jsonl in one write; `hold_last` keeps the last one for a save's time.
 
-        On a full disk they wait for the next time, and `refusal` says so. Raises RunFolderError if the disk refuses for
+        On a full disk they wait for the next call, and `refusal` is set. Raises RunFolderError if the disk refuses for
         another reason.
         """
         ready = self._lines[:-1] if hold_last else self._lines
         self._lines = self._lines[len(ready) :]
         before, self.refusal = self.refusal, self._file.append([json.dumps(line) + "\n" for line in ready])
         if self.refusal and not before:
-            print(f"{self._path.name} waits for room on the disk: {self.refusal.words}", flush=True)
+            print(f"{self._path.name} waits for room on the disk: {self.refusal.text}", flush=True)
         elif before and not self.refusal:
             lost = f", but for the {self._file.lost} oldest lines" if self._file.lost else ""
             print(f"{self._path.name} is written again{lost}", flush=True)
 
     def log_line(self) -> str:
-        """One line of the log on the last fetched step."""
+        """The line of the log on the last fetched step."""
         line = self._last
-        words = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
+        parts = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
         if line["loss_eval"] is not None:
-            words.append(f"loss_eval {line['loss_eval']:.4f}")
-        words += [
+            parts.append(f"loss_eval {line['loss_eval']:.4f}")
+        parts += [
             f"grad_norm {line['grad_norm']:.3f}",
             f"lr {line['lr']:.3g}",
             f"step_s {line['step_s']:.4f}",
             f"tokens_per_s {line['tokens_per_s']:.0f}",
         ]
         if line["memory_allocated_gib"]:
-            words.append(f"memory_gib {max(line['memory_allocated_gib']):.2f}")
+            parts.append(f"memory_gib {max(line['memory_allocated_gib']):.2f}")
         if line["skipped"]:
-            words.append("skipped")
-        return " | ".join(words)
+            parts.append("skipped")
+        return " | ".join(parts)
 
     def _judge(self, loss: float, grad_norm: float, skipped: bool) -> None:
         """A step is bad if it was skipped, or its loss or gradient is not finite. A skipped one changed no weights."""
@@ -252,20 +253,20 @@ def _seconds(began: Moment, ended: Moment) -> float:
 
 
 class TargetLoss:
-    """Whether a run has come down to train.until_loss, from the losses as rank 0 fetches them.
+    """Decides whether a run has reached train.until_loss, from the losses that rank 0 fetches.
 
-    `words` says how the target was reached, and is None before.
+    `reached` says how the target was reached, and is None before.
     """
 
     def __init__(self, train: Train) -> None:
-        self.words: str | None = None
+        self.reached: str | None = None
         self._until = train.until_loss
         self._evaluates = train.eval_every > 0
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     def recall(self, metrics: Path, step: int) -> None:
-        """Takes in what the attempts before that of `metrics` have written of the steps up to `step`, so that the mean
-        after a resume is that of an unbroken run."""
+        """Reads the losses up to `step` that the attempts before that of `metrics` wrote, so that the mean after a
+        resume is that of an uninterrupted run."""
         if self._until is None or self._evaluates or not step:
             return
         losses: dict[int, float] = {}
@@ -278,8 +279,8 @@ class TargetLoss:
             self.add(number, losses[number], None)
 
     def add(self, step: int, loss: float, loss_eval: float | None) -> None:
-        """The losses of the next step. What is no number reaches nothing."""
-        if self._until is None or self.words is not None:
+        """Takes the losses of the next step. NaN does not reach the target."""
+        if self._until is None or self.reached is not None:
             return
         self._recent.append(loss)
         if self._evaluates:
@@ -288,11 +289,11 @@ class TargetLoss:
             found = sum(self._recent) / WINDOW if len(self._recent) == WINDOW else None
             what = f"mean loss of {WINDOW} steps"
         if found is not None and found <= self._until:
-            self.words = f"{what} {found:.4f} after step {step}, train.until_loss = {self._until:g}"
+            self.reached = f"{what} {found:.4f} after step {step}, train.until_loss = {self._until:g}"
 
 
 def _earlier(metrics: Path) -> list[Path]:
-    """The metrics of the attempts before, first to last."""
+    """The metrics of the earlier attempts, first to last."""
     beside = {int(path.name): path / metrics.name for path in metrics.parents[1].glob("[0-9]*") if path.name.isdigit()}
     own = next((number for number, path in beside.items() if path == metrics), 0)
     return [beside[number] for number in sorted(beside) if number < own]

@@ -1,8 +1,8 @@
 """`python -m hpc_gpt.train.preflight`: one rank of a preflight, on a node of the job. Takes no arguments.
 
-Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, and the rank's place by Slurm's names (SLURMD_NODENAME, SLURM_LOCALID). The
-rank prints what it finds as lines on stdout, and reads from stdin who exchanges with whom (hpc_gpt/preflight_lines.py).
-It ends after HPC_GPT_PREFLIGHT_S seconds at most, always with exit code 0.
+Environment: HPC_GPT_RUN, HPC_GPT_ATTEMPT, SLURMD_NODENAME and SLURM_LOCALID. The rank prints its figures as lines on
+stdout, and reads from stdin which ranks take part in the transfers; hpc_gpt/preflight_lines.py has the probe protocol.
+It ends after at most HPC_GPT_PREFLIGHT_S seconds, always with exit code 0.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def main() -> None:
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
     local = int(os.environ.get("SLURM_LOCALID", "0"))
     limit_s = float(os.environ.get(LIMIT) or _LIMIT_S)
-    # A collective cannot be interrupted; a rank that waits in one ends with the process.
+    # A collective cannot be interrupted, so the whole process ends.
     last = threading.Timer(limit_s, lambda: os._exit(0))
     last.daemon = True
     last.start()
 
     def say(kind: str, **fields: Any) -> None:
-        # One write a line: several ranks share a stream.
+        # One write for each line, because several ranks share a stream.
         os.write(1, f"{encode(kind, node=node, local=local, time=time.time(), **fields)}\n".encode())
 
     say("here", host=platform.node(), pid=os.getpid())
     try:
         _probe(node, local, say)
     except BaseException as fault:
-        # Not printed as a traceback: a spare node may take this one's place, and the attempt's log must not name it.
+        # Not a traceback in the log: a spare node may replace this one, and the attempt then has no fault.
         say("failed", words=_one_line(fault), trace=traceback.format_exc()[-4000:])
 
 
@@ -56,7 +56,7 @@ def _probe(node: str, local: int, say: Say) -> None:
     run = RunFolder(Path(os.environ["HPC_GPT_RUN"]))
     attempt = run.attempt(int(os.environ["HPC_GPT_ATTEMPT"])).folder
     resolved = run.resolved()
-    # Which node has rank 0 of the exchanges is decided later; until then each one holds a port for it.
+    # The node of rank 0 is chosen later; until then each node holds a port for it.
     listener = None
     if local == 0:
         listener = socket.create_server(("", 0), backlog=4096)
@@ -78,10 +78,10 @@ def _probe(node: str, local: int, say: Say) -> None:
         return
     if listener is not None and places[0] != (node, local):
         listener.close()
-    _exchange(places, places.index((node, local)), plan, resolved, device, given, listener, say)
+    _measure_transfers(places, places.index((node, local)), plan, resolved, device, given, listener, say)
 
 
-def _exchange(
+def _measure_transfers(
     places: list[tuple[Any, ...]],
     rank: int,
     plan: dict[str, Any],
@@ -91,13 +91,13 @@ def _exchange(
     listener: socket.socket | None,
     say: Say,
 ) -> None:
-    # So that NCCL reports a rank that is gone when the timeout is over.
+    # With it NCCL reports a lost rank after the timeout.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.train.preflight_probes import PATIENCE_S, plan_exchanges, run_exchanges
+    from hpc_gpt.train.preflight_probes import PATIENCE_S, plan_transfers, run_transfers
 
     patience = timedelta(seconds=PATIENCE_S)
     store = TCPStore(
@@ -111,10 +111,10 @@ def _exchange(
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=len(places), timeout=patience)
-    # All ranks of a group must make NCCL's first call together; after it, some may exchange without the others.
+    # All ranks must make NCCL's first call together; afterwards some may use it without the others.
     dist.all_reduce(torch.ones(1, device=device))
-    run_exchanges(
-        plan_exchanges(resolved.layout, [node for node, _ in places]),
+    run_transfers(
+        plan_transfers(resolved.layout, [node for node, _ in places]),
         rank,
         device,
         given,
@@ -129,9 +129,9 @@ def _exchange(
 
 
 def _one_line(fault: BaseException) -> str:
-    words = str(fault).strip().splitlines()
+    lines = str(fault).strip().splitlines()
     name = type(fault).__name__
-    return words[0] if words and name == "ProbeFailed" else name + (f": {words[0]}" if words else "")
+    return lines[0] if lines and name == "ProbeFailed" else name + (f": {lines[0]}" if lines else "")
 
 
 if __name__ == "__main__":

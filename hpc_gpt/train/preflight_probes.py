@@ -1,12 +1,12 @@
-"""What a preflight measures: a rank's own device and node, in about a second, and how fast ranks reach each other.
+"""The measurements of a preflight: a rank's own device and node, in about a second, and the rates between ranks.
 
 Every figure of a device can be replaced. A shell on each rank runs HPC_GPT_PROBE_COMMAND, with SLURMD_NODENAME, RANK
-and the rest of the job's environment, and the command prints a JSON object. What it gives is not measured. If it fails,
-or gives an `error`, the node has failed.
+and the rest of the job's environment, and the command prints a JSON object. Figures in it are not measured. If the
+command fails, or prints an `error`, the node has failed.
 
-Exchanges are between pairs of nodes, and between pairs and along the ring of every group of the layout. All pairs of a
-round are disjoint and exchange at the same time. A node has two neighbours, so that the other pair of each of two nodes
-tells a slow pair from a slow node.
+Transfers are measured between pairs of nodes, and between pairs and in a ring of every group of the layout. All pairs
+of a round are disjoint and run at the same time. A node is in two pairs, so the other pair of each of two nodes
+distinguishes a slow pair from a slow node.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GIB = 2**30
 _MIB = 2**20
 
-# Long enough for a clock that has to rise, short enough that nobody waits.
+# Long enough for the GPU's clock to rise.
 _MEASURED_S = 0.2
 _WRITTEN_MIB = 8
 _TIMES = 3
-# A collective that takes longer will not end; NCCL's first among hundreds of ranks takes many seconds.
+# A collective that takes longer will not end. NCCL's first one among hundreds of ranks takes many seconds.
 PATIENCE_S = 45
 AXES = ("tp", "pp", "dp")
 
 
 class ProbeFailed(Exception):
-    """This node cannot make a probe; the reason."""
+    """This node cannot be measured; the text is the reason."""
 
 
 def probe_device(
     resolved: Resolved, device: torch.device, attempt: Path, node: str, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of this rank, units in their names; those in `given` replace measured ones.
+    """The figures of this rank, with units in their names; those in `given` replace measured ones.
 
-    `judged`: the rates can be compared with those of other nodes. A CPU's depend on the machine's load, so that they
+    `judged`: the rates can be compared with those of other nodes. A CPU's rates depend on the machine's load, so they
     are reported but not judged, unless they are given.
     """
     cuda = device.type == "cuda"
@@ -75,7 +75,10 @@ def probe_device(
 
 
 def figures_of_command(command: str | None) -> dict[str, Any]:
-    """What HPC_GPT_PROBE_COMMAND prints; empty without one. ProbeFailed if it fails or prints no object."""
+    """The JSON object that HPC_GPT_PROBE_COMMAND prints; empty without a command.
+
+    Raises ProbeFailed if it fails or prints anything else.
+    """
     if not command:
         return {}
     done = subprocess.run(
@@ -96,8 +99,8 @@ def figures_of_command(command: str | None) -> dict[str, Any]:
 
 
 def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
-    """Rate of a product of square matrices of `size` rows in TFLOP/s, 2 size^3 operations each."""
-    # A generator of its own, because the run's is part of its state.
+    """Rate of a product of square matrices of `size` rows in TFLOP/s; a product has 2 size^3 operations."""
+    # A generator of its own, because the default one is part of the run's state.
     generator = torch.Generator(device).manual_seed(1)
     a = torch.randn(size, size, device=device, dtype=_DTYPES[dtype], generator=generator)
     out = torch.empty_like(a)
@@ -106,7 +109,7 @@ def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
 
 
 def host_to_device_gb_s(device: torch.device) -> float:
-    """Rate of a copy from the host's memory (pinned, for a GPU) to the device's, in GB/s of 1e9 bytes."""
+    """Rate of a copy from the host's memory (pinned for a GPU) to the device's, in GB/s of 1e9 bytes."""
     cuda = device.type == "cuda"
     size = (256 if cuda else 8) * _MIB
     source = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
@@ -116,7 +119,7 @@ def host_to_device_gb_s(device: torch.device) -> float:
 
 
 def write_mb_s(path: Path) -> float:
-    """Rate at which the run folder's file system writes 8 MiB to its disk, in MB/s. Other nodes look for the file."""
+    """Rate of a synced write of 8 MiB to the run folder's file system, in MB/s. Other nodes look for the file."""
     block = bytes(_MIB)
     began = time.perf_counter()
     with open(path, "wb") as file:
@@ -128,7 +131,7 @@ def write_mb_s(path: Path) -> float:
 
 
 def four_digits(rate: float) -> float:
-    """A rate rounded to what was measured.
+    """A rate rounded to four significant digits.
 
     >>> four_digits(0.000123456), four_digits(742.6789)
     (0.0001235, 742.7)
@@ -137,7 +140,7 @@ def four_digits(rate: float) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all nodes: Python, the packages that train, CUDA and NCCL."""
+    """The versions that must be equal on all nodes: Python, torch, deepspeed, numpy, CUDA and NCCL."""
     found = versions_of(("torch", "deepspeed", "numpy"))
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
@@ -147,7 +150,7 @@ def versions() -> dict[str, str]:
 
 
 def _seconds_each(device: torch.device, work: Callable[[], Any]) -> float:
-    """Seconds of one `work`: the mean over as many as fit in the time, after two for warm-up."""
+    """Mean seconds of one `work`, over as many as fit in 0.2 s, after two for warm-up."""
     for _ in range(2):
         work()
     once = _mean_seconds(device, work, 1)
@@ -169,68 +172,70 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _memory_free(device: torch.device) -> int:
-    """Free bytes of the device's memory; on a node without a GPU, of the host's."""
+    """Free bytes of the device's memory, or of the host's on a node without a GPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One exchange: "pair" or "ring", along an axis of the layout, within a "node" or between "nodes"."""
+class Transfer:
+    """One measured transfer: a "pair" or a "ring", along an axis of the layout, within a "node" or between "nodes"."""
 
     kind: str
     axis: str
     ranks: tuple[int, ...]
 
 
-def plan_exchanges(layout: Layout, nodes: Sequence[str]) -> list[list[Exchange]]:
-    """Rounds of disjoint exchanges, the same on every rank. `nodes` names each rank's node; the layout's ranks come
-    first, then those of spare nodes."""
+def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]:
+    """Rounds of disjoint transfers, the same on every rank.
+
+    `nodes` has each rank's node; the layout's ranks come first, then those of spare nodes.
+    """
     on: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
         on.setdefault(node, []).append(rank)
     rounds = [*_pairs_of_ring("nodes", [ranks[0] for ranks in on.values()])]
-    rounds.append([Exchange("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
+    rounds.append([Transfer("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
     for axis in AXES:
         groups = [group for group in layout.groups(axis) if len(group) > 1]
-        by_round: dict[int, list[Exchange]] = {}
+        by_round: dict[int, list[Transfer]] = {}
         for group in groups:
             for number, pairs in enumerate(_pairs_of_ring(axis, group)):
                 by_round.setdefault(number, []).extend(pairs)
         rounds += [pairs for _, pairs in sorted(by_round.items())]
-        rounds.append([Exchange("ring", axis, tuple(group)) for group in groups])
-    return [exchanges for exchanges in rounds if exchanges]
+        rounds.append([Transfer("ring", axis, tuple(group)) for group in groups])
+    return [transfers for transfers in rounds if transfers]
 
 
-def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Exchange]]:
+def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Transfer]]:
     """The pairs of neighbours of a ring in two rounds, or three for an odd number."""
     edges = [(at, (at + 1) % len(ring)) for at in range(len(ring) if len(ring) > 2 else len(ring) - 1)]
     closing = [edges.pop()] if len(ring) % 2 and len(ring) > 2 else []
     for some in (edges[0::2], edges[1::2], closing):
         if some:
-            yield [Exchange("pair", axis, (ring[a], ring[b])) for a, b in some]
+            yield [Transfer("pair", axis, (ring[a], ring[b])) for a, b in some]
 
 
-def run_exchanges(
-    rounds: Sequence[Sequence[Exchange]],
+def run_transfers(
+    rounds: Sequence[Sequence[Transfer]],
     rank: int,
     device: torch.device,
     given: Mapping[str, Any],
-    began: Callable[[Exchange], None],
-    say: Callable[[Exchange, float], None],
+    began: Callable[[Transfer], None],
+    say: Callable[[Transfer, float], None],
 ) -> None:
-    """Makes this rank's exchanges, and passes the rate of each to `say`, in GB/s of 1e9 bytes.
+    """Runs this rank's transfers, and passes the rate of each to `say`, in GB/s of 1e9 bytes.
 
-    The rate of a pair is what each rank sends while it receives as much; that of a ring is the bus bandwidth,
-    2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may hold `pair_gb_s` and
+    The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
+    all-reduce, 2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may have `pair_gb_s` and
     `all_reduce_gb_s`, one rate for all axes or one for each, which replace measured ones.
     """
     buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for exchanges in rounds:
-        own = next((each for each in exchanges if rank in each.ranks), None)
+    for transfers in rounds:
+        own = next((each for each in transfers if rank in each.ranks), None)
         if own is None:
             continue
         began(own)
@@ -250,10 +255,10 @@ def run_exchanges(
         say(own, _replaced(given, own, four_digits(rate)))
 
 
-def _replaced(given: Mapping[str, Any], exchange: Exchange, measured: float) -> float:
-    rates = given.get("pair_gb_s" if exchange.kind == "pair" else "all_reduce_gb_s")
+def _replaced(given: Mapping[str, Any], transfer: Transfer, measured: float) -> float:
+    rates = given.get("pair_gb_s" if transfer.kind == "pair" else "all_reduce_gb_s")
     if isinstance(rates, Mapping):
-        rates = rates.get(exchange.axis)
+        rates = rates.get(transfer.axis)
     return float(rates) if isinstance(rates, int | float) else measured
 
 
@@ -265,6 +270,6 @@ def _swap(mine: torch.Tensor, theirs: torch.Tensor, peer: int) -> None:
 
 
 def _timed(device: torch.device, work: Callable[[], Any]) -> float:
-    """Seconds of one `work`: the mean of three, after one that opens the connection."""
+    """Mean seconds of one `work` over three, after one that opens the connection."""
     work()
     return _mean_seconds(device, work, _TIMES)

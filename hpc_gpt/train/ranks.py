@@ -1,4 +1,4 @@
-"""One rank among the others: who it is, how ranks meet, share values between their hosts, agree, and leave."""
+"""A rank and its peers: its number, the rendezvous, values shared between hosts, agreement at each step, the exit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """`rank` of `size`, and its place on its node."""
+    """`rank` of `size` ranks, and its number on its node."""
 
     rank: int
     size: int
@@ -40,24 +40,24 @@ class RankIdentity:
 
 
 def identify(environment: Mapping[str, str]) -> RankIdentity:
-    """Who this rank is, from RANK, WORLD_SIZE and LOCAL_RANK, else from Slurm's or submitit's names for them.
+    """Reads the rank's numbers from RANK, WORLD_SIZE and LOCAL_RANK, or else from Slurm's or submitit's variables.
 
-    ConfigError if the environment has none of these.
+    Raises ConfigError if the environment has none of these.
     """
     for names in _IDENTITIES:
         values = [environment.get(name, "") for name in names]
         if all(value.isdigit() for value in values):
             return RankIdentity(*map(int, values))
     raise ConfigError(
-        "this process is no rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+        "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
         "start runs with hpc-gpt submit, or sbatch job.sh",
     )
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
-    """The rank's GPU, or the CPU if a local run has too few GPUs, or a Slurm run none and its profile names no device.
+    """The rank's GPU. The CPU if a local run has too few GPUs, or a Slurm run has none and its profile names no device.
 
-    In all other cases too few GPUs are an error: a job that quietly trains on CPUs wastes its allocation.
+    Raises LayoutError in all other cases of too few GPUs: a job that silently trains on CPUs wastes its allocation.
     """
     found = torch.cuda.device_count()
     if found >= resolved.ranks_per_node:
@@ -78,7 +78,7 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
 
 
 class Peers:
-    """The ranks that share a checkpoint's work: here a process alone, as a command that reads a run's checkpoints."""
+    """The ranks that share the work on a checkpoint. This class is a single process, as in `hpc-gpt export`."""
 
     rank = 0
     size = 1
@@ -93,32 +93,32 @@ class Peers:
         return [value]
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on rank 0; nothing on the others. For values that grow with the ranks."""
+        """Every rank's value, in rank order, on rank 0; empty elsewhere. For values that grow with the ranks."""
         return [value]
 
     def deal(self, values: Sequence[T]) -> T:
-        """This rank's own of rank 0's `values`, one for each rank."""
+        """The element of rank 0's `values` that belongs to this rank; there is one for each rank."""
         return values[0]
 
     def barrier(self) -> None:
-        """Waits until all ranks have come to it."""
+        """Waits until all ranks have called it."""
 
 
 class Ranks(Peers):
-    """The ranks of a run after they have met: the device's process group, and a gloo group between the hosts."""
+    """The ranks of a run after the rendezvous: the device's process group, and a gloo group between the hosts."""
 
     def __init__(
         self, identity: RankIdentity, device: torch.device, attempt: Attempt, patience_s: float | None = None
     ) -> None:
-        """Meets the other ranks; blocks until all are there, 15 minutes at most.
+        """Waits for the other ranks, at most 15 minutes.
 
-        `patience_s` is how long a collective between hosts waits for the slowest rank, as one that saves; None is
-        torch's own limit, half an hour.
+        `patience_s` is the time limit of a collective between hosts: a rank that saves keeps the others waiting. None
+        is torch's own limit, half an hour.
         """
         self.rank = identity.rank
         self.size = identity.size
         self.is_first = identity.rank == 0
-        # DeepSpeed reads only these.
+        # DeepSpeed reads no others.
         os.environ.update(RANK=str(identity.rank), WORLD_SIZE=str(identity.size), LOCAL_RANK=str(identity.local_rank))
         self._store = _meet(identity, attempt)
         dist.init_process_group(
@@ -127,7 +127,7 @@ class Ranks(Peers):
         self.control = dist.new_group(
             backend="gloo", timeout=None if patience_s is None else timedelta(seconds=patience_s)
         )
-        # Opened now: after rank 0 has died, connecting would be tried for half a minute.
+        # Opened now: connecting to a rank 0 that has died would take half a minute.
         self._failures = _client()
         self._leaving = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
@@ -156,47 +156,47 @@ class Ranks(Peers):
         dist.barrier(group=self.control)
 
     def announce_failure(self, code: int) -> None:
-        """Tells the others that this rank has failed; they leave with the same exit code within seconds."""
+        """Announces to the others that this rank has failed; they leave with the same exit code within seconds."""
         self._leaving = True
         try:
             self._failures.set(_FAILED, f"{code} {self.rank}")
         except RuntimeError:
             return
         if self.is_first:
-            # The store is in this process, and the others look once a second.
+            # This process holds the store, and the others read it once a second.
             time.sleep(2.5)
 
     def _watch(self) -> None:
-        """Leaves when another rank has failed, because this one may be in a collective that will never end."""
+        """Ends this rank after another one has failed: it may be in a collective that will never end."""
         store = _client()
         while not self._leaving:
             time.sleep(1)
             try:
                 code, rank = store.get(_FAILED).decode().split() if store.check([_FAILED]) else ("", "")
             except RuntimeError:
-                # Rank 0 is gone, and its store with it. If that was no orderly end, the launcher or a broken connection
-                # gets this time to say so.
+                # Rank 0 and its store are gone. If that was a failure, the launcher or a broken connection has this
+                # time to report it.
                 time.sleep(15)
                 code, rank = "1", "0"
             if code and not self._leaving:
                 leave(int(code), f"rank {self.rank} leaves: rank {rank} failed")
 
     def leave_together(self, code: int) -> NoReturn:
-        """The orderly end: no rank leaves before all are done."""
+        """Ends the process in order: no rank leaves before all are done."""
         self._leaving = True
         self.barrier()
         if self.is_first:
-            # The store ends with this process, and the others may still be reading from it in the barrier.
+            # The store ends with this process, and the others may still read from it in the barrier.
             time.sleep(0.2)
         leave(code)
 
 
 @dataclass(frozen=True)
-class Word:
-    """What one rank has seen by a step's edge; after the all-reduce, what any rank has seen.
+class StepReport:
+    """What one rank reports at the end of a step; after the all-reduce, what any rank has reported.
 
     Any rank may set `walltime`, `terminated`, `interrupted`, and `writing` while it writes its part of a checkpoint.
-    The other flags are rank 0's. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each
+    Only rank 0 sets the other flags. `allocated_bytes` and `reserved_bytes` are peaks of device memory, one for each
     pipeline stage; a rank sets its own stage's and leaves the others 0.
     """
 
@@ -220,15 +220,15 @@ class Word:
 
 # The flags that ask to stop; all flags.
 STOPS = ("walltime", "terminated", "interrupted", "minutes", "bad_steps", "budget", "target", "stop", "requeue")
-FLAGS = tuple(entry.name for entry in fields(Word) if entry.type == "bool")
+FLAGS = tuple(entry.name for entry in fields(StepReport) if entry.type == "bool")
 
 
 class Agreement:
-    """What all ranks do next, agreed on without waiting.
+    """Lets all ranks agree on what to do next without waiting.
 
-    At each step's edge every rank puts its `Word` into a small all-reduce over `group`, between the hosts, and reads
-    the result of the one it began a step before, which has long ended. So no rank waits, least of all for the device,
-    and all ranks come to the same result at the same step.
+    At the end of each step every rank begins a small all-reduce of its `StepReport` over `group`, between the hosts. It
+    reads the result of the one that it began a step before, which is complete by then. So no rank waits, and all ranks
+    have the same result at the same step.
     """
 
     def __init__(self, group: dist.ProcessGroup, stages: int) -> None:
@@ -236,43 +236,45 @@ class Agreement:
         self._stages = stages
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
-    def exchange(self, word: Word) -> Word:
-        """Begins the all-reduce of this step's word and returns the result of the one before."""
+    def all_reduce(self, report: StepReport) -> StepReport:
+        """Begins the all-reduce of this step's report, and returns the result of the one before."""
         agreed = self.finish()
         empty = (0,) * self._stages
-        flags = [int(getattr(word, name)) for name in FLAGS]
+        flags = [int(getattr(report, name)) for name in FLAGS]
         tensor = torch.tensor(
-            [*flags, *(word.allocated_bytes or empty), *(word.reserved_bytes or empty)], dtype=torch.int64
+            [*flags, *(report.allocated_bytes or empty), *(report.reserved_bytes or empty)], dtype=torch.int64
         )
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._pending = work, tensor
         return agreed
 
-    def finish(self) -> Word:
-        """Waits for the all-reduce that was begun last; an empty word if there is none."""
+    def finish(self) -> StepReport:
+        """Waits for the all-reduce that was begun last; an empty report if there is none."""
         if self._pending is None:
-            return Word()
+            return StepReport()
         work, tensor = self._pending
         self._pending = None
         work.wait()
         numbers = [int(number) for number in tensor.tolist()]
         flags = {name: number > 0 for name, number in zip(FLAGS, numbers, strict=False)}
         peaks = numbers[len(FLAGS) :]
-        return Word(**flags, allocated_bytes=tuple(peaks[: self._stages]), reserved_bytes=tuple(peaks[self._stages :]))
+        return StepReport(
+            **flags, allocated_bytes=tuple(peaks[: self._stages]), reserved_bytes=tuple(peaks[self._stages :])
+        )
 
 
-def leave(code: int, words: str = "") -> NoReturn:
+def leave(code: int, message: str = "") -> NoReturn:
     """Ends the process without the interpreter's own clean-up, in which gloo sometimes aborts (pytorch#190489)."""
-    if words:
-        print(words, file=sys.stderr)
+    if message:
+        print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
-    """The store that all ranks share: at MASTER_ADDR and MASTER_PORT, else on a free port of this machine.
+    """Connects to the store of all ranks: at MASTER_ADDR and MASTER_PORT, or else on a free port of this machine.
 
     In the second case rank 0 takes a port and writes it to the attempt's `rendezvous` file, so that two runs at the
     same time cannot collide.

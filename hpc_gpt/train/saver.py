@@ -1,4 +1,4 @@
-"""The saves of a training loop: when they begin and end, what is logged, and when the disk has refused too many."""
+"""The saves of a training loop: their begin and end, their log lines, and the end after too many refused ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.folders import Retention
+from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import Outcome
 from hpc_gpt.train.ending import End
 from hpc_gpt.train.engines.protocol import Engine
@@ -20,9 +20,9 @@ _NOT_FINITE = "loss or gradient are not finite"
 
 
 class Saver:
-    """The saves of an attempt. Every method but `busy` is collective, with the same result on all ranks.
+    """The saves of an attempt. Every method is collective, with the same result on all ranks.
 
-    A save that is due while another is being written waits for it. To leave it out would raise the cost of a failure.
+    A save that is due while another is being written waits for it: without it a failure would cost more steps.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Saver:
         saved_step: int,
     ) -> None:
         self.saved_step = saved_step
-        # Why the disk refused the last save, if it did; the end of the attempt after too many refusals.
+        # The reason if the disk refused the last save, and the end of the attempt after too many refusals.
         self.refusal = Refusal()
         self.gave_up: End | None = None
         self._checkpoints, self._engine, self._ranks = checkpoints, engine, ranks
@@ -46,25 +46,15 @@ class Saver:
         self._asked = False
         self._said_held_up = False
 
-    @property
-    def busy(self) -> bool:
-        """Whether this rank is writing its part of a checkpoint."""
-        return self._checkpoints.busy
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a save has begun and is not over, the same on all ranks."""
-        return self._checkpoints.is_saving
-
-    def hear(self, busy: bool) -> None:
-        """To be called at a step's edge, with whether any rank was writing at the one before."""
-        if outcome := self._checkpoints.hear(busy):
+    def poll(self, busy: bool) -> None:
+        """To be called at the end of a step, with whether any rank was writing at the end of the step before."""
+        if outcome := self._checkpoints.poll(busy):
             self._report(outcome)
 
     def save(
         self, step: int, train_s: float, progress: Callable[[float], Progress], asked: bool, wait: bool = False
     ) -> bool:
-        """Begins a save of `step`, or with `wait` does all of it; False if the weights are not finite.
+        """Begins a save of `step`, or with `wait` completes it. Returns False if the weights are not finite.
 
         A save that the disk refuses is only logged and counted.
         """
@@ -77,8 +67,8 @@ class Saver:
         lines = Refusal()
         if self._ranks.is_first:
             self._metrics.fetch()
-            # A checkpoint written in the background may be complete at any moment. A resume begins after its step, so
-            # that no later attempt writes that step's line.
+            # A checkpoint in the background may be complete at any moment. A resume begins after its step, so no later
+            # attempt writes that step's line.
             self._metrics.write(hold_last=wait or not self._checkpoints.in_background)
             lines = self._metrics.refusal
         poisoned, train_s, lines = self._ranks.share((self._metrics.poisoned, train_s, lines))
@@ -87,7 +77,7 @@ class Saver:
             return False
         if step > self.saved_step:
             self._asked = asked or wait
-            # If the disk refuses the step's line, the checkpoint must not be: the record would lack that step.
+            # If the disk refuses the step's line, nothing is saved: the record would lack that step after a resume.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:
                 self._report(outcome)
@@ -97,8 +87,10 @@ class Saver:
         return True
 
     def leave_out(self, step: int) -> bool:
-        """Takes the place of an attempt's last save: waits for one that has begun, and logs that `step` is not saved;
-        False if the weights are not finite."""
+        """Leaves out an attempt's last save: waits for one that has begun, and logs that `step` is not saved.
+
+        Returns False if the weights are not finite.
+        """
         if self._checkpoints.is_saving:
             self._report(self._checkpoints.finish())
         self._look_for_requests()
@@ -114,13 +106,13 @@ class Saver:
         return not poisoned
 
     def left_out(self, end: End) -> End:
-        """The end of an attempt without its last save, as its cause says unless the run is done."""
+        """The end of an attempt without its last save; the cause says so, unless the run is done."""
         return end if end.ended in ("done", "nan") else _with_cause(end, f"not saved: {_NOT_ASKED_FOR}")
 
     def unsaved(self, end: End) -> End:
-        """The end of an attempt whose last save the disk refused. A run whose weights are not saved is not done."""
-        words = f"not saved after the last step: {self.refusal.words}"
-        return End(self._refusal_class, words) if end.ended == "done" else _with_cause(end, words)
+        """The end of an attempt whose last save the disk refused. A run is not done until its weights are saved."""
+        text = f"not saved after the last step: {self.refusal.text}"
+        return End(self._refusal_class, text) if end.ended == "done" else _with_cause(end, text)
 
     @property
     def _refusal_class(self) -> str:
@@ -129,45 +121,45 @@ class Saver:
     def _report(self, outcome: Outcome) -> None:
         """Counts and logs a save that is over."""
         step, self.refusal = outcome.step, outcome.refusal
-        words = ""
+        text = ""
         if outcome.refusal:
             self._failed += 1
-            words = f"not saved after step {step}: {outcome.refusal.words}"
+            text = f"not saved after step {step}: {outcome.refusal.text}"
             if self._failed >= self._max_failed:
-                self.gave_up = End(self._refusal_class, f"{self._failed} saves in a row were refused; {words}")
+                self.gave_up = End(self._refusal_class, f"{self._failed} saves in a row were refused; {text}")
             else:
-                words += f"; the run goes on (failed save {self._failed} of {self._max_failed})"
-            self._say(words)
+                text += f"; the training continues (failed save {self._failed} of {self._max_failed})"
+            self._say(text)
         else:
             self._failed = 0
             self.saved_step = step
             self._metrics.add_save(outcome.save_s)
-            held_up = f", {outcome.stall_s:.2f} s of it in training's way" if self._checkpoints.in_background else ""
-            self._say(f"saved after step {step} in {outcome.save_s:.2f} s{held_up}")
+            stall = f"; the training waited {outcome.stall_s:.2f} s" if self._checkpoints.in_background else ""
+            self._say(f"saved after step {step} in {outcome.save_s:.2f} s{stall}")
             if outcome.removed:
-                self._say(Retention.words(outcome.removed))
+                self._say(describe_removed(outcome.removed))
             if outcome.held_up and not self._said_held_up:
                 self._said_held_up = True
-                self._say(f"saves hold the training up: {outcome.held_up}")
+                self._say(f"saves stop the training: {outcome.held_up}")
         if self._asked:
             self._asked = False
-            self._inbox.answer("save", step, not outcome.refusal, words)
+            self._inbox.answer("save", step, not outcome.refusal, text)
         self._metrics.begin_clock()
 
     def _look_for_requests(self) -> None:
-        """At an attempt's end: a request made during its last steps must be answered, too."""
+        """Reads the requests made during the last steps of an attempt, which must be answered, too."""
         if self._ranks.is_first:
             self._inbox.look(at_once=True)
 
     def _refuse(self, step: int, why: str) -> None:
-        words = f"not saved after step {step}: {why}"
-        self._say(words)
-        self._inbox.answer("save", step, False, words)
+        text = f"not saved after step {step}: {why}"
+        self._say(text)
+        self._inbox.answer("save", step, False, text)
 
-    def _say(self, words: str) -> None:
+    def _say(self, text: str) -> None:
         if self._ranks.is_first:
-            print(words, flush=True)
+            print(text, flush=True)
 
 
-def _with_cause(end: End, words: str) -> End:
-    return replace(end, cause=f"{end.cause}; {words}" if end.cause else words)
+def _with_cause(end: End, text: str) -> End:
+    return replace(end, cause=f"{end.cause}; {text}" if end.cause else text)

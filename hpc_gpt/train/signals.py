@@ -1,9 +1,9 @@
-"""What is asked of a rank from outside: by signals, and by requests in the attempt's folder. Needs no torch.
+"""What users and Slurm ask of a rank: by signals, and by requests in the attempt's folder. Needs no torch.
 
-Signals only raise flags, which are read at a step's edge; no collective runs here. Python runs a signal handler between
-two lines of Python, and a rank may be in one collective for minutes. So the C-level handler passes each signal's number
-through a socket to a thread, which raises the flag at once. The second Ctrl-C leaves from that thread, even if the main
-thread is stuck.
+Signals only raise flags, which the loop reads at the end of a step; no collective runs here. Python runs a signal
+handler only between two of its instructions, and a rank may be in one collective for minutes. So the C-level handler
+passes each signal's number through a socket to a thread, which raises the flag at once. The second Ctrl-C ends the
+process from that thread, even if the main thread is stuck.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        # Called before the second Ctrl-C ends the process.
+        # Called on the second Ctrl-C, before the process ends.
         self.on_quit: Callable[[], None] = lambda: None
         self.walltime = False
         self.terminated = False
@@ -46,13 +46,13 @@ class Signals:
         self._preemption: bool | None = None
 
     def install(self) -> None:
-        """Handles the three signals from now on; to be called in the main thread, before anything slow is imported."""
+        """Handles the three signals from now on. Call it in the main thread, before anything slow is imported."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._sockets = ours, theirs
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-            # The wake-up needs some Python handler; the thread does the work.
+            # set_wakeup_fd works only for signals with a Python handler.
             signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=self._listen, args=(ours,), name="signals", daemon=True).start()
 
@@ -67,7 +67,7 @@ class Signals:
             self.walltime = True
         elif number == signal.SIGTERM:
             if not self.terminated and os.environ.get("RANK", "0") == "0":
-                # Asked at once, because a cancelled job soon leaves Slurm's queue.
+                # At once, because a cancelled job soon leaves Slurm's queue.
                 threading.Thread(target=self.is_preemption, name="scontrol", daemon=True).start()
             self.terminated = True
         elif number == signal.SIGINT:
@@ -79,15 +79,17 @@ class Signals:
             self.interrupted = True
 
     def hold(self, steps: int) -> None:
-        """Waits for a signal after the first HPC_GPT_HOLD_AFTER `steps` of an attempt. Set by rehearsals, whose small
-        run would end before its signal comes."""
+        """Waits for a signal after HPC_GPT_HOLD_AFTER `steps` of an attempt.
+
+        Rehearsals set it: their small run would end before its signal comes.
+        """
         while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not (
             self.walltime or self.terminated or self.interrupted
         ):
             time.sleep(_HOLD_S)
 
     def is_preemption(self) -> bool:
-        """Whether the SIGTERM is a preemption. Asks Slurm the first time, and keeps the answer."""
+        """Whether the SIGTERM is a preemption. Asks Slurm once, and keeps the answer."""
         with self._asked:
             if self._preemption is None:
                 self._preemption = ask_preemption(os.environ.get("HPC_GPT_JOB") or os.environ.get("SLURM_JOB_ID"))
@@ -97,8 +99,8 @@ class Signals:
 def ask_preemption(job_id: str | None) -> bool:
     """Whether Slurm is preempting this job: `scontrol show job` says that it runs and has a PreemptTime.
 
-    A controller that does not answer is asked again, for 15 s in all. No answer means no preemption: a cancel taken for
-    a preemption would restart a job that the user has ended, while the opposite error costs one submission.
+    A controller that does not answer is asked again, for 15 s in all. No answer counts as no preemption: a cancel that
+    is taken for a preemption would restart a job that the user has ended; the opposite error costs one submission.
     """
     if not job_id:
         return False
@@ -116,9 +118,9 @@ def ask_preemption(job_id: str | None) -> bool:
 
 
 def says_preemption(shown: str) -> bool:
-    """Whether the text of `scontrol show job` is that of a job being preempted.
+    """Whether `shown`, the output of `scontrol show job`, is of a job that is being preempted.
 
-    SIGNALING is a running job whose SIGTERM has not reached all nodes yet.
+    SIGNALING is the state of a running job whose SIGTERM has not reached all nodes yet.
 
     >>> says_preemption("JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:00:00")
     True
@@ -135,7 +137,7 @@ def says_preemption(shown: str) -> bool:
 
 
 class Inbox:
-    """The requests in an attempt's folder (`runs.requests`), as rank 0 sees them at a step's edge; none for None."""
+    """The requests in an attempt's folder (`runs.requests`), which rank 0 reads at the end of a step; none for None."""
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt
@@ -143,8 +145,10 @@ class Inbox:
         self._looked: float | None = None
 
     def look(self, at_once: bool = False) -> frozenset[str]:
-        """The verbs asked for: a save once, a stop or a requeue at every call. Lists the folder at most once a second,
-        unless `at_once`."""
+        """The verbs asked for: a save once, a stop or a requeue at every call.
+
+        Lists the folder at most once a second, unless `at_once`.
+        """
         now = time.monotonic()
         new: set[Request] = set()
         if self._attempt is not None and (at_once or self._looked is None or now >= self._looked + _LOOK_S):
@@ -153,14 +157,14 @@ class Inbox:
             self._seen |= new
         return frozenset(request.verb for request in self._seen if request.verb != "save" or request in new)
 
-    def answer(self, verb: str, step: int, done: bool, words: str = "") -> None:
-        """Answers all requests of that verb; a disk that refuses does not stop the training."""
+    def answer(self, verb: str, step: int, done: bool, text: str = "") -> None:
+        """Answers all requests of that verb. An answer that cannot be written does not stop the training."""
         for request in sorted(self._seen):
             if request.verb == verb and self._attempt is not None:
                 try:
-                    answer(self._attempt, request, step, done, words)
+                    answer(self._attempt, request, step, done, text)
                 except RunFolderError as fault:
-                    # It stays seen. As a new request it would ask the full disk for save after save.
+                    # It stays in `_seen`: as a new request it would cause save after save on the full disk.
                     print(f"the answer to {verb} was not written: {fault}", flush=True)
                 else:
                     self._seen.discard(request)

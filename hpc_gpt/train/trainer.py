@@ -1,4 +1,4 @@
-"""One rank's attempt, from meeting the other ranks to writing how it ended."""
+"""One rank's part in an attempt, from the rendezvous to ended.json."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hpc_gpt.train.ranks import RankIdentity, Ranks, choose_device, leave
 from hpc_gpt.train.signals import Inbox, Signals
 from hpc_gpt.train.watchdog import Watchdog
 
-# What a rank that leaves a hang may take to say so.
+# A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0
-# What the removal of checkpoints may take at an end that leaves time for it.
+# Longest wait for the removal of old checkpoints at an end that leaves time for it.
 _TIDY_S = 600.0
 
 
 class Trainer:
-    """One rank's share of an attempt."""
+    """One rank's part in an attempt."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, identity: RankIdentity, signals: Signals) -> None:
         self.ranks: Ranks | None = None
@@ -53,7 +53,7 @@ class Trainer:
         return self._loop.step if self._loop else 0
 
     def train(self) -> int:
-        """Trains to the end or the interruption; returns the exit code. Exceptions are the caller's to report."""
+        """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
         if self._identity.size != resolved.layout.gpus:
             raise LayoutError(
@@ -68,10 +68,10 @@ class Trainer:
         heart.enter(STARTING)
         if ranks.is_first:
             reserve(self._attempt)
-            when_there_is_room(lambda: complete_run(self._run, resolved), "what a plain sbatch leaves out")
+            when_there_is_room(lambda: complete_run(self._run, resolved), "what a plain sbatch did not write")
         samples = self._open_data(resolved, ranks)
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
-            # On two loaded cores that takes 7 minutes, and silence would look like a hang.
+            # It takes 7 minutes on two loaded cores, and silence would look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         heart.enter(STARTING)
         engine = build_engine(resolved, device)
@@ -84,9 +84,9 @@ class Trainer:
         )
         progress = self._resume(engine, ranks, checkpoints)
         if ranks.is_first:
-            # An attempt that had to end quickly has left this to the next.
+            # An attempt that had to end quickly leaves this to the next one.
             checkpoints.retain()
-            self._say_start(resolved, device, progress, samples)
+            self._report_start(resolved, device, progress, samples)
         rate = MatmulRate(resolved, device)
         rate.measure_before()
         watch = GpuWatch(device)
@@ -105,7 +105,7 @@ class Trainer:
             heart,
         )
         end = self._loop.run()
-        # Whoever waits for the end then reads the measurements, so that they come first unless time is short.
+        # A program that waits for ended.json reads the measurements next, so they are written first if there is time.
         hurry = end.ended != "done"
         if hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
@@ -116,12 +116,12 @@ class Trainer:
             write_end(self._run, self._attempt, end, self.step)
         if ranks.is_first and end.leaves_time and not self._signals.terminated:
             checkpoints.retain()
-            # The others wait for this rank to leave.
+            # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
         return end.exit_code
 
     def _resume(self, engine: Engine, ranks: Ranks, own: Checkpoints) -> Progress:
-        """Resumes from this run's newest sound checkpoint, else from that of the nearest run that it continues."""
+        """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues."""
         runs = ranks.share([self._run, *find_ancestors(self._run)] if ranks.is_first else [])
         for run in runs:
             is_own = run.path == self._run.path
@@ -130,16 +130,16 @@ class Trainer:
                 return progress
         if len(runs) > 1:
             raise CheckpointError(
-                f"the run goes on from {runs[1].path}, which has no sound checkpoint any more",
-                "submit a new run, rather than train anew in this one",
+                f"the run continues {runs[1].path}, which no longer has a sound checkpoint",
+                "submit a new run instead of starting this one from step 0",
             )
         return Progress()
 
-    def _leave_hanging(self, words: str) -> None:
-        """Ends this rank from the watchdog's thread; nothing here may wait for what hangs."""
-        # A main thread that hangs within a print holds the lock that a flush needs.
+    def _leave_hanging(self, message: str) -> None:
+        """Ends this rank from the watchdog's thread. Nothing here may wait for the main thread."""
+        # A main thread that hangs in a print holds the lock that a flush needs.
         threading.Timer(_LEAVE_S, os._exit, (1,)).start()
-        print(words, flush=True)
+        print(message, flush=True)
         if self.ranks is not None:
             announcement = threading.Thread(target=self.ranks.announce_failure, args=(1,), daemon=True)
             announcement.start()
@@ -147,11 +147,11 @@ class Trainer:
         leave(1)
 
     def quit(self) -> None:
-        """Writes that the attempt ends at once, unsaved."""
+        """Writes ended.json for an attempt that ends at once, without a save."""
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> Samples | ShardSet:
-        """The run's samples, made once on each node if they are missing, and the same on all ranks."""
+        """The run's samples. One rank of each node makes them if they are missing; all ranks compare their SHA-256."""
         resolved = located(resolved, self._run.data_beside)
         if self._identity.local_rank == 0:
             ensure_data(resolved)
@@ -161,11 +161,11 @@ class Trainer:
         if samples.identity != first:
             raise DataError(
                 f"the data on {platform.node()} have SHA-256 {samples.identity[:12]}…, rank 0's {first[:12]}…",
-                "let all nodes read the same: HPC_GPT_DATA on a shared file system",
+                "let all nodes read the same data: set HPC_GPT_DATA to a folder on a shared file system",
             )
         return samples
 
-    def _say_start(
+    def _report_start(
         self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples | ShardSet
     ) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -179,8 +179,8 @@ class Trainer:
             "data": samples.identity,
             "attention_used": attention,
         }
-        note = self._attempt.folder / "trainer.json"
-        when_there_is_room(lambda: write_once(note, json.dumps(start) + "\n"), note.name)
+        path = self._attempt.folder / "trainer.json"
+        when_there_is_room(lambda: write_once(path, json.dumps(start) + "\n"), path.name)
         print(
             f"{resolved.name}: {resolved.layout} on {resolved.gpus} x {name}, {resolved.model.params:,} parameters, "
             f"{resolved.train.dtype}, global batch {resolved.batch.global_batch} x {resolved.model.seq} tokens, "
@@ -191,13 +191,13 @@ class Trainer:
             print(f"resumed after step {progress.step} of {resolved.train.steps}", flush=True)
         if progress.data and progress.data != samples.identity:
             print(
-                f"warning: the data are not those of the checkpoint (SHA-256 {samples.identity[:12]}…, "
-                f"then {progress.data[:12]}…)",
+                f"warning: the data differ from the checkpoint's (SHA-256 {samples.identity[:12]}…, "
+                f"the checkpoint's {progress.data[:12]}…)",
                 flush=True,
             )
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:
-    """On a CPU gives each rank an even share of the cores, unless OMP_NUM_THREADS is set."""
+    """Gives each rank on a CPU an even share of the cores, unless OMP_NUM_THREADS is set."""
     if device.type == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // resolved.ranks_per_node))

@@ -4,19 +4,24 @@ It runs while the main thread is in a collective of gloo's or NCCL's, which hold
 GIL for ever, Python's own C-level watch writes the stacks to the rank's heartbeat file, and the others find the rank
 silent.
 
-When the limit of a phase is passed:
+After the time limit of a phase:
 
-1. Every rank that can writes its threads' stacks, `stacks/<rank>.txt`, and the flight recorder's record.
+1. Every rank that can run writes its threads' stacks, `stacks/<rank>.txt`, and torch's flight recorder of the last
+   collectives, `flight/<rank>.json`.
 2. The first rank that lives watches the heartbeats of all, until it knows which ones do not grow (`heartbeat.judge`).
    If a rank that lives may be at work, ranks watch again, more rarely in a large run (`heartbeat.next_watch_s`).
 3. It writes `ended.json`, and every rank that lives leaves with 1, without asking rank 0, whose store may be gone. A
    rank that cannot leave is ended by srun's --kill-on-bad-exit, or by the controller of a local run.
+
+The flight recorder works with NCCL or gloo. torch's own dump after a timeout, `flight/rank-<n>`, is a pickle and is not
+opened here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import platform
 import re
@@ -24,24 +29,29 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.flight_recorder import read_records, write_record
-from hpc_gpt.train.heartbeat import Heartbeat, Seen, Verdict, judge, next_watch_s
+from hpc_gpt.small_files import read_json
+from hpc_gpt.train.heartbeat import Heartbeat, Seen, Verdict, judge, name_ranks, next_watch_s
 
 _TICK_S = 1.0
 # Shortest and longest pause between two heartbeats of a rank that makes its steps.
 _PERIOD_S = 1.0, 15.0
+# A flight record has the collectives that are not over, and so many of the last ones.
+_KEPT_COLLECTIVES = 20
 
 
 class Watchdog:
-    """`leave` ends the process after a hang. `stands` is given if the rank is a foreign program: it returns what the
-    program waits in, and where. The stacks of this process say nothing then, and are not written.
+    """Writes the heartbeat of a rank, and calls `leave` with a message after a hang.
+
+    `foreign_wait` is given if the rank is a foreign program: it returns (collective, place) as `find_wait` does. The
+    stacks of this process are not written then.
     """
 
     def __init__(
@@ -51,48 +61,47 @@ class Watchdog:
         size: int,
         heart: Heartbeat,
         leave: Callable[[str], None],
-        stands: Callable[[], tuple[str, str]] | None = None,
+        foreign_wait: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
         self._attempt = attempt
         self._rank, self._size = rank, size
         self._heart = heart
         self._leave = leave
-
-        self._foreign_stands = stands
+        self._foreign_wait = foreign_wait
         self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
         self._over = threading.Event()
         self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
         # Two heartbeats are at most this far apart for any reader.
         self._silent_s = 2 * self._period_s + 3 * _TICK_S
-        # All of these count seconds in which this process ran; it may be stopped, or its machine suspended.
+        # These count seconds in which this process ran: it may be stopped, or its machine suspended.
         self._awake_s = self._moved_s = self._written_s = self._armed_s = 0.0
         self._moves = heart.moves
         self._count = 0
         self._dumped = False
-        self._stands: tuple[str, str] = "", ""
+        self._wait: tuple[str, str] = "", ""
         self._since_s: float | None = None
         # Watches without a verdict since the last move.
         self._watches = 0
-        # Each rank's last heartbeat, and when it was seen to grow; when the watch began, and when it last looked.
+        # Each rank's last heartbeat, and when it was seen to grow; begin of the watch, and its last look.
         self._seen: dict[int, tuple[RankHeartbeat | None, float]] = {}
         self._began_s = self._looked_s = 0.0
         self._c_dump: IO[bytes] | None = None
 
     def start(self) -> None:
-        """Begins to watch; the first heartbeat is written before this returns. A disk that refuses is no error."""
+        """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
         with contextlib.suppress(OSError):
             self._attempt.heartbeats.mkdir(exist_ok=True)
         self._write()
-        if self._foreign_stands is None:
+        if self._foreign_wait is None:
             with contextlib.suppress(OSError):
-                self._c_dump = open(self._beat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
+                self._c_dump = open(self._heartbeat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def _run(self) -> None:
         last = time.monotonic()
         while not self._over.wait(_TICK_S):
             now = time.monotonic()
-            # In a longer gap this process was stopped, and made no step.
+            # In a longer gap this process was stopped.
             self._awake_s += min(now - last, 2 * _TICK_S)
             last = now
             try:
@@ -103,7 +112,7 @@ class Watchdog:
     def _turn(self) -> None:
         if self._heart.moves != self._moves:
             self._moves, self._moved_s = self._heart.moves, self._awake_s
-            self._dumped, self._since_s, self._watches, self._stands = False, None, 0, ("", "")
+            self._dumped, self._since_s, self._watches, self._wait = False, None, 0, ("", "")
         limit_s, quiet_s = self._heart.limit_s(), self._awake_s - self._moved_s
         hangs = 0 < limit_s <= quiet_s
         if hangs and not self._dumped:
@@ -116,8 +125,8 @@ class Watchdog:
                 self._end(f"rank {self._rank} leaves: the attempt has ended")
             self._watch_others(quiet_s)
 
-    def _beat(self) -> RankHeartbeat:
-        collective, place = self._stands
+    def _heartbeat(self) -> RankHeartbeat:
+        collective, place = self._wait
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
         return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
@@ -128,25 +137,25 @@ class Watchdog:
         self._count += 1
         self._written_s = self._awake_s
         with contextlib.suppress(OSError):
-            write_heartbeat(self._attempt.heartbeats, self._beat())
+            write_heartbeat(self._attempt.heartbeats, self._heartbeat())
 
     def _arm(self, limit_s: float) -> None:
         """Sets Python's C-level watch, in case this thread never runs again."""
         if self._c_dump is None or not limit_s or (self._armed_s and self._awake_s < self._armed_s + limit_s / 8):
             return
         self._armed_s = self._awake_s
-        # It may write once after a job that was stopped as a whole continues; nobody reads that.
+        # It may write once after a stopped job continues; nobody reads that.
         faulthandler.dump_traceback_later(limit_s, file=self._c_dump, exit=False)
 
     def _dump(self, quiet_s: float) -> None:
-        """Writes the stacks of all threads; the next heartbeat says where the main thread is."""
+        """Writes the stacks of all threads. The next heartbeat has the main thread's place."""
         self._dumped = True
-        if self._foreign_stands is not None:
-            self._stands = self._foreign_stands()
+        if self._foreign_wait is not None:
+            self._wait = self._foreign_wait()
             return
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         calls = reversed(traceback.extract_stack(frame)) if frame is not None else []
-        self._stands = stands_at([Frame(call.filename, call.lineno or 0, call.name) for call in calls])
+        self._wait = find_wait([Frame(call.filename, call.lineno or 0, call.name) for call in calls])
         head = (
             f"rank {self._rank} on {self._host}, pid {os.getpid()}: no step for {quiet_s:.0f} s after step "
             f"{self._heart.step}, {self._heart.phase}\n"
@@ -157,13 +166,12 @@ class Watchdog:
                 file.write(head)
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
-        # In a thread of its own, because the library that it asks may be stuck.
-        write = threading.Thread(target=write_record, args=(self._attempt, self._rank), name="flight recorder")
-        write.daemon = True
-        write.start()
+        # On a thread of its own, because NCCL may be stuck.
+        record = (self._attempt, self._rank)
+        threading.Thread(target=write_record, args=record, name="flight recorder", daemon=True).start()
 
     def _watch_others(self, quiet_s: float) -> None:
-        """Reads all heartbeats from time to time, from its turn on; ends the attempt when there is a verdict."""
+        """Reads all heartbeats from time to time after this rank's turn has come, and ends the attempt on a verdict."""
         if self._since_s is None:
             pause_s = next_watch_s(self._rank, self._size, self._watches, self._silent_s)
             self._since_s = self._awake_s + pause_s
@@ -173,45 +181,45 @@ class Watchdog:
         if not self._seen:
             self._began_s = self._awake_s
         self._looked_s = self._awake_s
-        beats = read_heartbeats(self._attempt.heartbeats) | {self._rank: self._beat()}
+        heartbeats = read_heartbeats(self._attempt.heartbeats) | {self._rank: self._heartbeat()}
         for rank in range(self._size):
             before, grown_s = self._seen.get(rank, (None, self._awake_s))
-            beat = beats.get(rank, before)
-            grew = beat is not None and (before is None or beat.beat != before.beat)
-            self._seen[rank] = beat, self._awake_s if grew else grown_s
+            last = heartbeats.get(rank, before)
+            grew = last is not None and (before is None or last.beat != before.beat)
+            self._seen[rank] = last, self._awake_s if grew else grown_s
         if self._awake_s - self._began_s < self._silent_s:
             return
-        seen = {rank: Seen(beat, self._awake_s - grown_s) for rank, (beat, grown_s) in self._seen.items()}
+        seen = {rank: Seen(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
         verdict = judge(seen, self._silent_s, quiet_s, read_records(self._attempt))
         if verdict is None:
             self._since_s = None
             self._watches += 1
         elif self._heart.moves == self._moves:
-            self._pronounce(verdict)
+            self._write_verdict(verdict)
 
-    def _c_dumps(self, ranks: Iterable[int]) -> str:
-        """Copies the stacks that the C-level watch of silent ranks left to `stacks/`; words on the first one."""
-        words = ""
+    def _copy_c_dumps(self, ranks: Iterable[int]) -> str:
+        """Copies the stacks by the C-level watch of silent ranks to `stacks/`; returns a text on the first rank."""
+        text = ""
         for rank in ranks:
-            if text := read_c_dump(self._attempt.heartbeats, rank):
+            if dump := read_c_dump(self._attempt.heartbeats, rank):
                 path = self._attempt.stacks / f"{rank}.txt"
                 with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
-                    file.write(f"rank {rank}, by its C-level watch, as its Python does not run\n{text}")
-                words = words or f"; rank {rank} holds Python's lock at {stands_at(main_frames(text))[1]}"
-        return words
+                    file.write(f"rank {rank}, by its C-level watch, as its Python does not run\n{dump}")
+                text = text or f"; rank {rank} holds Python's lock at {find_wait(main_frames(dump))[1]}"
+        return text
 
-    def _pronounce(self, verdict: Verdict) -> None:
-        cause = verdict.cause + self._c_dumps(verdict.silent)
-        # Before anything is printed: the main thread may hold the lock of stdout.
+    def _write_verdict(self, verdict: Verdict) -> None:
+        cause = verdict.cause + self._copy_c_dumps(verdict.silent)
+        # First, because the main thread may hold the lock of stdout.
         try:
             self._attempt.write_ended("hang", cause, self._heart.step, rank=verdict.rank, node=verdict.node)
         except RunFolderError as fault:
             cause += f"; {fault}"
         self._end(f"hang: {cause}; stacks in {self._attempt.stacks}")
 
-    def _end(self, words: str) -> None:
+    def _end(self, message: str) -> None:
         self._over.set()
-        self._leave(words)
+        self._leave(message)
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+) in (?P<function>\S{1,100})')
@@ -237,7 +245,7 @@ def main_frames(dump: str) -> list[Frame]:
 
 # The functions in which a rank waits for another, beside those of torch.distributed.
 _WAITS = {
-    ("hpc_gpt/train/ranks.py", "finish"): "the all_reduce of a step's words",
+    ("hpc_gpt/train/ranks.py", "finish"): "the all_reduce of a step's reports",
     ("torch/autograd/graph.py", "_engine_run_backward"): "backward, with its all_reduce of gradients",
     ("torch/cuda/streams.py", "synchronize"): "the device",
     ("torch/cuda/__init__.py", "synchronize"): "the device",
@@ -245,8 +253,8 @@ _WAITS = {
 _C10D = "torch/distributed/distributed_c10d.py"
 
 
-def stands_at(frames: list[Frame]) -> tuple[str, str]:
-    """(the collective in which the main thread waits, empty for none; our call, else the innermost one)."""
+def find_wait(frames: list[Frame]) -> tuple[str, str]:
+    """(the collective in which the main thread waits, empty for none; our call, or else the innermost one)."""
     collective = next((name for frame in frames if (name := _collective(frame))), "")
     ours = next((frame for frame in frames if "hpc_gpt/" in frame.file), None)
     place = ours if collective else frames[0] if frames else None
@@ -258,3 +266,99 @@ def _collective(frame: Frame) -> str:
         return frame.function
     known = ((file, name) for (file, function), name in _WAITS.items() if function == frame.function)
     return next((name for file, name in known if frame.file.endswith(file)), "")
+
+
+def write_record(attempt: Attempt, rank: int) -> None:
+    """Writes this rank's flight record if torch has one."""
+    # torch is loaded here: the rank of a foreign program has none, and never calls this.
+    from torch._C import _distributed_c10d as c10d
+
+    from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
+
+    folder = attempt.folder / "flight"
+    # A build without NCCL lacks its function.
+    dumps = [getattr(c10d, "_dump_nccl_trace_json", None)]
+    if can_use(FLIGHT_RECORDER):
+        dumps.append(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
+    for dump in filter(None, dumps):
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, OSError):
+            record = json.loads(dump())
+            if entries := record.get("entries"):
+                open_ = [entry for entry in entries[:-_KEPT_COLLECTIVES] if not entry.get("retired")]
+                record["entries"] = open_ + entries[-_KEPT_COLLECTIVES:]
+                folder.mkdir(exist_ok=True)
+                (folder / f"{rank}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+                return
+
+
+def read_records(attempt: Attempt) -> str:
+    """What the flight records of an attempt say together; empty if there are none, or they say nothing."""
+    files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
+    return find_open_collective({rank: read_json(path) for rank, path in files.items()})
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A rank in one process group: the number of the last collective that it began, and the one that is not over."""
+
+    begun: int
+    open: str
+
+
+def find_open_collective(records: Mapping[int, Mapping[str, Any]]) -> str:
+    """A text on the collective that is not over, with its number and group, and the ranks that have not begun it.
+
+    >>> entry = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 12, "retired": False,
+    ...          "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]], "state": "started"}
+    >>> status = {"0": {"last_enqueued_collective": "12"}}
+    >>> ahead = {"entries": [entry], "pg_status": status}
+    >>> behind = {"entries": [{**entry, "collective_seq_id": 11, "retired": True}],
+    ...           "pg_status": {"0": {"last_enqueued_collective": "11"}}}
+    >>> find_open_collective({0: ahead, 1: ahead, 2: behind})
+    'flight recorder: nccl:all_reduce 12 of group default_pg, sizes [[1024]], is open on ranks 0, 1; rank 2 is at 11'
+    """
+    groups: dict[str, dict[int, _Group]] = defaultdict(dict)
+    for rank, record in records.items():
+        for name, place in _groups_of(record).items():
+            groups[name][rank] = place
+    # A group whose ranks are at different collectives explains the rest, and comes first.
+    for places in sorted(groups.values(), key=lambda places: len({place.begun for place in places.values()}) < 2):
+        most = max(place.begun for place in places.values())
+        ahead = sorted(rank for rank, place in places.items() if place.begun == most and place.open)
+        if ahead:
+            late = [(rank, place.begun) for rank, place in sorted(places.items()) if place.begun < most]
+            text = f"flight recorder: {places[ahead[0]].open} is open on {name_ranks(ahead)}"
+            return "; ".join([text, *(f"rank {rank} is at {begun}" for rank, begun in late[:4])])
+    for rank, record in sorted(records.items()):
+        for entry in _entries(record):
+            if entry.get("is_p2p") and not entry.get("retired"):
+                return f"flight recorder: {entry.get('profiling_name')} is open on rank {rank}"
+    return ""
+
+
+def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = record.get("entries")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
+    """{group: how far the rank is in it}; empty for a record of another shape than torch's."""
+    found: dict[str, _Group] = {}
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        last: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in _entries(record):
+            if not entry.get("is_p2p"):
+                last[str(entry["pg_id"])].append(entry)
+        for number, entries in last.items():
+            name, description = (str(part) for part in entries[-1]["process_group"])
+            status = record.get("pg_status", {}).get(number, {})
+            begun = int(status.get("last_enqueued_collective") or entries[-1]["collective_seq_id"])
+            open_ = next((entry for entry in entries if not entry.get("retired")), None)
+            found[name] = _Group(begun, _describe(open_, description) if open_ is not None else "")
+    return found
+
+
+def _describe(entry: Mapping[str, Any], group: str) -> str:
+    sizes = str(entry.get("input_sizes"))[:60]
+    group = group if group not in ("", "undefined") else str(entry["process_group"][0])
+    return f"{entry['profiling_name']} {entry['collective_seq_id']} of group {group}, sizes {sizes},"

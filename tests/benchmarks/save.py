@@ -76,7 +76,7 @@ def measure(name: str, folder: Path) -> str:
         over = None
         while over is None:
             meanwhile.append(rank.step())
-            over = background.hear(background.busy)
+            over = background.poll(background.busy)
         assert not over.refusal, over.refusal.words
         complete.append(over.save_s)
     size = sum(path.stat().st_size for path in (folder / f"step-{over.step:08d}").rglob("*") if path.is_file())

@@ -51,7 +51,7 @@ def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
     before = tokens.read_bytes()
     done = in_process("data", source, "-o", tokens.name, cwd=tmp_path)
     assert done.code == 2
-    assert "is there already" in error_of(done)[0]
+    assert "already exists" in error_of(done)[0]
     assert tokens.read_bytes() == before
 
 
@@ -61,7 +61,7 @@ def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
         (lambda path: path.unlink(), "no token file"),
         (lambda path: path.write_bytes(b""), "is empty: 0 bytes"),
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "truncated"),
-        (lambda path: path.write_text("text, not tokens" * 10), "is no token file"),
+        (lambda path: path.write_text("text, not tokens" * 10), "is not a token file"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
     ],
     ids=["missing", "empty", "truncated", "text", "folder"],

@@ -31,7 +31,7 @@ def both(*arguments: object, **environment: str) -> tuple[Done, Done]:
     [
         (TOKENS, "no token file no.tokens"),
         (("--set", "data.source=megatron", "--set", "data.path=no"), "no.idx"),
-        (("--set", "data.tokenizer=tiktoken:gpt2"), "made into tokens by bytes"),
+        (("--set", "data.tokenizer=tiktoken:gpt2"), "sources use tokenizer byte"),
         (("--set", "train.eval_every=1", "--set", "data.eval_fraction=0"), "has 0 tokens for evaluation"),
         ((*STREAM, "--set", "data.workers=41"), "has 38 shards to train on (40 less 2 for evaluation)"),
         (("--engine", "megatron-lm", "--set", "data.source=random"), "MEGATRON_LM"),

@@ -77,7 +77,7 @@ def test_two_files_of_the_name_are_a_fault_that_names_both(folders):
         done = in_process(verb, "../ex/base.toml", "--cluster", "local")
         assert done.code == 2
         message, hint = error_of(done)
-        assert "data.path c.tokens is two: " in message
+        assert "data.path c.tokens is ambiguous: " in message
         assert "/ex/c.tokens" in message
         assert str(folders / "here/c.tokens") in message
         assert "absolute path" in hint

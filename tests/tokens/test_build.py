@@ -73,7 +73,7 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     source.write_text("one")
     build_tokens(source, out)
     source.write_text("two")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         build_tokens(source, out)
     assert text_of(out) == b"one\0"
 

@@ -71,7 +71,7 @@ def test_samples_are_windows_over_all_documents(tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no bin": (lambda prefix: Path(f"{prefix}.bin").unlink(), r"cannot read .*corpus\.bin: No such"),
     "no idx": (lambda prefix: Path(f"{prefix}.idx").unlink(), r"cannot read .*corpus\.idx: No such"),
-    "text": (lambda prefix: Path(f"{prefix}.idx").write_text("text"), "no index of Megatron's.* at byte 0"),
+    "text": (lambda prefix: Path(f"{prefix}.idx").write_text("text"), "not an index of Megatron-LM.* at byte 0"),
     "head": (lambda prefix: change(prefix, ".idx", cut=20), "truncated at byte 20, in its header of 34"),
     "version": (lambda prefix: change(prefix, ".idx", at=9, to=2), "version 2 at byte 9"),
     "type": (lambda prefix: change(prefix, ".idx", at=17, to=9), "type 9 at byte 17"),
@@ -133,7 +133,7 @@ def test_what_we_write_is_what_we_read(tmp_path: Path) -> None:
     write_as_megatron(again, [[*b"one\0"], [*b"two more\0"]], 8)
     for suffix in (".bin", ".idx"):
         assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{again}{suffix}").read_bytes()
-    with pytest.raises(DataError, match=r"x\.bin is there already"):
+    with pytest.raises(DataError, match=r"x\.bin already exists"):
         build_megatron(source, prefix)
 
 
@@ -141,7 +141,7 @@ def test_the_standard_library_is_prepared_for_every_kind_of_data(data_folder: Pa
     prefix = ensure_data(run("stdlib"))
     assert prefix is not None
     assert len(open_megatron(prefix, 256).tokens) > 2_000_000
-    with pytest.raises(DataError, match="are made into tokens by bytes"):
+    with pytest.raises(DataError, match="sources use tokenizer byte"):
         ensure_data(run("stdlib", tokenizer="tiktoken:gpt2"))
     folder = ensure_data(streaming(Path("stdlib"), dp=4, workers=4, eval_fraction=0.05, train={"eval_every": 5}))
     assert folder is not None

@@ -75,7 +75,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, suffix: str) -> None:
         path.write_bytes(changed)
         with pytest.raises(DataError, match=r"damaged at byte \d+ or up to") as fault:
             documents(path)
-        found = re.search(r"at byte (\d+) or up to (\d+) behind", str(fault.value))
+        found = re.search(r"at byte (\d+) or up to (\d+) after", str(fault.value))
         assert found is not None
         assert int(found[1]) <= len(pack)
         if place == 0:

@@ -79,12 +79,12 @@ def test_a_character_file_and_its_table_belong_together(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="they do not belong together"):
         ensure_data(run)
     table_path(out).write_text(whole.replace("Boxk", "B").replace("x", "y"))
-    with pytest.raises(DataError, match="is no table of characters, or was changed"):
+    with pytest.raises(DataError, match="is not a table of characters, or was changed"):
         ensure_data(run)
     table_path(out).unlink()
     with pytest.raises(DataError, match="cannot read the table of characters"):
         ensure_data(run)
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         build_tokens(source, out, "char")
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_is_there_is_kept_and_a_failed_build_leaves_none(tmp_path: 
     source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
     source.write_text("text")
     table_path(out).write_text("mine")
-    with pytest.raises(DataError, match=r"x\.tokens\.vocab\.json is there already"):
+    with pytest.raises(DataError, match=r"x\.tokens\.vocab\.json already exists"):
         build_tokens(source, out, "char")
     assert table_path(out).read_text() == "mine"
     table_path(out).unlink()
@@ -137,7 +137,7 @@ def test_a_stream_of_another_vocabulary_is_refused(tokenizer_json: Path, tmp_pat
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"model": 3}))
-    with pytest.raises(DataError, match=r"x\.json is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"x\.json is not a tokenizer\.json"):
         open_tokenizer(str(tmp_path / "x.json"))
     with pytest.raises(DataError, match=r"cannot read tokenizer .*: No such file"):
         open_tokenizer(str(tmp_path / "y.json"))

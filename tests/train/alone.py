@@ -10,7 +10,7 @@ import torch
 
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.ranks import Peers, Ranks, Word
+from hpc_gpt.train.ranks import Peers, Ranks, StepReport
 
 
 class _Alone(Peers):
@@ -47,15 +47,15 @@ class CountingEngine:
         return 0
 
 
-class OwnWord:
-    """One rank's `Agreement`: its own word, read a step later."""
+class OwnReport:
+    """One rank's `Agreement`: its own report, read a step later."""
 
     def __init__(self, group: object, stages: int) -> None:
-        self._pending = Word()
+        self._pending = StepReport()
 
-    def exchange(self, word: Word) -> Word:
-        agreed, self._pending = self._pending, word
+    def all_reduce(self, report: StepReport) -> StepReport:
+        agreed, self._pending = self._pending, report
         return agreed
 
-    def finish(self) -> Word:
-        return self.exchange(Word())
+    def finish(self) -> StepReport:
+        return self.all_reduce(StepReport())

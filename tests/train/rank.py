@@ -130,7 +130,7 @@ def _hold_at_line(held: int) -> None:
 def _hang(how: str) -> None:
     from hpc_gpt.train.loop import Loop
 
-    word = Loop._word
+    report = Loop._report
     seen: list[float] = []
 
     def stand_still(self: Loop, step: int) -> Any:
@@ -141,9 +141,9 @@ def _hang(how: str) -> None:
             ctypes.PyDLL(None).pause()
         while hangs:
             time.sleep(0.01)
-        return word(self, step)
+        return report(self, step)
 
-    Loop._word = stand_still  # type: ignore[method-assign]
+    Loop._report = stand_still  # type: ignore[method-assign]
 
 
 def _evaluate_long(seconds: float) -> None:

@@ -127,7 +127,7 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HPC_GPT_", "SLURM_", "RANK"))}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "Error: HPC_GPT_RUN is None, which is no run folder\n\nhint: " in done.stdout
+    assert "Error: HPC_GPT_RUN is None, which is not a run folder\n\nhint: " in done.stdout
     run = new_run(tmp_path, settings(tokens, DP2, steps=2))
     attempt = run.new_attempt()
     own = {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}

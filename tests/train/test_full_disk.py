@@ -43,7 +43,7 @@ def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Pa
     ended, step, _ = launch.ended
     assert ended == "stopped"
     assert " MiB free, the checkpoint needs " in launch.log
-    assert "; the run goes on (failed save 1 of 1000)" in launch.log
+    assert "; the training continues (failed save 1 of 1000)" in launch.log
     assert [line["step"] for line in lines(run)] == list(range(1, step + 1))
     said = [int(line.split("/")[0][5:]) for line in launch.log.splitlines() if line.startswith("step ")]
     assert said == list(range(1, step + 1))

@@ -78,7 +78,7 @@ def test_lines_wait_whole_and_in_order(small_disk: Path) -> None:
     long = "x" * 5000 + "\n"
     refusal = kept.append([long])
     assert refusal.is_full
-    assert "No space left on device" in refusal.words
+    assert "No space left on device" in refusal.text
     assert (small_disk / "metrics.jsonl").read_text() == "first\n"
     assert kept.append(["third\n"])
     filler.unlink()

@@ -21,7 +21,7 @@ from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop
 from hpc_gpt.train.measurements import GpuWatch
 from hpc_gpt.train.signals import Inbox, Signals
-from tests.train.alone import ALONE, CountingEngine, OwnWord
+from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import settings
 
 SAMPLES = cast(Samples, SimpleNamespace(identity="the same", train=None, evaluation=None))
@@ -86,7 +86,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnWord)
+    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnReport)
 
 
 def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:

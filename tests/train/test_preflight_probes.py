@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train import preflight_probes
-from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_exchanges
+from hpc_gpt.train.preflight_probes import AXES, ProbeFailed, figures_of_command, plan_transfers
 
 SIZES = st.integers(1, 4)
 
@@ -17,7 +17,7 @@ SIZES = st.integers(1, 4)
 def planned(layout, ranks_per_node, spares=0):
     count = layout.gpus // ranks_per_node + spares
     nodes = [f"n{number}" for number in range(count) for _ in range(ranks_per_node)]
-    return nodes, plan_exchanges(layout, nodes)
+    return nodes, plan_transfers(layout, nodes)
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4]), st.integers(0, 2))

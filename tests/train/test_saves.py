@@ -48,8 +48,8 @@ def test_a_save_in_the_background_holds_the_same_bytes_and_changes_no_figure(
     run = new_run(tmp_path, resolved(tokens))
     launch = train(run, 2)
     assert launch.ended == ("done", STEPS, False), launch.log
-    assert "s of it in training's way" in launch.log
-    assert "in training's way" not in foreground.attempts()[0].log.read_text()
+    assert "; the training waited " in launch.log
+    assert "the training waited" not in foreground.attempts()[0].log.read_text()
     assert figures(run) == figures(foreground)
     assert min(map(len, sums(run).values())) > 5
     assert sums(run) == sums(foreground)
@@ -122,7 +122,7 @@ def test_where_the_host_has_too_little_memory_it_is_said_once_and_training_waits
     run = new_run(tmp_path, resolved(tokens))
     launch = Launch(run, 2, NO_MEMORY_ON="1")
     assert launch.wait() == [0, 0], launch.log
-    said = [line for line in launch.log.splitlines() if line.startswith("saves hold the training up: rank 1 of ")]
+    said = [line for line in launch.log.splitlines() if line.startswith("saves stop the training: rank 1 of ")]
     assert len(said) == 1
     assert "GiB are free within the process's limit" in said[0]
     assert sums(run).keys() == {"step-00000004", "step-00000008", "step-00000012"}

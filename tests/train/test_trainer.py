@@ -13,7 +13,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.train.ranks import RankIdentity
 from hpc_gpt.train.signals import Signals
 from hpc_gpt.train.trainer import Trainer
-from tests.train.alone import ALONE, CountingEngine, OwnWord
+from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import LOCAL, new_run, settings
 
 JOB = "77"
@@ -28,7 +28,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_gpt.train.signals.ask_preemption", lambda job_id: job_id == JOB)
     monkeypatch.setattr("hpc_gpt.train.trainer.Ranks", lambda *_: ALONE)
     monkeypatch.setattr("hpc_gpt.train.trainer.build_engine", lambda *_: CountingEngine())
-    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnWord)
+    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnReport)
 
 
 def run_of(folder: Path, tokens: Path, requeue: bool = True) -> RunFolder:

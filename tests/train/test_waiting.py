@@ -23,7 +23,7 @@ Found = dict[str, dict[str, Any]]
 
 # The words of all ranks, which are of the host; figures that have arrived from the device, and are asked whether; a
 # micro-batch as it is written, on its way to the device.
-ON_THE_HOST = {"tensor ranks.exchange", "tolist ranks.finish", "tolist metrics.numbers", "numpy data._tensors"}
+ON_THE_HOST = {"tensor ranks.all_reduce", "tolist ranks.finish", "tolist metrics.numbers", "numpy data._tensors"}
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from hpc_gpt.train.flight_recorder import stuck_in
-from hpc_gpt.train.watchdog import Frame, main_frames, stands_at
+from hpc_gpt.train.watchdog import Frame, find_open_collective, find_wait, main_frames
 
 
 def test_where_a_main_thread_stands() -> None:
     c10d = "/v/site-packages/torch/distributed/distributed_c10d.py"
     ours = Frame("/r/hpc_gpt/train/loop.py", 96, "run")
-    assert stands_at([Frame(c10d, 1, "all_reduce"), Frame("/v/deepspeed/comm.py", 2, "all_reduce"), ours]) == (
+    assert find_wait([Frame(c10d, 1, "all_reduce"), Frame("/v/deepspeed/comm.py", 2, "all_reduce"), ours]) == (
         "all_reduce",
         "loop.py:96 in run",
     )
     words = Frame("/r/hpc_gpt/train/ranks.py", 79, "finish")
-    assert stands_at([words, ours]) == ("the all_reduce of a step's words", "ranks.py:79 in finish")
-    assert stands_at([Frame("/r/mine.py", 5, "spin"), ours]) == ("", "mine.py:5 in spin")
-    assert stands_at([]) == ("", "")
+    assert find_wait([words, ours]) == ("the all_reduce of a step's reports", "ranks.py:79 in finish")
+    assert find_wait([Frame("/r/mine.py", 5, "spin"), ours]) == ("", "mine.py:5 in spin")
+    assert find_wait([]) == ("", "")
 
 
 def test_the_main_thread_of_a_dump_is_its_last() -> None:
@@ -51,14 +50,14 @@ def test_a_recorded_flight_of_nccl_names_the_collective_and_who_has_not_begun_it
     world, dp = ("0", "default_pg"), ("3", "dp")
     ahead = record(entry(812, True, 0, world), entry(41, False, 1, dp), pg0=812, pg1=41)
     behind = record(entry(812, True, 0, world), entry(40, True, 2, dp), pg0=812, pg2=40)
-    assert stuck_in({0: ahead, 1: ahead, 2: behind}) == (
+    assert find_open_collective({0: ahead, 1: ahead, 2: behind}) == (
         "flight recorder: nccl:all_reduce 41 of group dp, sizes [[34688]], is open on ranks 0, 1; rank 2 is at 40"
     )
-    assert stuck_in({0: record(entry(812, True, 0, world), pg0=812)}) == ""
+    assert find_open_collective({0: record(entry(812, True, 0, world), pg0=812)}) == ""
     receiving = record(entry(5, False, 0, world, is_p2p=True, profiling_name="nccl:recv 0<-1"))
-    assert stuck_in({0: receiving}) == "flight recorder: nccl:recv 0<-1 is open on rank 0"
+    assert find_open_collective({0: receiving}) == "flight recorder: nccl:recv 0<-1 is open on rank 0"
 
 
 def test_a_record_of_another_shape_says_nothing() -> None:
     for odd in ({}, {"entries": [{}]}, {"entries": [{"pg_id": 1, "process_group": 3}]}, {"entries": [None]}):
-        assert stuck_in({0: odd}) == ""
+        assert find_open_collective({0: odd}) == ""

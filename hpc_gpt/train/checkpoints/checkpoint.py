@@ -1,8 +1,7 @@
 """The checkpoints of a run: saving the next one, and resuming from the newest sound one.
 
-A checkpoint is written under another name, completed by a marker, and gets its own name last. All ranks share the check
-of one, so that each file is read once, at the speed of all hosts together. `folders` has the names, `save` the stages
-of a save.
+A checkpoint is written under a temporary name, completed by complete.json, and gets its own name last. All ranks share
+the check of its files, so that each is read once. `folders` has the names, `save` the stages of a save.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from hpc_gpt.train.checkpoints.folders import (
     Removal,
     Retention,
     check_file,
+    describe_removed,
     folder_name,
     list_complete,
     read_marker,
@@ -37,15 +37,15 @@ from hpc_gpt.train.engines.protocol import Engine
 from hpc_gpt.train.full_disk import Refusal, disk_refusal, find_room
 from hpc_gpt.train.ranks import Peers
 
-# What a checkpoint takes beside its tensors: headers, the marker, the folders' entries.
+# Room for headers, complete.json and the folders' entries.
 _SPARE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: optimizer steps, seconds spent on them in all attempts, and the data it reads.
+    """The progress of a run: optimizer steps, seconds spent in all attempts, and the identity of its data.
 
-    `positions` are those of streams, by data-parallel rank: when saved, the rank's own or none; when read back, all.
+    `positions` of streams by data-parallel rank: the rank's own or none in a save, all of them after a resume.
     """
 
     step: int = 0
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Background:
-    """Whether saves are written while the training goes on. `refusal`: why they cannot be, though it is asked for."""
+    """Whether saves are written while the training continues. `refusal`: why not, though it is asked for."""
 
     wanted: bool = False
     refusal: str = ""
@@ -64,12 +64,10 @@ class Background:
 
 
 def background_of(resolved: Resolved) -> Background:
-    """What the settings ask for, if the engine can do it: DeepSpeed itself copies what is on NVMe, at once."""
-    wanted = resolved.train.save_in_background
-    refusal = ""
-    if wanted and resolved.engine.offload_path is not None:
-        wanted, refusal = False, "what is offloaded to NVMe has no copy in the host's memory"
-    return Background(wanted, refusal, resolved.ranks_per_node)
+    """What the settings ask for. Not with NVMe, whose states DeepSpeed itself copies while it saves."""
+    if resolved.train.save_in_background and resolved.engine.offload_path is not None:
+        return Background(False, "what is offloaded to NVMe has no copy in the host's memory", resolved.ranks_per_node)
+    return Background(resolved.train.save_in_background, "", resolved.ranks_per_node)
 
 
 class Checkpoints:
@@ -92,12 +90,12 @@ class Checkpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is writing; `hear` is to be told whether any rank is."""
+        """Whether this rank is writing."""
         return self._save is not None and self._save.busy
 
     @property
     def in_background(self) -> bool:
-        """Whether saves are to be written while the training goes on."""
+        """Whether saves are written while the training continues."""
         return self._background.wanted
 
     @property
@@ -106,20 +104,20 @@ class Checkpoints:
         return self._save is not None
 
     def save(self, engine: Engine, progress: Progress) -> Outcome:
-        """Saves, and waits for it. The checkpoints before stay as they are.
+        """Saves, and waits until the save is over. Removes no other checkpoint.
 
-        If there is a checkpoint of this step, a resume has passed it over, and it is renamed.
+        An existing checkpoint of this step, which a resume has skipped, is renamed.
         """
         return self.begin(engine, progress, wait=True) or self.finish()
 
     def begin(
         self, engine: Engine, progress: Progress, wait: bool = False, refused: Refusal | None = None
     ) -> Outcome | None:
-        """Begins a save of the state as it is; returns an outcome only if it is over already.
+        """Begins a save of the current state. Returns an outcome only if the save is already over.
 
-        Unless it is to `wait`, and if there is memory, the state is copied, and the training may go on. `refused`: the
-        disk has refused a line of metrics, so that nothing is saved. A save that waits may be an attempt's last, with
-        seconds left, so that it removes no other checkpoint; `retain` does.
+        In the background the state is copied if there is memory, and the training may continue. With `wait` it is
+        written at once; this may be an attempt's last save, with seconds left, so it removes no other checkpoint.
+        `refused`: the disk has refused a line of metrics, so nothing is saved.
         """
         assert self._save is None, "one at a time; `finish` the one before"
         began = time.perf_counter()
@@ -133,7 +131,7 @@ class Checkpoints:
             return Outcome(progress.step, refusal, stall_s=time.perf_counter() - began)
         marker = {"schema": SCHEMA, "step": progress.step, "train_s": progress.train_s, "data": progress.data}
         save = Save(self.folder, self._ranks, files, marker, self._removal, retains=not wait)
-        # If one rank cannot copy, all write at once: the others would wait for it in the next step's collectives, whose
+        # If one rank cannot copy, no rank does: the others would wait for it in the collectives of the next step, whose
         # time limit is shorter than a save.
         held_up = "" if wait else self._copy(files) if self._background.wanted else self._background.refusal
         threaded = self._background.wanted and not wait and not held_up
@@ -141,12 +139,14 @@ class Checkpoints:
         self._save = save
         return None if threaded else self.finish()
 
-    def hear(self, busy: bool) -> Outcome | None:
-        """To be called at a step's edge, with whether any rank was `busy` at the one before. An outcome if a save is
-        over."""
+    def poll(self, busy: bool) -> Outcome | None:
+        """To be called at the end of a step, with whether any rank was `busy` at the end of the step before.
+
+        Returns an outcome if a save is over.
+        """
         if self._save is None:
             return None
-        outcome = self._save.hear(busy)
+        outcome = self._save.poll(busy)
         if outcome is not None:
             self._end(outcome)
         return outcome
@@ -164,21 +164,23 @@ class Checkpoints:
             self._newest = folder_name(outcome.step)
 
     def retain(self) -> None:
-        """Removes, on a thread, what need not stay beside the newest checkpoint that was saved or resumed from here. To
-        be called on rank 0."""
+        """Removes, on a thread, what need not be kept beside the newest checkpoint that was saved or resumed from.
+
+        To be called on rank 0.
+        """
         if removed := self._removal.retain(self._newest):
-            self._say(Retention.words(removed))
+            self._say(describe_removed(removed))
 
     def await_removal(self, patience_s: float | None = None) -> None:
-        """Waits until all that is to be removed is; `patience_s` at most. To be called on rank 0."""
+        """Waits until the removal is over, at most `patience_s`. To be called on rank 0."""
         self._removal.wait(patience_s)
 
     def resume(self, engine: Engine, own: bool = False) -> Progress:
         """Loads the newest sound checkpoint and returns its progress; `Progress()` if there is none.
 
-        A half-written or damaged one is passed over and logged; a damaged one is renamed if the checkpoints are the
-        run's `own`. Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
-        begin anew beside it.
+        A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
+        `own`. Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not start
+        from step 0 beside it.
         """
         for path, marker in self.sound(own=own):
             engine.load(path)
@@ -190,35 +192,37 @@ class Checkpoints:
         return Progress()
 
     def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone. Logs the others, and
-        renames damaged ones if the checkpoints are the run's `own`."""
+        """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone.
+
+        Logs the others, and renames damaged ones if the checkpoints are the run's `own`.
+        """
         for path in self._ranks.share(self._candidates() if self._ranks.is_first else []):
             if step is not None and path.name != folder_name(step):
                 continue
             # All use what rank 0 reads: another host may see a file a moment later.
             marker = self._ranks.share(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
-                words = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
-                self._say(f"passing over checkpoint {path}: {fault.words}{words}")
+                text = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
+                self._say(f"passing over checkpoint {path}: {fault.text}{text}")
                 self._ranks.barrier()
             else:
                 yield path, marker
 
     def _candidates(self) -> list[Path]:
-        """Checkpoints that are complete by their names, newest first; logs the half-written ones."""
+        """Folders with the name of a complete checkpoint, newest first. Logs the half-written ones."""
         for path in sorted(self.folder.glob(f"{WRITING}*")):
             self._say(f"passing over {path}: it was never completed")
         return list_complete(self.folder)
 
     def _fault(self, path: Path, marker: dict[str, Any]) -> Fault | None:
-        """What is wrong with a checkpoint, by its own list of files, of which each rank reads some."""
+        """What is wrong with a checkpoint, if anything. Each rank reads some of the files in complete.json."""
         found = Fault("" if marker else f"{COMPLETE} is missing or damaged")
         files = marker.get("files", {})
         for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
-            if found.words:
+            if found.text:
                 break
             found = check_file(path, name, files[name])
-        return next((fault for fault in self._ranks.gather(found) if fault.words), None)
+        return next((fault for fault in self._ranks.gather(found) if fault.text), None)
 
     def _set_aside(self, path: Path) -> str:
         try:
@@ -227,13 +231,14 @@ class Checkpoints:
             return f"; it stays where it is: {fault.strerror}"
 
     def _prepare(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
-        """Makes the folder to write in if there is room. Done by rank 0."""
+        """Makes the folder to write in, if there is room; on rank 0."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._removal.discard_leftovers()
+            # Left by earlier saves; no save is being written now.
+            self._removal.discard(*self.folder.glob(f"{WRITING}*"))
             refusal = find_room(self.folder, needed_bytes)
             if refusal:
-                # What is being removed gives its room back.
+                # There may be room after the removal.
                 self._removal.wait()
                 refusal = find_room(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
@@ -244,24 +249,24 @@ class Checkpoints:
         return Refusal()
 
     def _copy(self, files: RankFiles) -> str:
-        """Copies every rank's state; if one rank cannot, the reason."""
+        """Copies the state on every rank. If one rank cannot, returns the reason."""
         needed = self._copies.missing_bytes(files.tensors)
-        # All ranks look before the first one takes memory, which would else count twice.
-        if words := self._first_words(lacks_memory(needed, self._background.ranks_per_node)):
-            return words
-        words = ""
+        # All ranks look before the first one takes memory: otherwise it would count twice.
+        if lack := self._first_text(lacks_memory(needed, self._background.ranks_per_node)):
+            return lack
+        text = ""
         try:
             files.copy(self._copies)
         except MemoryError as fault:
-            said = (str(fault).splitlines() or [type(fault).__name__])[0]
-            words = f"{needed / 2**30:.2f} GiB of host memory could not be had: {said}"
-        return self._first_words(words)
+            line = (str(fault).splitlines() or [type(fault).__name__])[0]
+            text = f"could not allocate {needed / 2**30:.2f} GiB of host memory: {line}"
+        return self._first_text(text)
 
-    def _first_words(self, own: str) -> str:
-        """The words of the first rank that has any, with its name."""
-        all_words = self._ranks.gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
-        return next((words for words in all_words if words), "")
+    def _first_text(self, own: str) -> str:
+        """The text of the first rank that has one, with the rank's name."""
+        texts = self._ranks.gather(own and f"rank {self._ranks.rank} of {os.uname().nodename} {own}")
+        return next((text for text in texts if text), "")
 
-    def _say(self, words: str) -> None:
+    def _say(self, text: str) -> None:
         if self._ranks.is_first:
-            print(words, flush=True)
+            print(text, flush=True)

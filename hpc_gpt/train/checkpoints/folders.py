@@ -1,8 +1,8 @@
-"""The folders of checkpoints on the disk: their names, what makes one complete, which ones stay, how one is removed.
+"""The folders of checkpoints on the disk: their names, completion, retention and removal.
 
     checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
-    checkpoints/.damaged-step-00000020-1/  found damaged, and renamed
+    checkpoints/.damaged-step-00000020-1/  found to be damaged, and renamed
     checkpoints/.deleting-step-00000020-1/ being removed
 
 complete.json names every file with its size and CRC-32.
@@ -29,18 +29,18 @@ COMPLETE = "complete.json"
 SCHEMA = 1
 WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
 # Hints for a checkpoint that cannot be loaded.
-REMOVE_IT = "remove it, and the one before is used"
-IT_IS_DAMAGED = f"the checkpoint is damaged; {REMOVE_IT}"
+REMOVE_IT = "remove the checkpoint, and the one before is used"
+IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
 _PIECE_BYTES = 1 << 22
-# By file, below the checkpoint's folder: "bytes" and "crc32".
+# File name in the checkpoint's folder -> "bytes" and "crc32".
 Sums = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a checkpoint. `damaged`: its bytes are wrong, not only this reader's way to them."""
+    """What is wrong with a checkpoint. `damaged`: its bytes are wrong; otherwise this host only could not read them."""
 
-    words: str = ""
+    text: str = ""
     damaged: bool = True
 
 
@@ -50,12 +50,12 @@ def folder_name(step: int) -> str:
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """Folders that are complete checkpoints by their name, newest first."""
+    """Folders with the name of a complete checkpoint, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every file below a folder, by its path in it."""
+    """The paths of all files in a folder, relative to it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -67,7 +67,7 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; CheckpointError if it cannot be read."""
+    """Reads the JSON object in a file of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
@@ -89,7 +89,7 @@ def check_file(path: Path, name: str, expected: Mapping[str, int]) -> Fault:
 
 
 def has_all_bytes(path: Path) -> bool:
-    """Whether every file in complete.json exists in its size; no file is read."""
+    """Whether every file in complete.json exists and has its size. Reads no file."""
     files = read_marker(path).get("files", {})
     try:
         return bool(files) and all((path / name).stat().st_size == sums["bytes"] for name, sums in files.items())
@@ -98,7 +98,7 @@ def has_all_bytes(path: Path) -> bool:
 
 
 def read_through(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file; what the system holds of it in memory is brought to the disk."""
+    """(bytes, CRC-32) of a file, after an fsync."""
     size = crc = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -107,14 +107,14 @@ def read_through(path: Path) -> tuple[int, int]:
         try:
             os.fsync(file.fileno())
         except OSError as fault:
-            # A read-only file system has nothing to write.
+            # A read-only file system refuses fsync.
             if fault.errno not in (errno.EROFS, errno.EINVAL):
                 raise
     return size, crc
 
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
-    """Writes the marker, then gives the folder its name. Each reaches the disk before the next begins."""
+    """Writes complete.json, then renames the folder. Each is on the disk before the next begins."""
     with open(aside / COMPLETE, "w", encoding="utf-8") as file:
         file.write(json.dumps(marker, indent=1) + "\n")
         file.flush()
@@ -122,14 +122,14 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
     for folder in {aside, *((aside / name).parent for name in marker["files"])}:
         _sync_folder(folder)
     if final.exists():
-        # A resume passed it over. It is not deleted, because it may only have been unreadable here.
+        # A resume skipped it. It is not deleted, because it may only have been unreadable on one host.
         set_aside(final)
     aside.rename(final)
     _sync_folder(final.parent)
 
 
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
-    """Renames a checkpoint that is damaged, or to be removed; returns its new path."""
+    """Renames a checkpoint that is damaged or will be removed, and returns its new path."""
     taken = 1
     while (place := path.with_name(f"{prefix}{path.name}-{taken}")).exists():
         taken += 1
@@ -147,16 +147,15 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Retention:
-    """The last `keep_last` checkpoints stay (0: all), and those whose step `keep_every` divides (0: none)."""
+    """Keeps the last `keep_last` checkpoints (0: all), and those whose step is a multiple of `keep_every` (0: none)."""
 
     keep_last: int = 0
     keep_every: int = 0
 
     def apply(self, folder: Path, newest: str) -> list[str]:
-        """Renames the others, for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
+        """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
 
-        `newest` is the one that was just written. A resume passed over those with later names: they neither count nor
-        go.
+        `newest` is the one that was just written. A resume skipped those with later names: they do not count, and stay.
         """
         if not self.keep_last:
             return []
@@ -167,7 +166,7 @@ class Retention:
             if sound < self.keep_last:
                 # One that lacks bytes does not count, and stays: a resume renames it.
                 sound += has_all_bytes(path)
-            elif not self._stays(path):
+            elif not self._is_kept(path):
                 set_aside(path, DELETING)
                 gone.append(path.name)
         if sound == self.keep_last:
@@ -179,21 +178,21 @@ class Retention:
                 gone.append(path.name)
         return gone
 
-    @staticmethod
-    def words(removed: Sequence[str]) -> str:
-        """For the log."""
-        return f"removed {', '.join(removed)}, as train.keep_last says"
-
-    def _stays(self, path: Path) -> bool:
+    def _is_kept(self, path: Path) -> bool:
         number = path.name.removeprefix("step-")
         return not number.isdigit() or bool(self.keep_every and int(number) % self.keep_every == 0)
 
 
-class Removal:
-    """Removes checkpoints in `folder` on a thread, because that may take minutes; used by rank 0.
+def describe_removed(removed: Sequence[str]) -> str:
+    """The line of the log on removed checkpoints."""
+    return f"removed {', '.join(removed)}, as train.keep_last says"
 
-    A folder is renamed at once, so that a half removed one is never taken for a checkpoint. What is left of it when the
-    process ends is removed by the next save.
+
+class Removal:
+    """Removes checkpoints in `folder` on a thread of rank 0, because that may take minutes.
+
+    A folder is renamed at once, so that a half removed one is never taken for a checkpoint. The next save removes what
+    is left of it when the process ends.
     """
 
     def __init__(self, folder: Path, retention: Retention) -> None:
@@ -201,7 +200,7 @@ class Removal:
         self._thread: threading.Thread | None = None
 
     def retain(self, newest: str) -> list[str]:
-        """Removes what need not stay beside `newest`, "" for none; returns the names."""
+        """Removes the checkpoints that need not be kept beside `newest` ("": removes none); returns their names."""
         removed: list[str] = []
         try:
             removed = self._retention.apply(self._folder, newest)
@@ -211,18 +210,14 @@ class Removal:
         return removed
 
     def discard(self, *paths: Path) -> None:
-        """Removes folders that were never completed. Nothing in them is of use; one that cannot be renamed stays."""
+        """Removes folders that were never completed. One that cannot be renamed stays."""
         for path in paths:
             with contextlib.suppress(OSError):
                 set_aside(path, DELETING)
         self.begin()
 
-    def discard_leftovers(self) -> None:
-        """Removes what earlier saves and removals have left; to be called while no save is being written."""
-        self.discard(*self._folder.glob(f"{WRITING}*"))
-
     def begin(self) -> None:
-        """Begins to remove all that is renamed."""
+        """Begins to remove all renamed folders."""
         found = list(self._folder.glob(f"{DELETING}*"))
         before = self._thread
         if not found:
@@ -238,6 +233,6 @@ class Removal:
         self._thread.start()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Waits until all is removed, or cannot be; `patience_s` at most."""
+        """Waits until the removal is over, at most `patience_s`."""
         if self._thread is not None:
             self._thread.join(patience_s)

@@ -1,7 +1,7 @@
-"""The files of a checkpoint that one rank writes: first named, then copied to the host's memory or not, then written.
+"""The files of a checkpoint that one rank writes: named, then perhaps copied to the host's memory, then written.
 
 Naming them may need the other ranks. Copying must end before the next step. Writing needs only the disk and may happen
-on a thread. Each file's CRC-32 is of the bytes handed to the disk, and each file is brought there by fsync.
+on a thread. Each file's CRC-32 is of the bytes handed to the disk, and each file is synced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hpc_gpt.train.checkpoints.folders import Sums
 from hpc_gpt.train.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
-# The part of free memory that copies may take; the rest is for the training, the data and the files' pages.
+# The part of free memory that copies may take; the rest is for the training, the data and the page cache.
 _SHARE = 0.8
 # Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
 Write = Callable[[Path, Sequence[Tensor]], tuple[Sums, Any]]
-# Called on rank 0 with the notes of all ranks, when all have written.
+# Called on rank 0 with the notes of all ranks, after all have written.
 Finish = Callable[[Path, list[Any]], None]
 
 
@@ -38,10 +38,10 @@ class _Entry:
 
 
 class RankFiles:
-    """What one rank has to write. The `put` methods write nothing; two files of one name are a mistake.
+    """The files that one rank will write. The `put` methods write nothing. No two files may have one name.
 
-    `peers` are the ranks that share the checkpoint, for what they must agree on while files are named. They use their
-    group between the hosts, because the device's own group is busy with the training.
+    `peers` are the ranks that share the checkpoint, which may have to agree while files are named. They use their group
+    between the hosts, because the device's own group is busy with the training.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -50,11 +50,11 @@ class RankFiles:
         self._finish: Finish | None = None
 
     def put(self, name: str, state: Any) -> None:
-        """Adds a file in torch.save's format; `state` is made of dicts, lists, tuples, tensors and small objects."""
+        """Adds a file in torch.save's format. `state` consists of dicts, lists, tuples, tensors and small objects."""
         parts, tensors = _take_apart(state)
 
         def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
-            # The file would hold CRCs of its own, which nobody checks, and be written at half the speed.
+            # torch's own CRCs in the file are never checked, and halve the speed.
             torch.serialization.set_crc32_options(False)
             with Sink(folder, name) as sink:
                 whole = _put_together(parts, [_compact(tensor) for tensor in tensors])
@@ -74,10 +74,9 @@ class RankFiles:
         self._entries.append(_Entry([], write))
 
     def put_by(self, tensors: Sequence[Tensor], write: Write, finish: Finish) -> None:
-        """Adds files that `write` makes of `tensors`, or of copies of them. `finish` is called on rank 0 with what the
-        `write` of each rank returned.
+        """Adds files that `write` makes of `tensors`, or of copies of them; at most once in a checkpoint.
 
-        At most once in a checkpoint.
+        `finish` is called on rank 0 with what the `write` of each rank returned.
         """
         assert self._finish is None
         self._entries.append(_Entry(list(tensors), write))
@@ -85,27 +84,30 @@ class RankFiles:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in order, each once in a file."""
+        """All tensors, in order, each once for a file."""
         return [tensor for entry in self._entries for tensor in entry.tensors]
 
     @property
     def bytes(self) -> int:
-        """About how many bytes it will take on the disk."""
+        """About how many bytes the files will take on the disk."""
         return sum(tensor.nbytes for tensor in self.tensors) + 4096 * len(self._entries)
 
     def copy(self, copies: HostCopies) -> None:
-        """Copies all tensors, so that the training may change them. MemoryError leaves everything as it was."""
+        """Copies all tensors, so that the training may change them. After a MemoryError nothing has changed."""
         try:
             found = copies.copy(self.tensors)
         except RuntimeError as fault:
             copies.forget()
-            # torch's error when the host's memory is used up.
+            # torch raises it when the host's memory is used up.
             raise MemoryError(str(fault)) from fault
         for entry in self._entries:
             entry.tensors, found = found[: len(entry.tensors)], found[len(entry.tensors) :]
 
     def write(self, folder: Path) -> tuple[Sums, list[Any]]:
-        """Writes all below `folder`; returns the files' sums and notes for `finish`. OSError if the disk refuses."""
+        """Writes all files below `folder`; returns their sums and the notes for `finish`.
+
+        Raises OSError if the disk refuses.
+        """
         sums: Sums = {}
         notes = []
         for entry in self._entries:
@@ -117,15 +119,15 @@ class RankFiles:
         return sums, notes
 
     def finish(self, folder: Path, notes: list[Any]) -> None:
-        """To be called on rank 0, with the notes of all ranks in order."""
+        """To be called on rank 0, with the notes of all ranks in rank order."""
         if self._finish is not None:
             self._finish(folder, notes)
 
 
 class Sink:
-    """A new file below `folder`, written once from begin to end, and its size and CRC-32.
+    """A new file below `folder`, written once from start to end, with its size and CRC-32.
 
-    An OSError of the disk leaves the `with` as it is, whatever a library made of it.
+    The `with` raises the disk's own OSError, even if a library has hidden it.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -136,7 +138,7 @@ class Sink:
         self._fault: OSError | None = None
 
     def __enter__(self) -> Sink:
-        # Not `folder` itself: if somebody has removed it, the rest of a checkpoint must not be written.
+        # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
         for parent in reversed(Path(self._name).parents[:-1]):
             (self._folder / parent).mkdir(exist_ok=True)
         self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -189,7 +191,7 @@ class _At:
 
 
 def _take_apart(state: Any) -> tuple[Any, list[Tensor]]:
-    """(a copy of the state with places for its tensors, the tensors, each once)."""
+    """(a copy of the state with an `_At` for each tensor, the tensors, each once)."""
     tensors: list[Tensor] = []
     seen: dict[tuple[Any, ...], _At] = {}
 
@@ -214,7 +216,7 @@ def _put_together(state: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a container with every item changed; of anything else a copy."""
+    """A copy of a container with every item changed, or a copy of anything else."""
     if isinstance(item, dict):
         pairs = ((key, change(value)) for key, value in item.items())
         return OrderedDict(pairs) if isinstance(item, OrderedDict) else dict(pairs)
@@ -228,7 +230,7 @@ def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
 def _compact(tensor: Tensor) -> Tensor:
     """The tensor with no more storage than it needs, because torch.save writes whole storages.
 
-    A view without gaps gets a storage of its own over the same memory. Another view is copied, to the host's memory,
+    A view without gaps gets a storage of its own over the same memory. Any other view is copied to the host's memory,
     because the device may have no room.
     """
     if tensor.untyped_storage().nbytes() <= tensor.nbytes:
@@ -239,19 +241,21 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 class HostCopies:
-    """Memory on the host for copies of this rank's tensors, taken at the first save and used again. For a GPU's tensors
-    it is pinned, and pinning takes longer than the copy."""
+    """Host memory for copies of this rank's tensors, allocated at the first save and used again.
+
+    It is pinned for a GPU's tensors, and pinning takes longer than the copy.
+    """
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
 
     def missing_bytes(self, tensors: list[Tensor]) -> int:
-        """The bytes that copies of `tensors` would need beside the memory that is kept."""
+        """The bytes that copies of `tensors` need in addition to the memory that is kept."""
         pairs = zip(tensors, [*self._kept, *[None] * len(tensors)], strict=False)
         return sum(_room(one) for one, kept in pairs if not _fits(one, kept))
 
     def copy(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Copies in the same order, complete when this returns, valid until the next call."""
+        """Copies of the tensors in the same order, complete on return and valid until the next call."""
         kept = []
         for number, one in enumerate(tensors):
             room = self._kept[number] if number < len(self._kept) else None
@@ -265,7 +269,7 @@ class HostCopies:
         return kept
 
     def forget(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._kept = []
 
 
@@ -279,7 +283,7 @@ def _room(one: Tensor) -> int:
 
 
 def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
-    """Words, with figures, if a node has too little memory for `needed_bytes` on each of its ranks; else empty."""
+    """A text with the figures if a node has too little memory for `needed_bytes` on each of its ranks; else empty."""
     if not needed_bytes:
         return ""
     node, process = node_free_bytes(), process_free_bytes()
@@ -293,13 +297,13 @@ def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
 
 
 def node_free_bytes() -> int | None:
-    """Bytes that the node, or the job's share of it by its control group, has left; None if nothing says."""
+    """Free bytes of the node, or of the job's control group if that is less; None if neither is known."""
     found = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             found.append(int(line.split()[1]) * 1024)
     for line in _lines(Path("/proc/self/cgroup")):
-        # Version 2, in which a job's limit may be at any level above the process's own.
+        # Version 2: a job's limit may be at any level above the process's own.
         if line.startswith("0::/"):
             place = Path("/sys/fs/cgroup") / line.removeprefix("0::/").strip()
             while place != Path("/sys/fs"):
@@ -322,7 +326,7 @@ def process_free_bytes() -> int | None:
 
 
 def _headroom(limit: Path, used: Path, stat: Path) -> list[int]:
-    """What a control group has left. The pages of files count as free, because the kernel drops them on demand."""
+    """Free bytes of a control group. The page cache counts as free, because the kernel drops it on demand."""
     numbers = [line for path in (limit, used) for line in _lines(path)]
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
         return []

@@ -1,7 +1,7 @@
-"""Reads a checkpoint's files without running programs in them: only tensors, containers and the classes named here.
+"""Reads a checkpoint's files without running code in them: only tensors, containers and the classes named here.
 
 torch.save's format is pickle, and a pickle is a program. torch's own restricted reader refuses every class that is not
-named. DeepSpeed's files hold a few classes of its own, whose objects are made by setting their fields.
+named. DeepSpeed's files have objects of a few classes of its own, which are made by setting their fields.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 
 # DeepSpeed's classes in its files: module -> names.
 _DEEPSPEED = {
@@ -44,7 +45,7 @@ _METADATA = {
 
 
 def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """What torch.save wrote; OSError if the file cannot be read, CheckpointError if it holds anything else."""
+    """Reads what torch.save wrote. Raises OSError if the file cannot be read, CheckpointError for any other class."""
     try:
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(path, map_location=map_location, mmap=mmap or None, weights_only=True)
@@ -53,7 +54,7 @@ def load_safely(path: Path | str, map_location: Any = "cpu", mmap: bool = False)
 
 
 def load_metadata(path: Path) -> Any:
-    """The `.metadata` of torch.distributed.checkpoint; OSError or CheckpointError likewise."""
+    """Reads the `.metadata` of torch.distributed.checkpoint. Raises OSError or CheckpointError likewise."""
     try:
         with open(path, "rb") as file:
             return _Metadata(file).load()
@@ -62,15 +63,15 @@ def load_metadata(path: Path) -> Any:
 
 
 def _refused(path: Path | str, fault: Exception) -> CheckpointError:
-    words = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+    line = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
     return CheckpointError(
-        f"{path} cannot be read as data alone: {words}",
-        "it is damaged, or holds a program; remove the checkpoint, and the one before is used",
+        f"{path} cannot be read as data alone: {line}",
+        f"it is damaged, or holds a program; {REMOVE_IT}",
     )
 
 
 def _allowed() -> list[Any]:
-    """The classes in DeepSpeed's files, if it is loaded, and numpy's in the generator states of our older files."""
+    """The classes in DeepSpeed's files, if DeepSpeed is loaded, and numpy's in generator states of older versions."""
     found: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     found += [(np.empty(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     for module, names in _DEEPSPEED.items():

@@ -1,11 +1,11 @@
-"""One save, from the edge of a step to a complete checkpoint, or to the reason why there is none.
+"""One save, from the end of a step to a complete checkpoint, or to the reason why there is none.
 
     begun        every rank has named its files; rank 0 has made the folder and found room on the disk
     writing      every rank writes its files with their sums; in the background on a thread, from copies
-    completing   rank 0 writes complete.json, gives the folder its name, and renames checkpoints that need not stay
+    completing   rank 0 writes complete.json, gives the folder its name, and renames checkpoints that are not kept
     over         an `Outcome`, the same on all ranks
 
-All ranks change from one to the next together, at a step's edge, when no rank says any more that it is busy.
+All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from hpc_gpt.train.ranks import Peers
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save of `step` ended. `save_s`: until it was complete; `stall_s`: how long the training waited for it."""
+    """How a save of `step` ended. `save_s`: seconds until it was complete; `stall_s`: seconds the training waited."""
 
     step: int
     refusal: Refusal = field(default_factory=Refusal)
     save_s: float = 0.0
     stall_s: float = 0.0
     removed: tuple[str, ...] = ()
-    # Why the first of the ranks that could not write in the background could not.
+    # Why a rank could not write in the background: the first such rank's reason.
     held_up: str = ""
 
 
@@ -55,7 +55,7 @@ class _Part:
 
 
 class Save:
-    """See above; `retains`: it also removes what need not stay beside it. Every method but `busy` is collective."""
+    """One save; see above. `retains`: afterwards it removes checkpoints. Every method but `busy` is collective."""
 
     def __init__(
         self, folder: Path, ranks: Peers, files: RankFiles, marker: dict[str, Any], removal: Removal, retains: bool
@@ -69,7 +69,7 @@ class Save:
         self._error: BaseException | None = None
         self._part = _Part()
         self._completing = False
-        self._heard = False
+        self._polled = False
         self._removed: list[str] = []
         self._refusal = Refusal()
 
@@ -79,26 +79,25 @@ class Save:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, began: float, threaded: bool, held_up: str) -> None:
-        """Writes this rank's files, on a thread or at once; `began` is when the training stopped for it."""
+        """Writes this rank's files, on a thread or at once. `began`: when the training stopped for it."""
         self._began = began
         self._part.held_up = held_up
         self._run(self._write, threaded)
         self._stall_s = time.perf_counter() - began
 
-    def hear(self, busy: bool) -> Outcome | None:
-        """To be called at a step's edge, with whether any rank said at the one before that it was `busy`."""
-        if not self._heard:
-            # That was said before the ranks began this part.
-            self._heard = True
+    def poll(self, busy: bool) -> Outcome | None:
+        """To be called at the end of a step, with whether any rank was `busy` at the end of the step before."""
+        if not self._polled:
+            # That report is from before this stage.
+            self._polled = True
             return None
         return None if busy else self._advance(threaded=True)
 
     def finish(self) -> Outcome:
-        """Waits for it; to be called at the same step's edge on all ranks."""
+        """Waits until the save is over. To be called after the same step on all ranks."""
         began = time.perf_counter()
         while not (outcome := self._advance(threaded=False)):
             pass
-        # The training waits meanwhile.
         return replace(outcome, stall_s=outcome.stall_s + time.perf_counter() - began)
 
     def _advance(self, threaded: bool) -> Outcome | None:
@@ -106,12 +105,12 @@ class Save:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        self._heard = False
+        self._polled = False
         if self._completing:
             seconds = time.perf_counter() - self._began
             own = Outcome(self.step, self._refusal, seconds, self._stall_s, tuple(self._removed), self._part.held_up)
             return self._ranks.share(own)
-        # Sent to rank 0 alone: lists of files from every rank on every rank would grow with the ranks squared.
+        # To rank 0 alone: the lists of files of all ranks on all ranks would grow with the square of the ranks.
         parts = self._ranks.collect(self._part)
         refusals = (part.refusal for part in parts if part.refusal)
         held_up = (part.held_up for part in parts if part.held_up)
@@ -145,7 +144,7 @@ class Save:
             self._part.refusal = disk_refusal(fault, self._folder)
 
     def _complete(self, parts: list[_Part]) -> None:
-        """Done by rank 0."""
+        """Completes the checkpoint; on rank 0."""
         sums = {name: each for part in parts for name, each in part.sums.items()}
         try:
             self._files.finish(self._aside, [note for part in parts for note in part.notes])

@@ -3,14 +3,13 @@
     dcp/             "weights/<full name>" and "optimizer/<full name>/<moment>", whole tensors in pieces
     progress.json    step, loss scale, and which parameters' rows are in the order of the tp ranks
 
-DCP is given weights as the DTensors they are, and an optimizer's state as one like its weight, so that any other mesh
-finds its own pieces. A DTensor cannot say that a rank holds its heads of Q, of K and of V (`Split.parts`). Such a
-tensor is saved with the rows of tp rank 0 first, then those of rank 1, and so on; a reader of another tp reorders
-them.
+DCP gets the weights as DTensors, and an optimizer state as a DTensor like its weight, so that any other mesh finds its
+own pieces. A DTensor cannot express that a rank holds its heads of Q, of K and of V (`Split.parts`). Such a tensor is
+saved with the rows of tp rank 0 first, then those of rank 1, and so on; a reader with another tp reorders them.
 
 torch's own `save` plans, writes and finishes in one call, and its asynchronous one needs a process group of its own.
-Here all ranks plan together over their group between the hosts, because the device's group would take its memory and
-its turn. Then each rank writes alone, and rank 0 writes the metadata.
+Here all ranks plan together over their group between the hosts, because the device's group would need device memory
+and compete with the training. Then each rank writes alone, and rank 0 writes the metadata.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json
 from hpc_gpt.train.checkpoints.rank_files import RankFiles, Sink
-from hpc_gpt.train.checkpoints.replicated import set_states
 from hpc_gpt.train.checkpoints.safe_load import load_metadata
+from hpc_gpt.train.checkpoints.training_state import set_states
 
 _FOLDER, _PROGRESS = "dcp", "progress.json"
 
 
 class ShardedCheckpoint:
-    """Saves and loads the `parameters` and the state of the `optimizer` that works on this rank's `shards` of them."""
+    """Saves and loads `parameters` and the state of the `optimizer` of this rank's `shards` of them."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class ShardedCheckpoint:
         self._mesh = parameters[0].device_mesh
 
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
-        """Adds this rank's pieces, and on rank 0 the progress; all ranks together."""
+        """Adds this rank's pieces, and on rank 0 the progress. Collective."""
         pieces = self._weights()
         for name, shard in self._shards.items():
             for moment, value in self._optimizer.state.get(shard, {}).items():
@@ -71,7 +70,7 @@ class ShardedCheckpoint:
 
     @torch.no_grad()
     def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
-        """(step, loss scale) of the checkpoint, whose weights and states are now this rank's; all ranks together."""
+        """Loads this rank's weights and optimizer states; returns (step, loss scale). Collective."""
         progress = _read_progress(folder)
         reader = _Reader(folder / _FOLDER)
         targets = self._targets(reader)
@@ -95,7 +94,7 @@ class ShardedCheckpoint:
         return int(progress["step"]), progress["scale"]
 
     def _targets(self, reader: FileSystemReader) -> dict[str, tuple[str, Tensor]]:
-        """What is to be read: (name, this rank's piece to fill) by key; the weights' pieces are the shards."""
+        """(name, this rank's piece to fill) by the checkpoint's key; the weights' pieces are the shards."""
         targets = self._weights()
         for key, kept in reader.read_metadata().state_dict_metadata.items():
             if key.startswith("optimizer/") and isinstance(kept, TensorStorageMetadata):
@@ -109,7 +108,7 @@ class ShardedCheckpoint:
         return {f"weights/{name}": (name, shard.detach()) for name, shard in self._shards.items()}
 
     def _whole(self, name: str, piece: Tensor) -> DTensor:
-        """The whole tensor of which `piece` is this rank's part; nothing is copied or sent."""
+        """The whole tensor of which `piece` is this rank's part. Nothing is copied or sent."""
         like = self._parameters[name]
         return DTensor.from_local(
             piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -125,7 +124,7 @@ class ShardedCheckpoint:
 
 
 class _Reader(FileSystemReader):
-    """Reads one checkpoint in several loads, but its metadata, which grow with the ranks that saved it, only once."""
+    """Reads a checkpoint in several loads, but only once its metadata, which grow with the ranks that saved it."""
 
     _read: Metadata | None = None
 
@@ -138,7 +137,7 @@ class _Reader(FileSystemReader):
 
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """The weights of such a checkpoint, by full name, fp32, one at a time; in one process, no torch.distributed."""
+    """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     progress = _read_progress(folder)
     reader = _Reader(folder / _FOLDER)
     for key, of in reader.read_metadata().state_dict_metadata.items():
@@ -153,7 +152,7 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 
 
 def _in_order(name: str, whole: Tensor, progress: dict[str, Any]) -> Tensor:
-    """The tensor in the model's order, from the order of the ranks that saved it."""
+    """The tensor with its rows in the model's order; they were saved in the order of the tp ranks."""
     if name not in progress["fused"] or progress["tp"] == 1:
         return whole
     split = Split(*progress["fused"][name])
@@ -168,9 +167,9 @@ def _read_progress(folder: Path) -> dict[str, Any]:
 
 
 def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
-    """Adds the tensors `whole` as a DCP checkpoint in the folder `name`; all ranks together.
+    """Adds the tensors `whole` as a DCP checkpoint in the folder `name`. Collective.
 
-    A DTensor among them says which part of it a rank holds; that part is in `pieces`, by the same key.
+    A DTensor among them describes which part of it a rank holds; that part is in `pieces`, by the same key.
     """
     keys = list(pieces)
     planner = _Planner()
@@ -202,7 +201,7 @@ def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces
 
 
 class _Planner(DefaultSavePlanner):
-    """Writes the pieces, which may be copies, and not the tensors that were planned for."""
+    """Writes `pieces`, which may be copies, instead of the tensors of the plan."""
 
     pieces: Mapping[str, Tensor]
 
@@ -212,7 +211,7 @@ class _Planner(DefaultSavePlanner):
 
 class _Writer(FileSystemWriter):
     def __init__(self, name: str) -> None:
-        # To copy ahead it would use a stream of the first device on every rank.
+        # Copying ahead would use a stream of the first device on every rank.
         super().__init__(name, sync_files=False, per_thread_copy_ahead=0)
         self._name = name
 
@@ -223,7 +222,7 @@ class _Writer(FileSystemWriter):
 
 
 class _Files(FileSystem):
-    """Opens files to write as a `Sink`, and keeps their sums."""
+    """Opens files for writing as a `Sink`, and keeps their sums."""
 
     def __init__(self, folder: Path, sums: Sums) -> None:
         self._folder, self._sums = folder, sums

@@ -1,6 +1,6 @@
-"""What every checkpoint holds beside weights and optimizer states.
+"""What every checkpoint has beside weights and optimizer states.
 
-model.json         the model, layout and arithmetic it is of, compared before anything is loaded
+model.json         its model, layout and arithmetic, compared before anything is loaded
 random-00000.pt    the states of a rank's random generators
 data-00003.json    how far a data-parallel rank has read a stream of data
 """
@@ -16,20 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
 
 NAME = "model.json"
-# Keys that the first checkpoints did not have yet: what those were.
+# The values of keys that the first checkpoints did not have yet.
 _BEFORE = {"engine.partition": "layers", "engine.tiles": 1}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
-    """What must agree for a checkpoint to be loaded, by the names that users give it."""
+    """The settings that must agree for a checkpoint to be loaded, by the keys of an experiment."""
     engine = resolved.engine
     partition = engine.partition
     return {
@@ -45,30 +47,30 @@ def identity(resolved: Resolved) -> dict[str, Any]:
 
 
 def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
-    """Adds model.json to the checkpoint; one rank does."""
+    """Adds model.json to the checkpoint; called on one rank."""
     files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """What `put_identity` left, `step` with it; CheckpointError if it cannot be read."""
+    """What `put_identity` wrote, with `step`. Raises CheckpointError if it cannot be read."""
     return load_json(folder / NAME)
 
 
 def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
     """The keys in which the checkpoint differs from this run, all of them `convertible`.
 
-    CheckpointError, with every difference named, for a checkpoint of another model or arithmetic, or of another layout
-    that the engine cannot convert.
+    Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
+    layout that the engine cannot convert.
     """
     saved = _BEFORE | read_identity(folder)
     wanted = identity(resolved)
     differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
     if not differences.keys() <= convertible:
         of_model = any(key.startswith("model.") for key in differences)
-        words = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
+        texts = (f"{key} is {saved.get(key)} there and {value} here" for key, value in differences.items())
         raise CheckpointError(
             f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
-            + "; ".join(words),
+            + "; ".join(texts),
             "resume with the settings it was saved with, or start a new run",
         )
     return frozenset(differences)
@@ -85,7 +87,7 @@ def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
 
 
 def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
-    """Restores them; CheckpointError if this rank has saved none."""
+    """Restores the states of this rank's generators. Raises CheckpointError if it saved none."""
     path = folder / f"random-{rank:05d}.pt"
     if not path.is_file():
         raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
@@ -99,11 +101,23 @@ def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
 
 
 def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """Adds one file for each data-parallel rank in `positions`."""
+    """Adds a file for each data-parallel rank in `positions`."""
     for dp_rank, position in positions.items():
         files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
 
 
+def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of the optimizer, in its order."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
+    """Gives the optimizer the states of its parameters, by full name. SGD without momentum has none."""
+    names = [full_name(one) for one in owned_by(optimizer)]
+    numbered = {number: states[name] for number, name in enumerate(names) if name in states}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
-    """Every data-parallel rank's position; empty for data whose samples depend on the step alone."""
+    """The positions of all data-parallel ranks; empty for data whose samples depend on the step alone."""
     return {int(path.stem.removeprefix("data-")): load_json(path) for path in sorted(folder.glob("data-*.json"))}

@@ -1,13 +1,12 @@
-"""DeepSpeed's checkpoints at any layout: where each parameter's numbers are, and reading and loading them elsewhere.
+"""Loads DeepSpeed's checkpoints in any layout, by a list of where each parameter's elements are.
 
-DeepSpeed keeps a rank's optimizer states flat. Every rank of a checkpoint writes the list of its pieces beside
-DeepSpeed's files, `states-<rank>.json`. With it any other layout finds what it needs, whatever had split the numbers:
-ZeRO, tp or pp.
+DeepSpeed keeps a rank's optimizer states in flat tensors. Every rank of a checkpoint writes the list of its pieces
+beside DeepSpeed's files, `states-<rank>.json`. With the lists any other layout finds its elements, whether they were
+split by ZeRO, tp or pp.
 
-The files are mapped, not read: a rank touches only the pages of the parameters that it asks for, and nothing is
-written. So a run resumes at another tp, pp, dp or ZeRO stage without a conversion, which would be done by one process
-and needs 14 bytes of disk for each parameter, 680 GB for 48B. DeepSpeed's own converter is that process, and takes
-neither ZeRO-0 nor tp under ZeRO-3.
+The files are mapped: a rank reads only the pages of the parameters that it needs, and nothing is written. So a run
+resumes at another tp, pp, dp or ZeRO stage without a conversion. DeepSpeed's own converter is one process, needs 14
+bytes of disk for each parameter, 680 GB for 48B, and handles neither ZeRO-0 nor tp under ZeRO-3.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from hpc_gpt.train.checkpoints.training_state import check_identity, read_identi
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 
 SCHEMA = 1
-# Beside the names of an optimizer's moments.
+# The kind of a parameter's weights; the other kinds are the names of the optimizer's moments.
 WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """`count` numbers of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
+    """`count` elements of a parameter, from `start` on in its flattened tensor-parallel share of `shape`.
 
     They are in the rank's flat tensor number `group` from `offset` on. `split` is (dim, parts) as in
-    `tensor_parallel.Split`, None if every tensor-parallel rank holds all of it.
+    `tensor_parallel.Split`, None if every tensor-parallel rank holds the whole parameter.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Piece:
 
 
 def flat_states(engine: Any) -> list[Tensor]:
-    """The fp32 weights that this rank updates: flat tensors under ZeRO, without it the parameters themselves."""
+    """The fp32 weights that this rank updates: flat tensors under ZeRO, the parameters themselves without it."""
     optimizer = engine.optimizer
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(optimizer, name):
@@ -87,7 +86,7 @@ def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter's part of its whole: `count` numbers from `start` on in a rank's flattened share of `shape`."""
+    """A parameter's part of a rank's share: `count` elements from `start` on in the flattened share of `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,12 +95,12 @@ class Place:
     count: int
 
     def piece(self, group: int, offset: int, start: int, count: int) -> Piece:
-        """The piece with `count` of the parameter's own numbers from `start` on."""
+        """The piece with `count` of the parameter's own elements from `start` on."""
         return Piece(self.name, self.shape, self.split, group, offset, self.start + start, count)
 
 
 def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
-    """The place of every parameter. A tile is some rows of a rank's share; any other parameter is all of it."""
+    """The place of every parameter. A tile is some rows of a rank's share; any other parameter is the whole share."""
     tiles: dict[str, list[tuple[int, nn.Parameter, tuple[int, ...]]]] = {}
     for parameter in module.parameters():
         tile = tile_of(parameter)
@@ -121,7 +120,7 @@ def places_of(module: nn.Module) -> dict[nn.Parameter, Place]:
 
 
 def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]) -> Iterator[Piece]:
-    """The pieces of a group of ZeRO-3, where every rank has an equal share of each parameter, the last ones padded."""
+    """The pieces of a group of ZeRO-3: every rank has an equal share of each parameter, the last ones padded."""
     offset = 0
     for parameter in parameters:
         size = int(parameter.partition_numel())
@@ -133,9 +132,9 @@ def _shares(group: int, parameters: list[Any], places: dict[nn.Parameter, Place]
 
 
 def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank: int, at: tuple[int, int, int]) -> None:
-    """Adds this rank's list of pieces to a checkpoint of DeepSpeed's; `at` is the rank's (tp, pp, dp).
+    """Adds this rank's list of pieces to DeepSpeed's checkpoint; `at` is the rank's (tp, pp, dp).
 
-    Without ZeRO all ranks of a data-parallel group hold the same, and the first one adds the list.
+    Without ZeRO all data-parallel ranks have the same states, and the first one adds the list.
     """
     without_zero = not hasattr(engine.optimizer, "optimizer")
     if without_zero and at[2]:
@@ -145,7 +144,7 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
         "schema": SCHEMA,
         "at": at,
         "file": name,
-        # DeepSpeed's file lacks what is on NVMe.
+        # DeepSpeed does not save what is on NVMe.
         "swapped": any(not flat.numel() for flat in flat_states(engine)),
         "weights": _weight_files(engine, module, tag, at[0]) if without_zero else None,
         "pieces": [astuple(piece) for piece in pieces_of(engine, module)],
@@ -156,12 +155,12 @@ def put_pieces(files: RankFiles, engine: Any, module: nn.Module, tag: str, rank:
 def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dict[str, tuple[str, str]]:
     """The files of weights that are not in the optimizer's file: full name -> (file, key in it).
 
-    Only ZeRO-3 has tiles, so that here every parameter has a name of its own.
+    Only ZeRO-3 has tiles, so every parameter here has a name of its own.
     """
     found = {}
     for key, parameter in module.named_parameters():
         if hasattr(module, "ckpt_layer_path"):
-            # A pipeline writes a file for each layer; a tied one is the first layer's.
+            # A pipeline writes a file for each layer; the tied module is in the first layer's.
             layer, _, rest = key.partition(".")
             number = 0 if layer == "tied_modules" else int(layer)
             rest = rest.partition(".")[2] if layer == "tied_modules" else rest
@@ -172,20 +171,23 @@ def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dic
 
 
 class SavedStates:
-    """The weights and optimizer states in a DeepSpeed checkpoint, by parameter; CheckpointError if any are missing."""
+    """Reads weights and optimizer states in a DeepSpeed checkpoint by parameter.
+
+    Raises CheckpointError if any are missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         lists = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("states-*.json"))]
         if not lists or any(each["schema"] != SCHEMA for each in lists):
             raise CheckpointError(
-                f"{folder} does not say where its numbers lie: an older version wrote it",
-                "resume it at the layout it was saved with",
+                f"{folder} has no list of where its weights are: an older version wrote it",
+                "resume it in the layout it was saved with",
             )
         if any(each["swapped"] for each in lists):
             raise CheckpointError(
                 f"{folder} lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that",
-                "offload to the host's memory where a run is to be resumed or exported",
+                "offload to the host's memory if a run is to be resumed or exported",
             )
         self.tp = 1 + max(each["at"][0] for each in lists)
         self._files = [(each["file"], each["weights"]) for each in lists]
@@ -200,25 +202,25 @@ class SavedStates:
         self._opened: dict[str, Any] = {}
 
     def names(self) -> list[str]:
-        """Every parameter of the whole model, by its full name."""
+        """The full names of all parameters of the whole model."""
         return list(self._places)
 
     def kinds(self) -> list[str]:
-        """The states of each parameter beside its weights: `exp_avg` and `exp_avg_sq` under Adam."""
+        """The optimizer states of each parameter: `exp_avg` and `exp_avg_sq` under Adam."""
         state = self._states(0).get(0, {})
         return [key for key, value in state.items() if isinstance(value, Tensor) and value.ndim]
 
     def updates(self) -> float | None:
-        """The optimizer's own count of steps, without skipped ones; None if it counts none."""
+        """The optimizer's own count of steps, without skipped ones; None if it does not count."""
         step = self._states(0).get(0, {}).get("step")
         return None if step is None else float(step)
 
     def loss_scaler(self) -> Any:
-        """DeepSpeed's loss scaler as it was saved; None without ZeRO."""
+        """DeepSpeed's saved loss scaler; None without ZeRO."""
         return self._optimizer_file(0).get("loss_scaler")
 
     def share(self, name: str, key: str, tp_rank: int, tp: int) -> Tensor:
-        """A parameter's weights or one of its states (fp32), as `tp_rank` of `tp` holds it."""
+        """The part of a parameter's weights or of one of its states that `tp_rank` of `tp` holds, fp32."""
         split = self._split(name)
         if split is None or tp == self.tp:
             return self._share(name, key, 0 if split is None else tp_rank)
@@ -248,7 +250,7 @@ class SavedStates:
             flat[piece.start : piece.start + piece.count] = source
             found += piece.count
         if found != share.numel():
-            raise CheckpointError(f"{self.folder} holds {found} of the {share.numel()} numbers of {name}", REMOVE_IT)
+            raise CheckpointError(f"{self.folder} holds {found} of the {share.numel()} elements of {name}", REMOVE_IT)
         return share
 
     def _flat(self, number: int, piece: Piece, key: str) -> Tensor:
@@ -260,9 +262,8 @@ class SavedStates:
             flat = (state if name in state else state["module"])[name]
         else:
             states = self._optimizer_file(number)
-            flat = states["fp32_flat_groups" if "fp32_flat_groups" in states else "single_partition_of_fp32_groups"][
-                piece.group
-            ]
+            groups = "fp32_flat_groups" if "fp32_flat_groups" in states else "single_partition_of_fp32_groups"
+            flat = states[groups][piece.group]
         return flat.detach().view(-1)
 
     def _optimizer_file(self, number: int) -> dict[str, Any]:
@@ -271,7 +272,7 @@ class SavedStates:
         return states
 
     def _states(self, number: int) -> dict[int, dict[str, Any]]:
-        """The base optimizer's states by flat tensor."""
+        """The base optimizer's states by the number of the flat tensor."""
         states = self._optimizer_file(number)
         base = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or states
         found: dict[int, dict[str, Any]] = base["state"]
@@ -283,35 +284,33 @@ class SavedStates:
             try:
                 self._opened[name] = load_safely(self.folder / name, mmap=True)
             except (OSError, RuntimeError) as fault:
-                raise CheckpointError(
-                    f"{self.folder / name} cannot be read: {fault}", "remove the checkpoint, and the one before is used"
-                ) from None
+                raise CheckpointError(f"{self.folder / name} cannot be read: {fault}", REMOVE_IT) from None
         return self._opened[name]
 
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
+    """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     saved = SavedStates(folder)
     for name in saved.names():
         yield name, saved.whole(name)
 
 
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
-    """The keys in which the checkpoint differs, if `load_universal` can convert all of them; else CheckpointError."""
+    """The keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert one."""
     saved = str(read_identity(folder).get("engine.name"))
     return check_identity(folder, resolved, convertible(saved, resolved.engine.name))
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:
-    """Loads weights, optimizer states and counts into `engine`, which is DeepSpeed's; each rank takes its own part.
+    """Loads this rank's weights, optimizer states and counts into `engine`, which is DeepSpeed's.
 
-    CheckpointError if the checkpoint lacks a parameter or numbers of one.
+    Raises CheckpointError if the checkpoint lacks a parameter or a part of one.
     """
     saved = SavedStates(folder)
     pieces: dict[str, list[Piece]] = {}
     for piece in pieces_of(engine, module):
         pieces.setdefault(piece.name, []).append(piece)
-    # The weights that are computed with: ZeRO-3 refreshes its own partitions below; all others are whole on every rank.
+    # The weights of the forward pass. ZeRO-3 refreshes its own partitions below; all others are whole on every rank.
     whole = {place.name: (one, place) for one, place in places_of(module).items() if not hasattr(one, "ds_id")}
     flats = flat_states(engine)
     states = [{kind: torch.zeros_like(flat) for kind in saved.kinds()} for flat in flats]
@@ -353,7 +352,7 @@ def _set_states(engine: Any, flats: list[Tensor], states: list[dict[str, Tensor]
 
 
 def _refresh_partitions(optimizer: Any) -> None:
-    """Copies ZeRO-3's fp32 weights to those that are computed with, and gathers the small ones on every rank again."""
+    """Copies ZeRO-3's fp32 weights to those of the forward pass, and gathers the small ones on every rank again."""
     for number, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
         optimizer.fp16_partitioned_groups_flat[number].data.copy_(flat.data)
         optimizer._unflatten_partitioned_parameters(number)

@@ -1,1 +1,1 @@
-"""The engines: one module each behind one protocol, and what they share to compute a step."""
+"""The engines, one module each, their protocol, and what they share."""

@@ -12,7 +12,7 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.train.engines.deepspeed_setup import own_group, quiet
+from hpc_gpt.train.engines.deepspeed_setup import forget_evaluation, forget_logits, own_group, quiet
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.optimizer import build_optimizer
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
@@ -23,8 +23,8 @@ __all__ = ["build", "read_weights"]
 class Deepspeed3D(DeepspeedEngine):
     """See `hpc_gpt.train.engines.protocol.Engine`.
 
-    A layout of one stage runs through DeepSpeed's PipelineModule like any other: what that clones there are token
-    numbers, a few kB, and one path is tested instead of two.
+    A layout of one stage also runs in DeepSpeed's PipelineModule, so there is one path to test instead of two. It
+    clones its inputs, but those are a few kB of token numbers.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Deepspeed3D(DeepspeedEngine):
             compile_model(self.module, resolved.engine)
             optimizer = build_optimizer(resolved.train, self.module.parameters())
             self._initialize(optimizer, self.module.mpu().get_model_parallel_group())
-            private_parts.forget_logits(self._engine)
+            forget_logits(self._engine)
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """One optimizer step; see `Engine`."""
@@ -60,7 +60,7 @@ class Deepspeed3D(DeepspeedEngine):
         """Mean loss over `count` micro-batches of each data-parallel rank."""
         with self._attention():
             loss = self._engine.eval_batch(micro_batches, num_micro_batches=count)
-        private_parts.forget_evaluation(self._engine)
+        forget_evaluation(self._engine)
         result: Tensor = loss.detach().reshape(())
         return result
 

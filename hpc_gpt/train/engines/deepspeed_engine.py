@@ -1,4 +1,4 @@
-"""What the engines on DeepSpeed share: how they are initialised, what a step gives, how they save and load."""
+"""The base of the engines on DeepSpeed: initialisation, the result of a step, saving and loading."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from torch import Tensor, nn
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.settings.ds_config import clips_itself, deepspeed_config, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.settings.resolve import Resolved
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.training_state import load_random_state, put_identity, put_random_state
 from hpc_gpt.train.checkpoints.universal import find_differences, load_universal, put_pieces
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.deepspeed_setup import TAG, import_deepspeed, plug_in, quiet, save_deepspeed
+from hpc_gpt.train.engines.deepspeed_setup import (
+    TAG,
+    average_nothing,
+    import_deepspeed,
+    plug_in,
+    quiet,
+    save_deepspeed,
+)
 from hpc_gpt.train.engines.optimizer import GradientNorm, learning_rate, owned
 from hpc_gpt.train.engines.protocol import EngineRank, StepResult
 from hpc_gpt.train.engines.zero_step import UnseenStep, can_step_unseen, sum_where_read
@@ -33,8 +41,11 @@ class DeepspeedEngine(EngineRank):
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
     def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
-        """Gives model and optimizer to DeepSpeed. `replica` has the ranks of one model replica; `mpu` is DeepSpeed's
-        word for the groups of a model that is no PipelineModule."""
+        """Gives model and optimizer to DeepSpeed.
+
+        `replica` has the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model that is not a
+        PipelineModule.
+        """
         resolved = self._resolved
         parameters: list[nn.Parameter] = list(self.module.parameters())
         self._optimizer, self._replica = optimizer, replica
@@ -51,7 +62,7 @@ class DeepspeedEngine(EngineRank):
         if self._norm is None and can_step_unseen(resolved, self._engine.optimizer, optimizer):
             self._norm = UnseenStep(self._engine.optimizer, optimizer, resolved.train.clip, self.tp_rank)
         if resolved.layout.dp == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
-            private_parts.average_nothing(self._engine)
+            average_nothing(self._engine)
 
     @property
     def step(self) -> int:
@@ -66,19 +77,19 @@ class DeepspeedEngine(EngineRank):
         return lr
 
     def _result(self, loss: Tensor, lr: float) -> StepResult:
-        """What the step that has just been done gave."""
+        """The figures of the step that was just done."""
         if self._norm is not None:
             assert self._norm.norm is not None
             assert self._norm.skipped is not None
             return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
         skipped = not self._engine.was_step_applied()
         if skipped and zero_stage(self._resolved) < 3:
-            # Offloaded, DeepSpeed 0.19.8 keeps a gradient that is not finite, and all steps after it overflow.
+            # With offloading DeepSpeed 0.19.8 keeps a gradient that is not finite, and all later steps overflow.
             self._engine.optimizer.averaged_gradients = {}
         return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped)
 
     def save(self, files: RankFiles) -> None:
-        """DeepSpeed's own checkpoint, whose model it is, and every rank's generator state."""
+        """Adds DeepSpeed's own checkpoint, its list of pieces, this rank's generator state, and model.json."""
         save_deepspeed(self._engine, files)
         at = self.tp_rank, self.pp_rank, self.dp_rank
         put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
@@ -87,18 +98,20 @@ class DeepspeedEngine(EngineRank):
             put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, of either DeepSpeed engine and any layout; CheckpointError if it is of another
-        model or arithmetic."""
+        """Restores what `save` wrote, of either DeepSpeed engine and any layout.
+
+        Raises CheckpointError if it is of another model or arithmetic.
+        """
         others = find_differences(folder, self._resolved)
         if self._resolved.engine.offload_path is not None:
-            # Measured: a resumed run's loss was off by 1.2, and nothing was said.
+            # Measured: a resumed run's loss was off by 1.2, without an error.
             raise CheckpointError(
-                f"{folder} cannot be resumed with engine.offload_path: DeepSpeed 0.19.8 does not restore on NVMe what "
-                "it keeps there",
-                "train it in one go, or offload to the host's memory from the start",
+                f"{folder} cannot be resumed with engine.offload_path: DeepSpeed 0.19.8 does not restore the states on "
+                "NVMe",
+                "train without interruption, or offload to the host's memory from the start",
             )
         if not (folder / TAG).is_dir():
-            raise CheckpointError(f"{folder} holds no weights", "remove it, and the one before is used")
+            raise CheckpointError(f"{folder} holds no weights", REMOVE_IT)
         if others:
             load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
         else:
@@ -110,7 +123,7 @@ class DeepspeedEngine(EngineRank):
     def parameter_count(self) -> int:
         """Parameters of the whole model, a tied embedding once."""
         own = owned(self.module.parameters(), self.tp_rank)
-        # Under ZeRO-3 a rank holds only a piece of each.
+        # Under ZeRO-3 a rank holds only a piece of each parameter.
         count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own)
         total = torch.tensor(count, dtype=torch.int64, device=self.device)
         dist.all_reduce(total, group=self._replica)

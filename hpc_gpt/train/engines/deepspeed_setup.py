@@ -1,8 +1,8 @@
-"""DeepSpeed as our engines need it: imported for the right device, quiet, its files named and not written.
+"""Adapts DeepSpeed to our engines: imports it for the right device, silently, and changes some of what it does.
 
-DeepSpeed's checkpoints go through a checkpoint engine of our own. What DeepSpeed would write is named for `RankFiles`,
-and what it reads is data. So its files are the same, but it does not touch the disk: no rank can find the disk full
-between two barriers.
+Its checkpoints go through a checkpoint engine of our own, which adds the files to `RankFiles` instead of writing them,
+and reads them as data alone. So the files are the same, but no rank can find the disk full between two barriers. The
+other changes save memory; `private_parts` lists the names that they need.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.engines import private_parts
 
-# Its part of a checkpoint is the folder of this name.
+# The folder of DeepSpeed's part of a checkpoint.
 TAG = "deepspeed"
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, told which device it serves, quiet, and kept from compiling anything.
+    """Imports DeepSpeed for the device, silently, and so that it compiles nothing.
 
-    ConfigError if this version cannot be kept from it.
+    Raises ConfigError if this version would compile something.
     """
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
@@ -38,10 +39,10 @@ def import_deepspeed(device: torch.device) -> Any:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # It calls collectives by names that torch has deprecated. A user cannot mend that.
+        # DeepSpeed calls collectives by names that torch has deprecated.
         warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
         if device.type == "cpu":
-            # Its shared-memory all-reduce takes a compiler and leaks 69 MB of /dev/shm a rank; gloo does without.
+            # Its shared-memory all-reduce needs a compiler and leaks 69 MB of /dev/shm a rank; gloo is used instead.
             private_parts.require(private_parts.CPU_SETUP)
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
@@ -49,16 +50,13 @@ def import_deepspeed(device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows what DeepSpeed prints while it sets up, saves and loads; its errors are exceptions."""
+    """A context that discards what DeepSpeed prints during set-up, saves and loads; its errors are exceptions."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist.ProcessGroup | None:
-    """This rank's process group along `axis`; None for a group of one, unless `alone` asks for it.
-
-    Every rank makes every group, in order.
-    """
+    """This rank's process group along `axis`; None for a group of one, unless `alone`. Collective."""
     own = None
     for ranks in layout.groups(axis):
         if len(ranks) > 1 or alone:
@@ -68,7 +66,7 @@ def own_group(layout: Layout, axis: str, rank: int, alone: bool = False) -> dist
 
 
 class NamedFiles:
-    """A checkpoint engine for DeepSpeed that names the files it is given; see `plug_in`."""
+    """A checkpoint engine for DeepSpeed that adds files to `RankFiles` instead of writing them; see `plug_in`."""
 
     files: RankFiles | None = None
     root = ""
@@ -77,19 +75,19 @@ class NamedFiles:
         """Nothing to prepare."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """The writer makes what it needs."""
+        """`RankFiles` makes the folders."""
 
     def preserves_storage_sharing(self) -> bool:
-        """Whether DeepSpeed should copy a state first. The writer takes of it what there is to write."""
+        """Whether DeepSpeed should copy a state before it saves it. `RankFiles` writes no more than a tensor needs."""
         return False
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Names one file."""
+        """Adds one file."""
         assert self.files is not None, "save by save_deepspeed"
         self.files.put(os.path.relpath(path, self.root), state_dict)
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Reads one file, and runs nothing of it."""
+        """Reads one file as data alone."""
         return load_safely(path, map_location=map_location or "cpu")
 
     def commit(self, info: Any) -> bool:
@@ -98,8 +96,10 @@ class NamedFiles:
 
 
 def plug_in(engine: Any) -> None:
-    """Gives DeepSpeed's `engine` our checkpoint engine, and keeps its scripts for reading a checkpoint, which run what
-    they read, out of the checkpoint."""
+    """Gives DeepSpeed's `engine` our checkpoint engine.
+
+    Leaves DeepSpeed's recovery script out of the checkpoint, because it unpickles what it reads.
+    """
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
     engine.checkpoint_engine = type("NamedFiles", (NamedFiles, CheckpointEngine), {})()
@@ -107,7 +107,7 @@ def plug_in(engine: Any) -> None:
 
 
 def save_deepspeed(engine: Any, files: RankFiles) -> None:
-    """Names the files of DeepSpeed's own checkpoint; all ranks together."""
+    """Adds the files of DeepSpeed's own checkpoint. Collective."""
     plug: NamedFiles = engine.checkpoint_engine
     plug.files, plug.root = files, "/checkpoint"
     try:
@@ -115,3 +115,67 @@ def save_deepspeed(engine: Any, files: RankFiles) -> None:
             engine.save_checkpoint(plug.root, tag=TAG, save_latest=False)
     finally:
         plug.files = None
+
+
+def forget_logits(engine: Any) -> None:
+    """Makes DeepSpeed's pipeline `engine` free a micro-batch's logits after its backward pass.
+
+    Otherwise its last stage keeps them until it has the next ones: the largest activation of a small model, twice.
+    """
+    if not private_parts.can_use(private_parts.LOGITS):
+        return
+    from deepspeed.runtime.pipe.schedule import BackwardPass
+
+    backward = engine._INSTRUCTION_MAP[BackwardPass]
+
+    def backward_pass(self: Any, buffer_id: int) -> None:
+        backward(self, buffer_id)
+        self.pipe_buffers["outputs"][buffer_id] = None
+
+    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, BackwardPass: backward_pass}
+
+
+def forget_evaluation(engine: Any) -> None:
+    """Frees the logits that DeepSpeed's pipeline `engine` keeps after an evaluation."""
+    if private_parts.can_use(private_parts.LOGITS):
+        outputs = engine.pipe_buffers["outputs"]
+        outputs[:] = [None] * len(outputs)
+
+
+def average_nothing(engine: Any) -> None:
+    """Turns off the averaging over a single data-parallel rank, which copies every gradient twice.
+
+    For engines without ZeRO and with BF16_Optimizer; ZeRO's other optimizers need the call.
+    """
+    if private_parts.can_use(private_parts.NO_REDUCTION):
+        name = "pipeline_enable_backward_allreduce"
+        setattr(engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)
+
+
+@contextlib.contextmanager
+def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Iterator[None]:
+    """A context in which a module is split over the ranks as soon as it becomes part of a larger module.
+
+    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
+    constructors, and with them the generator that draws our initial weights.
+    """
+    if not private_parts.can_use(private_parts.BUILT_IN_PARTS):
+        yield
+        return
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    init = deepspeed.zero.Init(
+        config_dict_or_path=config, data_parallel_group=groups.get_data_parallel_group(), mpu=groups
+    )
+
+    def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        for parameter in module.parameters() if module is not None else ():
+            if not hasattr(parameter, "ds_id") and not parameter.is_meta:
+                parameter.data = parameter.data.to(init.dtype)
+                init._convert_to_zero_parameters([parameter])
+
+    hook = register_module_module_registration_hook(convert)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.universal import read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.train.engines.deepspeed_setup import own_group, quiet
+from hpc_gpt.train.engines.deepspeed_setup import own_group, quiet, split_as_built
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.optimizer import build_optimizer
 from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
@@ -34,44 +34,28 @@ __all__ = ["build", "read_weights"]
 
 
 class Groups:
-    """DeepSpeed's `mpu`: a rank's place along tp, which it calls model parallel, and along dp."""
+    """DeepSpeed's `mpu`: a rank's groups along tp, which DeepSpeed calls model parallel, and along dp."""
+
+    get_model_parallel_group: Callable[[], dist.ProcessGroup]
+    get_data_parallel_group: Callable[[], dist.ProcessGroup]
 
     def __init__(self, layout: Layout, rank: int) -> None:
         at = layout.coordinate(rank)
-        # A rank that is alone in a group has one all the same: DeepSpeed takes None for all ranks.
-        self._tp = own_group(layout, "tp", rank, alone=True), at.tp, layout.tp
-        self._dp = own_group(layout, "dp", rank, alone=True), at.dp, layout.dp
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        assert self._tp[0] is not None
-        return self._tp[0]
-
-    def get_model_parallel_rank(self) -> int:
-        return self._tp[1]
-
-    def get_model_parallel_world_size(self) -> int:
-        return self._tp[2]
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        assert self._dp[0] is not None
-        return self._dp[0]
-
-    def get_data_parallel_rank(self) -> int:
-        return self._dp[1]
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._dp[2]
-
-    # Newer names for the same, which parts of DeepSpeed ask for first.
-    get_tensor_model_parallel_group = get_model_parallel_group
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+        # Even a single rank needs a group: DeepSpeed takes None for all ranks.
+        tp, dp = (cast(dist.ProcessGroup, own_group(layout, axis, rank, alone=True)) for axis in ("tp", "dp"))
+        # Parts of DeepSpeed ask first for the newer names, with `tensor`.
+        self.get_model_parallel_group = self.get_tensor_model_parallel_group = lambda: tp
+        self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: at.tp
+        self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: layout.tp
+        self.get_data_parallel_group = lambda: dp
+        self.get_data_parallel_rank = lambda: at.dp
+        self.get_data_parallel_world_size = lambda: layout.dp
 
 
-# Host memory above this size is pinned exactly as asked for: smaller than the states of a layer that is worth
-# offloading, larger than a micro-batch of tokens.
+# Host buffers above this size are pinned in just that size. It is less than the states of a layer that is worth
+# offloading, and more than a micro-batch of tokens.
 EXACT_FROM_MIB = 64
-# The variable that torch reads first, first.
+# In the order in which torch reads them.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -86,13 +70,13 @@ class DeepspeedZero(DeepspeedEngine):
         super().__init__(resolved, device)
         partitioned = zero_stage(resolved) == 3
         if partitioned and engine.offload != "none" and not engine.activation_offload:
-            pin_what_is_asked_for(device)
+            pin_exact_sizes(device)
         with quiet():
             self._groups = Groups(layout, dist.get_rank())
             self._dp_group = self._groups.get_data_parallel_group()
             tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
             if partitioned:
-                with private_parts.split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
+                with split_as_built(self._deepspeed, deepspeed_config(resolved), self._groups):
                     self.module = self._build_model(tp)
                 if engine.compile != "none":
                     _gather_by_block(self._deepspeed, self.module, engine.tiles)
@@ -103,9 +87,9 @@ class DeepspeedZero(DeepspeedEngine):
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
 
     def _build_model(self, tp: TensorParallel) -> Any:
-        """The model: (tokens, targets) -> loss, parameters named (`name_parameter`).
+        """The model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
 
-        A subclass may have another, with its layers as `blocks`.
+        A subclass may build another, with its layers as `blocks`.
         """
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
@@ -119,7 +103,7 @@ class DeepspeedZero(DeepspeedEngine):
                 loss = self._loss(tokens, targets)
                 total += loss.detach()
                 engine.backward(loss)
-                engine.step()  # counts; the last one of the step does it
+                engine.step()  # DeepSpeed updates the weights in the last call of a step
         return self._result(self._mean(total / count), lr)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -131,9 +115,9 @@ build = DeepspeedZero
 
 
 def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
-    """Has ZeRO-3 gather a block at once, unless tiles are to come singly: its hooks on layers cut a compiled graph up.
+    """Makes ZeRO-3 gather a whole block, unless there are tiles: its hooks on layers would split a compiled graph.
 
-    The head's weight is used by no layer's call of its own. DeepSpeed finds that out for itself only in eager mode.
+    The head's weight is not used in its own layer's call. DeepSpeed detects that only in eager mode.
     """
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     if tiles == 1:
@@ -143,7 +127,7 @@ def _gather_by_block(deepspeed: Any, model: Any, tiles: int) -> None:
 
 
 def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own; DeepSpeed's if a part of the states is offloaded, as DeepSpeed insists."""
+    """torch's own optimizer, or DeepSpeed's CPU Adam if a part of the states is offloaded, which requires it."""
     train = resolved.train
     if resolved.engine.offload_ratio < 1:
         check_compiler()
@@ -159,7 +143,7 @@ def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torc
 
 
 def check_compiler() -> None:
-    """ConfigError if DeepSpeed cannot build its CPU Adam."""
+    """Raises ConfigError if DeepSpeed cannot build its CPU Adam."""
     missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
     if missing:
         raise ConfigError(
@@ -169,22 +153,22 @@ def check_compiler() -> None:
         )
 
 
-def pin_what_is_asked_for(device: torch.device) -> None:
-    """Has torch pin as much host memory for large buffers as they have, from now on.
+def pin_exact_sizes(device: torch.device) -> None:
+    """Makes torch pin large host buffers in just their size from now on.
 
-    torch takes pinned memory by powers of two and keeps what is freed for the next request. That suits buffers that
-    come and go, as activations do. ZeRO-3's states stay, and fill most of a host: 1.2 GiB would take 2 (pytorch/pytorch
-    issue 95823), and what DeepSpeed frees while it builds would be lost. torch 2.13 can be told to do neither above a
-    size.
+    torch allocates pinned memory in powers of two and keeps freed memory for the next request. That suits short-lived
+    buffers, such as activations. ZeRO-3's states stay, and fill most of a host: 1.2 GiB would take 2 (pytorch/pytorch
+    issue 95823), and memory that DeepSpeed frees while it builds would be lost. torch 2.13 has a setting that turns off
+    both above a size.
     """
     settings = allocator_settings(os.environ)
     if device.type == "cuda" and settings is not None and private_parts.can_use(private_parts.ALLOCATOR):
-        with contextlib.suppress(RuntimeError):  # an older torch does not know the word
+        with contextlib.suppress(RuntimeError):  # an older torch does not know the setting
             private_parts.set_allocator(settings)
 
 
 def allocator_settings(environment: Mapping[str, str]) -> str | None:
-    """The user's own settings, which would be reset otherwise, with ours; None if theirs have that key already."""
+    """The user's own settings, which would be reset otherwise, with ours; None if the user's have that key already."""
     own = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
     if "pinned_max" in own:
         return None

@@ -1,13 +1,13 @@
 """Engine fsdp: torch's FSDP2, a block at a time, over dp; our tensor parallelism over tp.
 
-Weights, gradients and moments are split over the data-parallel ranks. `engine.reshard` frees a block's weights
-after its forward pass and gathers them again for the backward pass; every micro-batch's gradient is reduced at once,
-so that a rank never keeps more than its shard of it. Without it the weights are gathered once a step and stay, as does
-the whole gradient, which is reduced once, in the last micro-batch: less to send, more to hold.
+Weights, gradients and moments are split over the data-parallel ranks. `engine.reshard` frees a block's weights after
+its forward pass and gathers them again for the backward pass. Every micro-batch's gradient is reduced at once, so a
+rank never keeps more than its shard of it. Without `reshard` the weights are gathered once a step and stay. So does the
+whole gradient, which is reduced once, in the last micro-batch: less communication, more memory.
 
-Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles know neither a fused
-QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients are
-DTensors on the mesh of tp x dp, whose placements say which part of the model a rank holds.
+Over tp the model is split by the layers that every engine uses: torch's own tensor-parallel styles support neither a
+fused QKV, of which a rank holds its heads of each part, nor this embedding and loss. The parameters and their gradients
+are DTensors on the mesh of tp x dp, whose placements describe which part of the model a rank holds.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ __all__ = ["build", "read_weights"]
 class Fsdp(TorchEngine):
     """See `hpc_gpt.train.engines.protocol.Engine`.
 
-    The optimizer works on the shards as plain tensors, which share their memory with FSDP's. Its kernels need not
-    know that they are parts of a whole.
+    The optimizer works on the shards as plain tensors, which share their memory with FSDP's.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
@@ -94,7 +93,7 @@ class Fsdp(TorchEngine):
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank."""
         loss = super().evaluate(micro_batches, count)
-        # Without a backward pass after it, a forward pass leaves weights gathered.
+        # A forward pass without a backward pass leaves the weights gathered.
         for module in sharded_modules(self.module):
             module.reshard()
         return loss
@@ -104,30 +103,30 @@ build = Fsdp
 
 
 def _shard_of(parameter: DTensor) -> nn.Parameter:
-    """What of a parameter this rank holds, as a plain one in the same memory."""
+    """This rank's part of a parameter as a plain parameter in the same memory."""
     return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(parameter), split_of(parameter))  # type: ignore[arg-type]
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The ranks of tp x dp. tp comes first: a parameter is split over tp, and then its share over dp.
+    """The mesh of tp x dp. A parameter is split over tp, and its share over dp.
 
-    DTensor splits from left to right, so that plain placements say so on this mesh.
+    tp comes first because DTensor splits from left to right.
     """
     ranks = torch.arange(layout.gpus).view(layout.dp, layout.tp).T.contiguous()
     return DeviceMesh(device.type, ranks, mesh_dim_names=("tp", "dp"))
 
 
 def on_host(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks as a mesh of their hosts, for offloaded shards: a DTensor is made on its mesh's device."""
+    """The same ranks as a mesh of their hosts, for offloaded shards: a DTensor is on its mesh's device."""
     groups = [mesh.get_group("tp"), mesh.get_group("dp")]
     return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=("tp", "dp"))
 
 
 def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter:
-    """FSDP2's shard of a tp rank's share, as what it is of the whole parameter on `mesh`, in the same memory.
+    """FSDP2's shard of a tp rank's share as a DTensor of the whole parameter on `mesh`, in the same memory.
 
-    Of a fused QKV (`Split.parts`), of which a rank holds its heads of each part, the whole is that of the ranks' shares
-    one after the other.
+    The whole of a fused QKV (`Split.parts`), of which a rank holds its heads of each part, has the ranks' shares one
+    after the other.
     """
     shape = list(shard.shape)
     if split is not None:
@@ -143,17 +142,17 @@ def place(shard: DTensor, split: Split | None, mesh: DeviceMesh) -> nn.Parameter
 def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh) -> Gpt:
     """This rank's shards of the model, in fp32, under FSDP2's hooks.
 
-    It is made a block at a time: one is drawn, whole, and split before the next, so that a rank never holds more
-    than one block, and embedding and head, beside its shards. In bf16 and fp16 the shards are the master weights, what
-    is gathered is half, and gradients are reduced in fp32.
+    It is made a block at a time: a block is drawn whole and split before the next one, so a rank never holds more than
+    one block, and embedding and head, beside its shards. In bf16 and fp16 the shards are the master weights, the
+    gathered weights are half, and gradients are reduced in fp32.
 
-    FSDP2 is given the tp ranks' shares as plain tensors, and gives them, gathered, to the layers so. Given DTensors on
-    tp it would gather DTensors, and each use of one as a plain tensor costs host time, forward and backward (on a small
-    model a quarter of the step). Before its first step FSDP2 takes the parameters that it finds in the modules. Its
-    shards are put there as shards of the whole model, and so are their gradients.
+    FSDP2 gets the tp ranks' shares as plain tensors, so the layers get them gathered as plain tensors. With DTensors on
+    tp each use of one as a plain tensor would cost host time, forward and backward (on a small model a quarter of the
+    step). Before its first step FSDP2 takes the parameters that it finds in the modules. Its shards are put there as
+    shards of the whole model, and so are their gradients.
 
     The backward pass gathers the next block while it works on this one. Without `engine.prefetch` it does not: each
-    block is told to gather itself ahead, which it has done by then, so that the next one waits for its turn.
+    block prefetches only itself, which is gathered already by then, so the next one waits for its turn.
     """
     shape, engine = resolved.model, resolved.engine
     tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"))
@@ -176,7 +175,7 @@ def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh
         shard(block, engine.reshard)
         model.blocks.append(block)
     splits.update({full_name(one): split_of(one) for one in model.parameters() if not isinstance(one, DTensor)})
-    # What the root holds is needed at once when the backward pass begins: torch's own choice keeps it.
+    # The backward pass begins with the root's parameters, so torch's default keeps them.
     shard(model, None if engine.reshard else False)
     where = on_host(mesh) if engine.offload == "full" else mesh
     for name, own in list(model.named_parameters()):
@@ -192,5 +191,5 @@ def build_sharded_gpt(resolved: Resolved, device: torch.device, mesh: DeviceMesh
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The model and its blocks: what FSDP2 gathers together."""
+    """The model and its blocks, each of which FSDP2 gathers as a whole."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

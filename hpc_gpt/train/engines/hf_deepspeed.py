@@ -1,7 +1,7 @@
 """Engine hf-deepspeed: transformers' GPT2LMHeadModel under DeepSpeed's ZeRO 1 to 3, offloaded or not.
 
-The seed of this engine is HF + DeepSpeed of seed 001. The model starts from our initial weights, so that it trains as
-every other engine does; attention is torch's SDPA, or transformers' eager one where engine.attention is math.
+It is HF + DeepSpeed of seed 001. The model starts from our initial weights, so it trains as every other engine does.
+Attention is torch's SDPA, or transformers' eager one if engine.attention is math.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hpc_gpt.train.export import hf_config, hf_name, to_hf, weight_names
 
 
 def build(resolved: Resolved, device: torch.device) -> HfDeepspeed:
-    """The engine on this rank; torch.distributed is initialised, with as many ranks as the layout has."""
+    """Builds the engine on this rank. Raises ConfigError without transformers."""
     check_package("transformers", "hf", "engine hf-deepspeed")
     return HfDeepspeed(resolved, device)
 
 
 class HfDeepspeed(DeepspeedZero):
-    """DeepSpeed's ZeRO with the other model."""
+    """DeepSpeed's ZeRO with transformers' model."""
 
     def _build_model(self, tp: TensorParallel) -> nn.Module:
         return HfGpt(self._resolved)
@@ -48,12 +48,12 @@ class HfGpt(nn.Module):
         shape = resolved.model
         config = GPT2Config(**hf_config(shape, shape.padded_vocab) | {"use_cache": False})
         config._attn_implementation = "eager" if resolved.engine.attention == "math" else "sdpa"
-        # Nothing is drawn and no memory taken: the weights come one by one, and may be given away as they come.
+        # On the meta device nothing is drawn and no memory taken: `_fill` makes the weights one by one.
         with torch.device("meta"):
             self.model: Any = GPT2LMHeadModel(config)
         _fill(self.model, shape, resolved.train.seed)
         if resolved.engine.recompute == "full":
-            # Its name since transformers 5; the other goes with 6.
+            # The name since transformers 5; transformers 6 drops the other.
             name = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
             enable = getattr(self.model, f"{name}_checkpointing_enable")
             enable(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
@@ -76,7 +76,7 @@ class HfGpt(nn.Module):
 def _fill(model: nn.Module, shape: ModelShape, seed: int) -> None:
     """Gives a model on the meta device our initial weights, a layer at a time.
 
-    Each layer is then registered with its parent once more: ZeRO-3 takes it apart at that moment.
+    Each layer is then registered with its parent once more: ZeRO-3 partitions it at that moment.
     """
     initial = InitialWeights(seed, shape.layers)
     for name in weight_names(shape):
@@ -94,8 +94,10 @@ def _fill(model: nn.Module, shape: ModelShape, seed: int) -> None:
 
 
 def _draw(initial: InitialWeights, name: str, size: tuple[int, ...]) -> Tensor:
-    """What a parameter of `hpc_gpt.model.gpt` begins with. Its own layers cannot be asked: ZeRO-3 would take them
-    apart too."""
+    """The initial value of a parameter of `hpc_gpt.model.gpt`.
+
+    Its own layers cannot be built for that: ZeRO-3 would partition them, too.
+    """
     layer, _, kind = name.rpartition(".")
     if kind == "bias":
         return torch.zeros(size)
@@ -105,6 +107,6 @@ def _draw(initial: InitialWeights, name: str, size: tuple[int, ...]) -> Tensor:
 
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the whole model by its full name, in our layout, fp32; one process, no torch.distributed."""
+    """Yields every parameter of the whole model by its full name, in our shape, fp32, without torch.distributed."""
     for name, weight in universal.read_weights(folder, resolved):
         yield name, to_hf(name, weight)

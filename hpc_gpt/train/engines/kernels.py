@@ -1,4 +1,4 @@
-"""How the model's forward pass is computed: which attention kernel torch takes, and what torch.compile compiles."""
+"""How the forward pass is computed: the choice of the attention kernel, and what torch.compile compiles."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def attention_kernels(resolved: Resolved, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
-    """A function that makes the context in which SDPA takes the kernel that `engine.attention` names.
+    """A function that makes the context in which SDPA uses the kernel of `engine.attention`.
 
-    `auto` is the fastest kernel that this device has. cuDNN's comes first, which torch must be told to. Any other name
-    is that kernel alone: ConfigError if it cannot compute this model's attention here.
+    `auto` is the fastest kernel that this device has; cuDNN's comes first, unlike torch's own default. Any other value
+    is that kernel alone, and raises ConfigError if it cannot compute this model's attention here.
     """
     kernels = _allowed(resolved, device)
     try:
@@ -53,7 +53,7 @@ def attention_kernels(resolved: Resolved, device: torch.device) -> Callable[[], 
 
 
 def attention_used(resolved: Resolved, device: torch.device) -> str:
-    """The kernel SDPA takes under `attention_kernels`: flash, cudnn, efficient or math.
+    """The kernel that SDPA uses under `attention_kernels`: flash, cudnn, efficient or math.
 
     torch's own answer for tensors of the model's shape, layout and dtype on this device.
     """
@@ -61,7 +61,7 @@ def attention_used(resolved: Resolved, device: torch.device) -> str:
 
 
 def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:
-    """The kernels in the order they are tried."""
+    """The kernels in the order in which they are tried."""
     name = resolved.engine.attention
     if name != "auto":
         return [_KERNELS[name]]
@@ -84,7 +84,7 @@ def _runs(resolved: Resolved, device: torch.device, kernel: SDPBackend) -> bool:
 
 
 def _choose(resolved: Resolved, device: torch.device, kernels: list[SDPBackend]) -> int:
-    """torch's choice among the kernels, for a training forward pass as `Attention` makes it."""
+    """torch's choice among the kernels for a forward pass of `Attention` in training."""
     shape, tp = resolved.model, resolved.layout.tp
     # Two rows at most: the choice depends on shape, strides and dtype, and a batch of one has other strides.
     batch = min(2, resolved.batch.micro_batch)
@@ -114,7 +114,7 @@ def _choose(resolved: Resolved, device: torch.device, kernels: list[SDPBackend])
 
 
 def _first_that_runs(kernels: list[SDPBackend], query: Tensor, key: Tensor, value: Tensor) -> int:
-    """The first kernel that computes this attention; RuntimeError, of the last kernel, if none does."""
+    """The first kernel that computes this attention. Raises the RuntimeError of the last kernel if none does."""
     for kernel in kernels:
         try:
             with sdpa_kernel([kernel]):
@@ -130,18 +130,18 @@ def _first_that_runs(kernels: list[SDPBackend], query: Tensor, key: Tensor, valu
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
     """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
 
-    By block: each layer's own computation and the loss. Recomputation and activation offload stay outside. Blocks are
-    alike, so the first one's code serves all of them. `blocks` names those of a model that is not ours. Whole: the
-    module's forward, and a pipeline stage's loss. Hooks on what is compiled run before and after it, uncompiled: those
-    of an engine cannot be traced.
+    By block: each layer's own computation and the loss, without recomputation and activation offload. Blocks are
+    alike, so the first one's code serves all of them. `blocks` are those of a model that is not ours. Whole: the
+    module's forward, and a pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks
+    cannot be traced.
 
-    Call it before an engine wraps the model, on the device it will run on. ConfigError if the backend lacks a
+    Call it before an engine wraps the model, on the device it will run on. Raises ConfigError if the backend lacks a
     compiler, or torch is too old for sequence parallelism.
     """
     if engine.compile == "none":
         return
     _check_sequences(engine)
-    private_parts.can_use(private_parts.COMPILE_TIME)  # which says so now if it cannot be measured at the end
+    private_parts.can_use(private_parts.COMPILE_TIME)  # prints its line now, not at the end
     device = next(module.parameters()).device
     check_backend(
         engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
@@ -161,7 +161,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
 
 
 def _check_sequences(engine: Engine) -> None:
-    """Refuses what torch before 2.13 compiles to wrong gradients.
+    """Raises ConfigError for sequence parallelism, which torch before 2.13 compiles to wrong gradients.
 
     Measured on 2.11.0, with aot_eager as well: up to 0.08 off in every layer before the last all-gather, while the loss
     is right. 2.13 agrees to 1e-6. The reason is not known.
@@ -176,16 +176,16 @@ def _check_sequences(engine: Engine) -> None:
 
 
 def compile_seconds() -> float | None:
-    """Wall time torch.compile has taken in this process so far; None if nothing was compiled."""
+    """Seconds of wall time that torch.compile took in this process; None if nothing was compiled."""
     if "torch._dynamo.utils" not in sys.modules or not private_parts.can_use(private_parts.COMPILE_TIME):
         return None
     return private_parts.compile_seconds() or None
 
 
 def check_backend(backend: str, device: torch.device, instead: str) -> None:
-    """Refuses Inductor if what it calls is missing: a C++ compiler on a CPU, Triton and a C compiler on a GPU.
+    """Raises ConfigError if Inductor lacks a C++ compiler on a CPU, or Triton or a C compiler on a GPU.
 
-    `instead` is what the user may do without one, the end of the ConfigError's hint.
+    `instead` is the end of the hint: what the user may do without one.
     """
     if backend != "inductor":
         return

@@ -1,37 +1,37 @@
 """A model in bf16 or fp16 whose weights are copies of fp32 master weights, and AdamW that updates both in one pass.
 
-The optimizer works on the masters only.
+The optimizer works on the master weights. Here `half` is bf16 or fp16.
 
-Bytes a parameter, for AdamW: weight 2, master 4, gradient 4, moments 8. A half gradient lives from the end of its
-own layer's backward pass to its addition to the master's, which happens at once. Passes over memory in a step, beside
-the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
+Bytes a parameter, for AdamW: weight 2, master weight 4, gradient 4, moments 8. A half gradient exists from the end of
+its own layer's backward pass until it is added to the master's, which happens at once. Passes over memory in a step,
+beside the backward pass: one to add each gradient, one for the norm, one for the fused optimizer, one to copy back.
 
 Bytes read and written for a parameter in a step of one micro-batch, by counting: gradient to fp32 2 + 4, norm 4, AdamW
-16 + 12 and 4 more, as the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each further
-micro-batch adds 2 + 4 + 4.
+16 + 12 and 4 more, because the fused kernel writes the divided gradient back, weight to half 4 + 2; 48 in all. Each
+further micro-batch adds 2 + 4 + 4.
 
-`OnePassAdamW` is AdamW over flat buffers, in one pass that a compiler makes: gradient to moments, master and half
-weight. Master weights, half weights and gradients are end to end in flat buffers. A buffer of gradients exists from the
-first gradient of a step to the end of the step, so that no forward pass has it beside its activations. It holds half
-numbers if a step has one gradient a parameter, and fp32 sums if it has more, of micro-batches or of ranks.
+`OnePassAdamW` is AdamW in one compiled pass: gradient to moments, master weight and half weight. All of them are in
+flat buffers. The gradient buffer exists from the first gradient of a step to the end of the step, so no forward pass
+has it beside its activations. It is half if a step has one gradient a parameter, and fp32 if it has more, of
+micro-batches or of ranks.
 
-Bytes read and written for a parameter in a step then, counted as the 48 above:
+Bytes read and written for a parameter in a step then, counted as above:
 
     one micro-batch on one rank, half gradients     copy 2 + 2, norm 2, update 2 + 12 and 12 + 2                     34
     more, fp32 sums                                 copy 2 + 4, norm 4, update 4 + 12 and 12 + 2                     40
     each micro-batch more                           2 + 4 + 4                                                        10
 
-The copy is of a gradient that its layer's backward pass has just written. With more ranks the average over them is
-added, 4 + 4 for the division and the all-reduce, as in every mode. Held: weight 2, master 4, moments 8; from the first
-gradient of a step to its end 2, or 4 for sums.
+The copy is of a gradient that its layer's backward pass has just written. More ranks add their average, 4 + 4 for the
+division and the all-reduce, as in every mode. Memory: weight 2, master weight 4, moments 8, and from the first gradient
+of a step to its end 2, or 4 for sums.
 
-That is with Inductor, which makes one loop a group, without a temporary: seen in the C++ that it writes for a CPU, not
-yet in what it writes for a GPU. Backend aot_eager runs the same formula operation by operation: right, but slow, and
-with temporaries as large as the model's fp32 weights.
+That is with Inductor, which makes one loop for each group without a temporary, as its C++ for a CPU shows; its code for
+a GPU was not read. Backend aot_eager runs the same formula operation by operation: correct, but slow, and with
+temporaries as large as the model's fp32 weights.
 
-Time on a GPU: not measured (tests/benchmarks/update.py does it). On one core of a CPU, 124M parameters: 1.2 times
-fused's. The pass takes as long as torch's own kernel, which writes no halves, but torch's norm of halves makes an fp32
-copy there first, which takes longer than the pass; on a GPU it converts as it reads.
+Time on a GPU: not measured (tests/benchmarks/update.py measures it). On one core of a CPU, 124M parameters: 1.2 times
+fused's. The pass takes as long as torch's own kernel, which writes no half weights. But torch's norm of half gradients
+first makes an fp32 copy on a CPU, which takes longer than the pass; on a GPU it converts while it reads.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from hpc_gpt.train.engines.kernels import check_backend
 from hpc_gpt.train.engines.optimizer import by_decay, gradients_of, norms_of
 from hpc_gpt.train.engines.private_parts import all_reduce_each, for_each
 
-# Numbers between which a parameter begins: 128 bytes of halves, which every kernel takes as aligned.
+# A parameter begins at a multiple of so many elements: 128 bytes of half, which is aligned for every kernel.
 _ALIGNED = 64
-# Numbers whose squares add up in fp32 before these sums do in float64; a CPU would lose digits over more. A buffer is a
-# multiple of it.
+# So many squares are summed in fp32, and their sums in float64; over more a CPU would lose digits. The size of a buffer
+# is a multiple of it.
 _SUMMED = 1024
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MasterWeights:
-    """Turns the fp32 `weights` into their halves, in place; `masters` are what they were, in the same order.
+    """Turns the fp32 `weights` into half, in place; `masters` are the fp32 weights, in the same order.
 
-    While `collects`, a weight's gradient is added to its master's as soon as it is there, and dropped.
+    While `collects`, a weight's gradient is added to its master's as soon as it is complete, and dropped.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ class MasterWeights:
         self._master_of = dict(zip(map(id, self.weights), self.masters, strict=True))
 
     def master_of(self, weight: Tensor) -> nn.Parameter:
-        """The master that `weight` is a copy of."""
+        """The master weight of which `weight` is a copy."""
         return self._master_of[id(weight)]
 
     @torch.no_grad()
@@ -87,7 +87,7 @@ class MasterWeights:
         weight.grad = None
 
     def add(self, weight: Tensor, gradient: Tensor) -> None:
-        """Adds a gradient of `weight` to its master's."""
+        """Adds a gradient of `weight` to that of its master weight."""
         master = self.master_of(weight)
         if master.grad is None:
             master.grad = gradient.float()
@@ -95,51 +95,51 @@ class MasterWeights:
             master.grad += gradient
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """What DistributedDataParallel does with a bucket of half gradients that is full.
+        """The communication hook of DistributedDataParallel, for a full bucket of half gradients.
 
-        Adds to it, in fp32, what the micro-batches before left in the masters' gradients, begins the average of that
-        over the ranks, while the backward pass goes on, and makes it the masters' gradients.
+        Adds to it, in fp32, the masters' gradients from earlier micro-batches, begins to average the sum over the ranks
+        during the backward pass, and makes it the masters' gradients.
         """
         half = bucket.buffer()
         whole = half.float()
         owners = [self.master_of(weight) for weight in bucket.parameters()]
         pieces = whole.split([owner.numel() for owner in owners])
         views = [piece.view_as(owner) for piece, owner in zip(pieces, owners, strict=True)]
-        # All masters have a gradient from the micro-batches before, or none has.
+        # All masters have a gradient from earlier micro-batches, or none has.
         if earlier := gradients_of(owners):
             for_each("add_", views, earlier)
         for owner, view in zip(owners, views, strict=True):
             owner.grad = view
         whole /= dist.get_world_size()
         averaged = dist.all_reduce(whole, async_op=True).get_future()
-        # DDP waits for it, and copies what it holds back to the half gradients, which are not needed any more.
+        # DDP waits for it, and copies its value to the half gradients, which are no longer needed.
         done: torch.futures.Future[Tensor] = averaged.then(lambda _: half)
         return done
 
     def norms(self) -> Tensor:
-        """The norms of the pieces of what has been added up in this step."""
+        """The norms of the pieces of this step's gradient."""
         return norms_of(gradients_of(self.masters))
 
     def finish_step(self) -> None:
-        """After the optimizer's step: the weights follow, the gradients go."""
+        """Copies the masters to the weights and drops the gradients, after the optimizer's step."""
         self.copy_back()
         for master in self.masters:
             master.grad = None
 
     @torch.no_grad()
     def copy_back(self) -> None:
-        """The weights follow their masters."""
+        """Copies the masters to the weights."""
         for_each("copy_", [*self.weights], [*self.masters])
 
 
 class FlatGroup:
-    """Parameters that decay alike: fp32 `masters`, their `halves`, and within a step their `gradients`, each flat."""
+    """Flat buffers of parameters with one weight decay: fp32 `masters`, `halves`, and within a step `gradients`."""
 
     def __init__(self, weights: Sequence[nn.Parameter], decays: bool, dtype: torch.dtype, sums: torch.dtype) -> None:
         self.decays = decays
         self._device, self._sums = weights[0].device, sums
         self._shapes = [weight.shape for weight in weights]
-        self._starts = [0]  # and after the last one the end of all
+        self._starts = [0]  # of each parameter; the last number is the end
         for shape in self._shapes:
             self._starts.append(self._starts[-1] + _rounded(shape.numel(), _ALIGNED))
         self._starts[-1] = _rounded(self._starts[-1], _SUMMED)
@@ -153,17 +153,17 @@ class FlatGroup:
         return flat[start : start + shape.numel()].view(shape)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The places of all parameters, in order."""
+        """The views of all parameters, in order."""
         return [self.view(flat, number) for number in range(len(self._shapes))]
 
     def begin_gradients(self) -> Tensor:
-        """The buffer, new where there is none; what it holds is to be written."""
+        """The gradient buffer. A new one is not initialised, but for the gaps."""
         if self.gradients is None:
             self.gradients = self._empty(self._sums)
         return self.gradients
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
-        """A buffer whose gaps between parameters are zero, as they are read with the rest."""
+        """A buffer whose gaps between parameters are zero, because they are read with the rest."""
         flat = torch.empty(self._starts[-1], dtype=dtype, device=self._device)
         for shape, start, following in zip(self._shapes, self._starts, self._starts[1:], strict=False):
             if start + shape.numel() < following:
@@ -172,10 +172,10 @@ class FlatGroup:
 
 
 class FlatMasters(MasterWeights):
-    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; `groups` are as `by_decay` has them.
+    """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; `groups` are split by `by_decay`.
 
-    A gradient is copied or added to its place as soon as it is there, and dropped. `sums` is the buffer's type: the
-    halves' own for one gradient a step, else fp32.
+    A gradient is copied or added to the gradient buffer as soon as it is complete, and dropped. `sums` is the buffer's
+    dtype: the weights' own for one gradient a step, else fp32.
     """
 
     @torch.no_grad()
@@ -202,17 +202,17 @@ class FlatMasters(MasterWeights):
         return [self.master_of(weight) for weight in self.weights if self._places[id(weight)][0] is group]
 
     def add(self, weight: Tensor, gradient: Tensor) -> None:
-        """See `MasterWeights`; the first of a step is copied."""
+        """See `MasterWeights`; the first gradient of a step is copied."""
         place = self.gradient_of(weight)
         if id(weight) not in self._arrived:
             self._arrived.add(id(weight))
             place.copy_(gradient)
         else:
-            assert place.dtype == torch.float32, "a second gradient in a step that was to have one"
+            assert place.dtype == torch.float32, "a second gradient in a step that should have one"
             place.add_(gradient)
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """See `MasterWeights`. The sums are averaged where they are, all those of a bucket in one call."""
+        """See `MasterWeights`. The sums are averaged in place, all those of a bucket in one call."""
         half = bucket.buffer()
         weights = bucket.parameters()
         for weight, gradient in zip(weights, bucket.gradients(), strict=True):
@@ -223,18 +223,18 @@ class FlatMasters(MasterWeights):
         return done
 
     def gradient_of(self, weight: Tensor) -> Tensor:
-        """A view of the place of the weight's gradient."""
+        """The view of the gradient buffer for a weight."""
         group, number = self._places[id(weight)]
         return group.view(group.begin_gradients(), number)
 
     def norms(self) -> Tensor:
-        """The norms of pieces of the gradients, which are read once; AssertionError unless all have come."""
-        assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} gradients of {len(self.weights)} came"
+        """The norms of pieces of the gradients, which are read once. All gradients must have been added."""
+        assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} of {len(self.weights)} gradients"
         pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
         return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
 
     def finish_step(self) -> None:
-        """The update has written the halves; the gradients go."""
+        """Drops the gradients; the update has written the half weights."""
         self._arrived.clear()
         for group in self.groups:
             group.gradients = None
@@ -245,7 +245,7 @@ def _rounded(numbers: int, multiple: int) -> int:
 
 
 class _Buffers(NamedTuple):
-    """A group's, all flat and equally long: gradients half or fp32, masters and moments fp32, halves."""
+    """The buffers of a group, all flat and equally long: gradients half or fp32, masters and moments fp32, halves."""
 
     gradients: Tensor
     masters: Tensor
@@ -255,12 +255,12 @@ class _Buffers(NamedTuple):
 
 
 class OnePassAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which writes the halves
-    too. Rates are read from its groups at each step, all the same.
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which also writes the
+    half weights. All groups have one learning rate, which is read at each step.
 
-    It is told as torch's fused kernels are (`optimizer.instruct`) to divide the gradient or to leave everything as it
-    is, and waits for nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of
-    its own buffers. ConfigError if `engine.compile_backend` lacks its compiler.
+    Like torch's fused kernels it can divide the gradient or skip the step (`optimizer.instruct`), and waits for
+    nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of its own buffers.
+    Raises ConfigError if `engine.compile_backend` lacks its compiler.
     """
 
     obeys = True  # see optimizer.is_fused
@@ -278,7 +278,7 @@ class OnePassAdamW(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
         self.grad_scale: Tensor | None = None
         self._moments = [(torch.zeros_like(one.masters), torch.zeros_like(one.masters)) for one in masters.groups]
-        # A number for each parameter, as in torch, though all are the same.
+        # One for each parameter, as in torch, though all are equal.
         self._steps = torch.zeros(len(masters.weights), device=device)
         self._one, self._never = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
         steps = iter(self._steps)
@@ -289,11 +289,11 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step over the gradients that `masters` has collected."""
+        """Does one step with the gradients that `masters` has collected."""
         assert closure is None
         skipped = self._never if self.found_inf is None else self.found_inf.bool()
         self._steps += ~skipped
-        # Of the bias corrections fp32 would lose digits: 1 - 0.999.
+        # In fp32 the bias corrections would lose digits: 1 - 0.999.
         count = self._steps[0].double()
         lr = self.param_groups[0]["lr"]
         beta1, beta2 = self._betas
@@ -315,7 +315,7 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the state, number by number as torch counts parameters, into the buffers; none begins anew."""
+        """Copies the state of each parameter, by torch's numbers, into the buffers. What is missing becomes zero."""
         owners = [owner for group in self.param_groups for owner in group["params"]]
         for number, owner in enumerate(owners):
             kept = state_dict["state"].get(number)
@@ -336,15 +336,18 @@ def _update(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """A step of every group, in place. `decays`: rate x weight decay of each; `step_size`: rate / (1 - beta1^step);
-    `root`: sqrt(1 - beta2^step); these, `divisor` and `skipped` are tensors without dimensions."""
+    """Updates every group in place.
+
+    `decays`: rate x weight decay of each group; `step_size`: rate / (1 - beta1^step); `root`: sqrt(1 - beta2^step).
+    These, `divisor` and `skipped` are tensors without dimensions.
+    """
     beta1, beta2 = betas
     for (gradients, masters, first, second, halves), decay in zip(groups, decays, strict=True):
         gradient = gradients.float() / divisor
         mean = beta1 * first + (1 - beta1) * gradient
         square = beta2 * second + (1 - beta2) * gradient * gradient
         moved = masters - decay * masters - step_size * mean / (square.sqrt() / root + eps)
-        # What is left out may be no number: it must not be multiplied by anything.
+        # `where`, because a skipped value may be NaN, and NaN times zero is NaN.
         moved = torch.where(skipped, masters, moved)
         first.copy_(torch.where(skipped, first, mean))
         second.copy_(torch.where(skipped, second, square))

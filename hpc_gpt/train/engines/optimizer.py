@@ -1,4 +1,4 @@
-"""What ends a step: the learning rate, the gradient's norm and clipping by it, the optimizer, fp16's loss scale."""
+"""The end of a step: learning rate, gradient norm and clipping, the optimizer, and fp16's loss scale."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpc_gpt.train.engines import private_parts
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """The rate of optimizer step number `step` (from 0), a pure function of the step.
+    """The learning rate of optimizer step number `step` (from 0), a pure function of the step.
 
-    It rises linearly over `warmup_steps`, the first step already above zero, then stays, or falls as half a cosine
-    to `min_lr` at `steps` and stays there.
+    It rises linearly over `warmup_steps`, above zero from the first step on. Then it is constant, or falls as half a
+    cosine to `min_lr` at `steps` and stays there.
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -33,10 +33,10 @@ def learning_rate(train: Train, step: int) -> float:
 def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
 
-    Fused is torch's own kernels: no compiler, one pass, no wait of the host; on the host, for offloaded states, the
-    same. Foreach is one launch for all parameters and operation, for-loop one for each. Both make the host wait for
-    the gradient's norm, as they cannot be told on the device to leave a step out. Results differ by rounding alone.
-    Mode compiled is `master_weights.OnePassAdamW`, which is built over flat master weights.
+    Modes fused and host are torch's fused kernels, on the device or for states offloaded to the host: one pass, no
+    compiler, and the host does not wait. Foreach launches one kernel for all parameters and each operation, for-loop
+    one for each parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
+    device. Results differ by rounding alone. Mode compiled is `master_weights.OnePassAdamW`, over flat master weights.
     """
     mode = train.optimizer_mode or "fused"
     how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
@@ -50,21 +50,21 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
 
 
 def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(matrices and embeddings, whose weights decay; biases and norms, which have one dimension and do not)."""
+    """(matrices and embeddings, which decay; biases and norms, which have one dimension and do not decay)."""
     parameters = list(parameters)
     return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
 
 
 def _dimensions(parameter: nn.Parameter) -> int:
-    """Of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
+    """Dimensions of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
-    """Whether this rank counts it, so that the ranks of one model replica count each number of it once.
+    """Whether this rank counts the parameter in the norm, so that a model replica counts each element once.
 
     A split parameter counts on every tensor-parallel rank, a whole one on the first. The later stage's copy of a tied
-    parameter (DeepSpeed marks it) does not count.
+    parameter, which DeepSpeed marks, does not count.
     """
     return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
 
@@ -85,10 +85,7 @@ def norms_of(gradients: list[Tensor]) -> Tensor:
 
 
 def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """The norm of what all ranks of `group` count (None: this rank alone), on `device`.
-
-    `norms` are the norms of this rank's pieces.
-    """
+    """The norm over all ranks of `group` (None: this rank alone), on `device`, from the norms of this rank's pieces."""
     square = torch.zeros((), dtype=torch.float64, device=device)
     if norms.numel():
         square += norms.double().square().sum().to(device)
@@ -98,34 +95,34 @@ def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.dev
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it can be told on the device what `instruct` says: torch's fused kernels, and our own optimizer."""
+    """Whether `instruct` works on the optimizer: torch's fused kernels, and our own optimizer."""
     if not optimizer.defaults.get("fused"):
         return False
     return getattr(optimizer, "obeys", False) or private_parts.can_use(private_parts.FUSED)
 
 
 def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:
-    """Before a step of a fused `optimizer`, whose parameters are on `device`: what it does on the way.
+    """Lets the next step of a fused `optimizer`, whose parameters are on `device`, skip or clip. Nothing waits.
 
-    If `skipped`, a bool tensor, is true, weights and moments stay as they are; else every gradient counts divided by
-    `divisor`. Nothing waits.
+    If `skipped`, a bool tensor, is true, weights and moments do not change. Otherwise every gradient is divided by
+    `divisor`.
     """
     optimizer.found_inf = skipped.float().to(device)  # type: ignore[attr-defined]
     optimizer.grad_scale = None if divisor is None else divisor.to(device)  # type: ignore[attr-defined]
 
 
 def clip_divisor(norm: Tensor, clip: float) -> Tensor | None:
-    """What a gradient of this norm is divided by so that it is no longer than `clip`; None if `clip` is 0."""
+    """The divisor that makes a gradient of this norm no longer than `clip`; None if `clip` is 0."""
     return ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else None
 
 
 class GradientNorm:
-    """Before each step of `optimizer`: measures the norm, clips, and lets a step that is not finite do nothing.
+    """Measures the norm before each step of `optimizer`, clips, and skips a step whose gradient is not finite.
 
-    For an optimizer that DeepSpeed does not wrap. DeepSpeed 0.19.8 takes the norm over the first pipeline stage only
-    when it runs without ZeRO. `clip` 0 does not clip. `group` holds the ranks of one model replica (all stages, all
-    tensor-parallel ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits
-    for the device. With another one the host must know whether to leave the gradients in place.
+    For an optimizer that DeepSpeed does not wrap: DeepSpeed 0.19.8 without ZeRO takes the norm over the first pipeline
+    stage only. `clip` 0 does not clip. `group` has the ranks of one model replica (all stages, all tensor-parallel
+    ranks). `norm` and `skipped` are tensors on the device. With a fused optimizer nothing here waits for the device;
+    with another one the host must know whether to drop the gradients.
     """
 
     def __init__(
@@ -155,7 +152,7 @@ class GradientNorm:
             instruct(optimizer, self.skipped, divisor, device)
         elif self.skipped:
             for parameter in self.parameters:
-                parameter.grad = None  # an optimizer passes over it
+                parameter.grad = None  # the optimizer skips a parameter without gradient
         elif divisor is not None:
             private_parts.for_each("div_", gradients_of(self.parameters), divisor)
 
@@ -163,10 +160,10 @@ class GradientNorm:
 class LossScaler:
     """fp16's loss scale: torch.amp.GradScaler with its defaults. For fp32 and bf16 it does nothing.
 
-    The scale is 65536 at first, halved after a step that was skipped, doubled after 2000 in a row that were not.
-    torch's scaler looks at the gradients that one rank holds, so that with sharded ones each rank would come to a scale
-    of its own. Here it looks at one number in their place, made from the norm of the whole model's gradient. Only
-    `read` waits for the device.
+    The scale is 65536 at first, is halved after a skipped step, and doubled after 2000 steps in a row without one.
+    torch's scaler inspects the gradients that one rank holds, so with sharded gradients each rank would get a scale of
+    its own. Here it inspects one number instead, made from the norm of the whole model's gradient. Only `read` waits
+    for the device.
     """
 
     def __init__(self, dtype: str, device: torch.device) -> None:
@@ -177,7 +174,7 @@ class LossScaler:
         self._scaler.scale(self._one)  # the scale itself is made when it is first used
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What the backward pass begins with."""
+        """The scaled loss, from which the backward pass begins."""
         return self._scaler.scale(loss)
 
     @property
@@ -186,29 +183,28 @@ class LossScaler:
         return self._scaler.scale(self._one) if self._scaler.is_enabled() else None
 
     def follow(self, skipped: Tensor) -> None:
-        """Moves the scale after a step."""
+        """Updates the scale after a step."""
         if self._scaler.is_enabled():
             self._verdict.grad = torch.where(skipped, math.inf, 0.0)
             self._scaler.unscale_(self._stand_in)
             self._scaler.update()
 
     def read(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain numbers, none if nothing is scaled. Waits for the device."""
+        """The state for a checkpoint, plain numbers; empty if nothing is scaled. Waits for the device."""
         return self._scaler.state_dict()
 
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Takes up what `read` gave."""
-        self._scaler.load_state_dict(kept)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores what `read` returned."""
+        self._scaler.load_state_dict(state)
 
 
 class Update:
-    """One optimizer's steps over gradients that are ready. A gradient that is not finite is left out.
+    """Steps an optimizer over gradients that are complete. A step whose gradient is not finite is skipped.
 
-    `norms` gives those of the pieces of gradient that this rank counts, each number of the model on one rank of `group`
-    (None: this rank alone). `clip` 0 does not clip. The loss scale and the clipping are one division, which
-    torch's fused kernels do while they read the gradient anyway. They also leave weights and moments alone if they
-    are told to. So nothing waits for the device, unless the optimizer is not fused: then, as in torch's own
-    GradScaler, the host must know whether to call it.
+    `norms` returns the norms of the pieces of gradient that this rank counts; each element of the model counts on one
+    rank of `group` (None: this rank alone). `clip` 0 does not clip. Loss scale and clipping are one division, which
+    torch's fused kernels do while they read the gradient. They can also skip the step. So nothing waits for the device,
+    unless the optimizer is not fused: then, as in torch's own GradScaler, the host must know whether to call it.
     """
 
     def __init__(
@@ -221,7 +217,7 @@ class Update:
         device: torch.device,
     ) -> None:
         self.optimizer = optimizer
-        # ZeroRedundancyOptimizer keeps the one that works on this rank's share inside.
+        # ZeroRedundancyOptimizer has the optimizer of this rank's share as `optim`.
         self._kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
         self._norms = norms
         self._group = group
@@ -231,7 +227,10 @@ class Update:
 
     @torch.no_grad()
     def apply(self, lr: float) -> tuple[Tensor, Tensor]:
-        """(norm before clipping, whether the step was skipped), both on the device. The gradients are used up."""
+        """Does one step; returns (norm before clipping, whether it was skipped), both on the device.
+
+        The gradients are of no use afterwards.
+        """
         factor = self._scaler.factor
         norm = self._norm() if factor is None else self._norm() / factor
         skipped = ~norm.isfinite()

@@ -1,22 +1,19 @@
 """The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
 
 Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
-a name is missing, or the package is newer than the tested version, the trainer takes the plain path: the same numbers
-by public means, for more time or memory. One line on stderr says which names and why. A use that has no plain path is
-refused with a ConfigError if a name is missing.
+a name is missing, or the package is newer than the tested version, the trainer takes the plain path: the same results
+by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain path
+raises ConfigError if a name is missing.
 
-What replaces parts of DeepSpeed's ZeRO optimizers is in `zero_step`, and what reads their states in `checkpoints`; the
-names they use are listed and checked here.
+What uses torch's names is here; what uses DeepSpeed's is in `deepspeed_setup`, `zero_step` and `checkpoints`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -43,10 +40,10 @@ _UTILS = "deepspeed.runtime.utils"
 
 @dataclass(frozen=True)
 class Use:
-    """What some names of one package are used for.
+    """A purpose of some names of one package.
 
-    A name is a dotted path from a module. One that goes on after a class is a method of it, or an attribute that its
-    functions set. `plain` is what happens without the names; empty if there is no other way.
+    A name is a dotted path from a module. A part after a class is a method of it, or an attribute that its functions
+    set. `plain` describes the plain path; empty if there is none.
     """
 
     package: Literal["torch", "deepspeed"]
@@ -70,7 +67,7 @@ FOREACH = Use(
 )
 FUSED = Use(
     "torch",
-    "telling fused optimizers on the device to clip or to leave a step out",
+    "fused optimizers that clip or skip a step on the device",
     _of("torch.optim.Optimizer", "found_inf", "grad_scale"),
     "the host waits for the norm of every step",
 )
@@ -82,7 +79,7 @@ COALESCED = Use(
 )
 ALLOCATOR = Use(
     "torch",
-    "pinned memory of just the size that is asked for",
+    "pinned memory of just the requested size",
     ("torch._C._accelerator_setAllocatorSettings",),
     "large pinned buffers are rounded up to a power of two",
 )
@@ -99,8 +96,8 @@ FLIGHT_RECORDER = Use(
     "only NCCL's own record is read, and without NCCL none",
 )
 
-# Functions that zero_step exchanges while a step lasts.
-_EXCHANGED = ("is_invalid_grad_norm", "mask_nan_or_inf_with_val_inplace")
+# Functions that zero_step replaces during a step.
+_REPLACED = ("is_invalid_grad_norm", "mask_nan_or_inf_with_val_inplace")
 _WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
 UNSEEN_STEP_BF16 = Use(
     "deepspeed",
@@ -108,7 +105,7 @@ UNSEEN_STEP_BF16 = Use(
     (
         *_of(f"{_BF16}.BF16_Optimizer", "step", "get_grads_for_norm", "clip_grad", "_global_grad_norm"),
         f"{_BF16}.is_invalid_grad_norm",
-        *_of(_UTILS, *_EXCHANGED),
+        *_of(_UTILS, *_REPLACED),
     ),
     _WAITS,
 )
@@ -122,7 +119,7 @@ UNSEEN_STEP_12 = Use(
             *("_global_grad_norm", "averaged_gradients", "params_in_partition", "_zero_padding"),
         ),
         f"{_ZERO_12}.is_invalid_grad_norm",
-        *_of(_UTILS, *_EXCHANGED),
+        *_of(_UTILS, *_REPLACED),
     ),
     _WAITS,
 )
@@ -136,7 +133,7 @@ UNSEEN_STEP_3 = Use(
             *("_global_grad_norm", "averaged_gradients", "fp16_groups"),
         ),
         f"{_ZERO_3}.is_invalid_grad_norm",
-        *_of(_UTILS, *_EXCHANGED),
+        *_of(_UTILS, *_REPLACED),
     ),
     _WAITS,
 )
@@ -227,9 +224,9 @@ REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
 
 @cache
 def can_use(use: Use) -> bool:
-    """Whether all names of the use are there and the package is not newer than the tested version.
+    """Whether all names of the use exist and the package is not newer than the tested version.
 
-    The first answer that is no is printed on stderr by rank 0, in one line.
+    If not, rank 0 prints one line on stderr, the first time.
     """
     version, tested = _version(use.package), TESTED[use.package]
     if lacking := missing(use):
@@ -239,13 +236,13 @@ def can_use(use: Use) -> bool:
     else:
         return True
     if not dist.is_initialized() or dist.get_rank() == 0:
-        # DeepSpeed's own words on stdout are swallowed while it sets up (deepspeed_setup.quiet).
+        # On stderr, because deepspeed_setup.quiet discards stdout while DeepSpeed sets up.
         print(f"note: {use.purpose}: {why}; plain path: {use.plain}", file=sys.stderr, flush=True)
     return False
 
 
 def require(use: Use) -> None:
-    """ConfigError if a name of a use that has no plain path is missing."""
+    """Raises ConfigError if a name of a use without a plain path is missing."""
     if lacking := missing(use):
         raise ConfigError(
             f"{use.package} {_version(use.package)} lacks {', '.join(lacking)}, which {use.purpose} needs",
@@ -254,13 +251,13 @@ def require(use: Use) -> None:
 
 
 def check_torch() -> None:
-    """Looks at what is used of torch by every engine, so that the line on a plain path comes at the start."""
+    """Checks the names of torch that every engine uses, so that the line on a plain path is printed at the start."""
     for use in (ATTENTION, FOREACH, FUSED):
         can_use(use)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """ConfigError if DeepSpeed's optimizer lacks what checkpoints need. Without ZeRO it is torch's own."""
+    """Raises ConfigError if DeepSpeed's ZeRO optimizer lacks a name that checkpoints need."""
     kinds = {
         "BF16_Optimizer": STATES_BF16,
         "DeepSpeedZeroOptimizer": STATES_12,
@@ -271,7 +268,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def missing(use: Use) -> list[str]:
-    """The names of the use that are not there."""
+    """The names of the use that do not exist."""
     return [name for name in use.names if not _is_there(name)]
 
 
@@ -292,12 +289,12 @@ def _is_there(name: str) -> bool:
 
 @cache
 def _names_in(kind: type) -> frozenset[str]:
-    """What a class and its bases define, and all names that their functions read or set."""
+    """The names that a class and its bases define, and all names that their functions read or set."""
     found: set[str] = set()
     for each in kind.__mro__:
         found |= vars(each).keys()
         for value in vars(each).values():
-            # A decorated function is a variable of its wrapper.
+            # The closure of a decorator's wrapper has the function.
             within = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
             for function in (inspect.unwrap(value), *within):
                 if isinstance(function, FunctionType):
@@ -306,7 +303,7 @@ def _names_in(kind: type) -> frozenset[str]:
 
 
 def _fused_kernels_obey() -> bool:
-    """Whether torch's fused kernels do what `optimizer.instruct` says by attributes, tried on one number."""
+    """Whether torch's fused kernels obey the attributes that `optimizer.instruct` sets, tried on one element."""
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         weight = nn.Parameter(torch.ones(1))
         weight.grad = torch.full((1,), 8.0)
@@ -329,7 +326,7 @@ def _version(package: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release's numbers, three of them, without what follows as in 2.14.0a0+git."""
+    """The three numbers of a release, without a suffix as in 2.14.0a0+git."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
 
@@ -338,21 +335,18 @@ def _listed(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-# --- torch
-
-
 def chosen_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """The number of the kernel that SDPA takes for causal attention; nothing is computed."""
+    """The number of the kernel that SDPA uses for causal attention. Computes nothing."""
     return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True))
 
 
 def compile_seconds() -> float:
-    """Wall time of torch.compile in this process."""
+    """Seconds of wall time that torch.compile took in this process."""
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
-    """A tensor's `operation` on each of the tensors, in one kernel. `other` is its operand: a list, or one for all."""
+    """Applies an `operation` of Tensor to each tensor, in one kernel. `other`: a list of operands, or one for all."""
     operands = () if other is None else (other,)
     if can_use(FOREACH):
         return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
@@ -362,7 +356,7 @@ def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
 
 
 def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
-    """Begins to sum every tensor over all ranks, in place; done when the result is."""
+    """Begins to sum every tensor over all ranks, in place; returns a future."""
     group = dist.group.WORLD
     assert group is not None
     if can_use(COALESCED):
@@ -372,72 +366,5 @@ def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
 
 
 def set_allocator(settings: str) -> None:
-    """Sets what PYTORCH_ALLOC_CONF says from now on; RuntimeError if this torch does not know a word of it."""
+    """Replaces PYTORCH_ALLOC_CONF from now on. Raises RuntimeError if this torch does not know a setting."""
     torch._C._accelerator_setAllocatorSettings(settings)
-
-
-# --- DeepSpeed
-
-
-def forget_logits(engine: Any) -> None:
-    """Has DeepSpeed's pipeline `engine` free a micro-batch's logits after its backward pass.
-
-    Its last stage keeps them until the next ones are there: the largest activation of a small model, twice.
-    """
-    if not can_use(LOGITS):
-        return
-    from deepspeed.runtime.pipe.schedule import BackwardPass
-
-    backward = engine._INSTRUCTION_MAP[BackwardPass]
-
-    def backward_pass(self: Any, buffer_id: int) -> None:
-        backward(self, buffer_id)
-        self.pipe_buffers["outputs"][buffer_id] = None
-
-    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, BackwardPass: backward_pass}
-
-
-def forget_evaluation(engine: Any) -> None:
-    """Frees the logits that DeepSpeed's pipeline `engine` has left from an evaluation."""
-    if can_use(LOGITS):
-        outputs = engine.pipe_buffers["outputs"]
-        outputs[:] = [None] * len(outputs)
-
-
-def average_nothing(engine: Any) -> None:
-    """Keeps a data-parallel rank that is alone from averaging, which copies every gradient twice.
-
-    For engines without ZeRO and with BF16_Optimizer. ZeRO's other optimizers need the call.
-    """
-    if can_use(NO_REDUCTION):
-        name = "pipeline_enable_backward_allreduce"
-        setattr(engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)
-
-
-@contextlib.contextmanager
-def split_as_built(deepspeed: Any, config: dict[str, Any], groups: Any) -> Iterator[None]:
-    """Modules built inside give each rank its share of their parameters as soon as they are part of a larger module.
-
-    So no rank ever holds more than one layer whole. DeepSpeed's own context, `zero.Init()`, replaces torch's
-    constructors for that, and with them the generator that draws our initial weights.
-    """
-    if not can_use(BUILT_IN_PARTS):
-        yield
-        return
-    from torch.nn.modules.module import register_module_module_registration_hook
-
-    init = deepspeed.zero.Init(
-        config_dict_or_path=config, data_parallel_group=groups.get_data_parallel_group(), mpu=groups
-    )
-
-    def convert(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        for parameter in module.parameters() if module is not None else ():
-            if not hasattr(parameter, "ds_id") and not parameter.is_meta:
-                parameter.data = parameter.data.to(init.dtype)
-                init._convert_to_zero_parameters([parameter])
-
-    hook = register_module_module_registration_hook(convert)
-    try:
-        yield
-    finally:
-        hook.remove()

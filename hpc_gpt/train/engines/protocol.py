@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, what the engines share, and the choice of one by name."""
+"""The interface between training loop and engine, what the engines share, and the choice of one by name."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from hpc_gpt.train.engines.kernels import attention_kernels
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, learning_rate
 
 if TYPE_CHECKING:
-    from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
     from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
+    from hpc_gpt.train.engines.ddp import ReplicatedCheckpoint
 
 MicroBatches = Iterator[tuple[Tensor, Tensor]]
 
 
 class StepResult(NamedTuple):
-    """One optimizer step's figures. Tensors stay on the device; a caller that reads them waits for it.
+    """The figures of one optimizer step. Tensors stay on the device; reading them waits for it.
 
-    `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is that of the whole
-    model's gradient before clipping, inf or not a number if the gradient is not finite. `skipped`: the gradient
-    was not finite, and the weights were left as they were.
+    `loss` is the mean over micro-batches and data-parallel ranks, in nats per token. `grad_norm` is the norm of the
+    whole model's gradient before clipping, inf or NaN if the gradient is not finite. `skipped`: the gradient was not
+    finite, and the weights did not change.
     """
 
     loss: Tensor
@@ -45,7 +45,7 @@ class StepResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """One rank's share of a training. Every method but the attributes is collective: all ranks call it together."""
+    """One rank's part of a training. Every method is collective: all ranks call it together."""
 
     tp_rank: int
     pp_rank: int
@@ -57,30 +57,30 @@ class Engine(Protocol):
         """Optimizer steps done, skipped ones included; `load` restores it."""
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
-        """One optimizer step. Takes `resolved.batch.micro_batches` pairs (tokens, targets), int64 [micro_batch, seq],
-        on the rank's device.
+        """Does one optimizer step on `resolved.batch.micro_batches` pairs (tokens, targets).
 
-        Every rank gets the pairs of its own data-parallel rank; a stage leaves what it does not need.
+        They are int64 [micro_batch, seq] on the rank's device. Every rank gets the pairs of its own data-parallel rank;
+        a stage takes only what it needs.
         """
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
 
     def save(self, files: RankFiles) -> None:
-        """Names what this rank writes of model, optimizer, step and generator states; touches no disk.
+        """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
 
-        The tensors named are the training's own: they are copied or written before the next step.
+        The tensors are the training's own: they are copied or written before the next step.
         """
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote. CheckpointError if that is of another model, layout or arithmetic."""
+        """Restores what `save` wrote. Raises CheckpointError if it is of another model, layout or arithmetic."""
 
     def parameter_count(self) -> int:
         """Parameters of the whole model, a tied embedding once."""
 
 
 class EngineRank:
-    """What every engine has: its rank's place in the layout, the attention kernels, the mean over dp, evaluation."""
+    """The base of every engine: its rank's place in the layout, attention kernels, mean over dp, evaluation."""
 
     module: Any
     # The ranks over which a loss is averaged; None for all ranks.
@@ -116,9 +116,9 @@ class EngineRank:
 
 
 class TorchEngine(EngineRank):
-    """What the engines share whose optimizer is stepped here, and not by DeepSpeed: a step, saving and loading.
+    """The base of the engines without DeepSpeed: a step, saving and loading.
 
-    A subclass makes `module`, `_model`, which wraps it for training, and the attributes without a value here.
+    A subclass sets `module`, `_model`, which wraps it for training, and the attributes without a value here.
     """
 
     _model: nn.Module
@@ -152,11 +152,11 @@ class TorchEngine(EngineRank):
         return StepResult(self._mean(total / count), norm, lr, skipped)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
-        """The context of a micro-batch, which decides what becomes of its gradient: reduced, or kept."""
+        """The context of a micro-batch, which decides whether its gradient is reduced or kept."""
         raise NotImplementedError
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Steps the optimizer and drops the gradients; what `Update.apply` gives."""
+        """Steps the optimizer and drops the gradients; returns what `Update.apply` returns."""
         raise NotImplementedError
 
     def _weights_are_loaded(self) -> None:
@@ -171,7 +171,7 @@ class TorchEngine(EngineRank):
             put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, on any layout of this engine; CheckpointError if it is of another model."""
+        """Restores what `save` wrote, in any layout. Raises CheckpointError if it is of another model."""
         differing = check_identity(folder, self._resolved, CONVERTIBLE[self._resolved.engine.name])
         self._step, scale = self._checkpoint.load(folder, dist.get_rank())
         self._scaler.restore(scale)
@@ -185,9 +185,9 @@ class TorchEngine(EngineRank):
         return sum(parameter.numel() for parameter in self._parameters)
 
 
-# Each has `build(resolved, device) -> Engine`, on every rank after torch.distributed is initialised, and
-# `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`: from a checkpoint that `save` wrote, in one process
-# without torch.distributed, every parameter of the whole model by its full name (`tensor_parallel.full_name`), fp32.
+# Each module has two functions. `build(resolved, device) -> Engine` is called on every rank after torch.distributed is
+# initialised. `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole
+# model in a checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
 MODULES = {
     "deepspeed-3d": "hpc_gpt.train.engines.deepspeed_3d",
     "deepspeed-zero": "hpc_gpt.train.engines.deepspeed_zero",
@@ -198,10 +198,10 @@ MODULES = {
 
 
 def build_engine(resolved: Resolved, device: torch.device) -> Engine:
-    """The engine the experiment names, ready to train on this rank.
+    """Builds the engine that the experiment names, ready to train on this rank.
 
-    torch.distributed must be initialised with one rank to each GPU of the layout. ConfigError if the device cannot do
-    the arithmetic.
+    torch.distributed must be initialised with one rank for each GPU of the layout. Raises ConfigError if the device
+    cannot do the arithmetic.
     """
     check_dtype(resolved.train.dtype, device, resolved.engine.name)
     private_parts.check_torch()
@@ -214,7 +214,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> Engine:
 
 
 def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
-    """Refuses arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 on a GPU older than Ampere."""
+    """Raises ConfigError for arithmetic that the device lacks: fp16 under DeepSpeed on a CPU, bf16 before Ampere."""
     if dtype == "fp16" and device.type == "cpu" and "deepspeed" in engine:
         raise ConfigError(
             "train.dtype is fp16, but DeepSpeed does not train in fp16 on a CPU",
@@ -231,19 +231,19 @@ def check_dtype(dtype: str, device: torch.device, engine: str) -> None:
 
 
 def make_deterministic() -> None:
-    """Same layout, same bits: deterministic kernels only, at some cost in speed. Call before the first kernel runs."""
+    """Uses deterministic kernels only: the same layout gives the same bits. Call it before the first kernel runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Else every empty buffer is filled first, DeepSpeed's 2 GB bucket at every step: 2 s on a CPU, for nothing.
+    # Otherwise torch fills every empty buffer: DeepSpeed's 2 GB bucket at every step takes 2 s on a CPU.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa for 23, or not.
+    """Lets fp32 products run as TF32 on a GPU that has it (Ampere and later), with 10 bits of mantissa instead of 23.
 
-    Set by the calls that keep torch's older and newer switches equal: Inductor reads the older ones, kernels the newer
-    ones, and torch refuses to answer if they disagree.
+    These calls keep torch's older and newer switches equal: Inductor reads the older ones, kernels the newer ones, and
+    torch raises an error if they disagree.
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed

@@ -1,7 +1,7 @@
-"""What of DeepSpeed's ZeRO optimizers is replaced: steps for which the host waits, and ZeRO-3's second gradient buffer.
+"""Replaces parts of DeepSpeed's ZeRO optimizers: steps that make the host wait, ZeRO-3's second gradient buffer.
 
-Every name that is touched here is listed in `private_parts`. Without it, or with a newer DeepSpeed, the optimizers stay
-as they are.
+Every private name used here is listed in `private_parts`. If one is missing, or DeepSpeed is newer than the tested
+version, the optimizers do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.optimizer import clip_divisor, counts, instruct, is_fused, norms_of, whole_norm
 
-# What looks at a norm, and what writes a number over one that is not finite, reading that number from the device.
+# DeepSpeed's functions that read the norm from the device, and their replacements, which do not.
 _UNSEEN: dict[str, Callable[..., Any]] = {
     "is_invalid_grad_norm": lambda norm: False,
     "mask_nan_or_inf_with_val_inplace": lambda norm, device=None, val=-1.0: None,
@@ -34,10 +34,10 @@ _USES = {
 
 
 def can_step_unseen(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `UnseenStep` works if DeepSpeed's optimizer `wrapped` steps `optimizer`.
+    """Whether `UnseenStep` works for DeepSpeed's optimizer `wrapped`, which steps `optimizer`.
 
-    The host must know of each step if it holds the gradients (offloading), if it moves the loss scale (fp16), and if
-    the optimizer cannot be told on the device (not fused). DeepSpeed does it its own way then.
+    The host must know the norm of each step if it holds the gradients (offloading), if it changes the loss scale
+    (fp16), and if the optimizer cannot skip a step on the device (not fused). DeepSpeed's own step runs then.
     """
     if resolved.train.dtype == "fp16" or resolved.engine.offload != "none" or not is_fused(optimizer):
         return False
@@ -46,16 +46,16 @@ def can_step_unseen(resolved: Resolved, wrapped: Any, optimizer: torch.optim.Opt
 
 
 class UnseenStep:
-    """Takes over the steps of `wrapped`, DeepSpeed's ZeRO optimizer, so that the host need not see the norm.
+    """Replaces the step of `wrapped`, DeepSpeed's ZeRO optimizer, so that the host does not wait for the norm.
 
-    DeepSpeed 0.19.8 brings the norm to the host in every step, up to five times: to see whether it is finite, to mark
+    DeepSpeed 0.19.8 copies the norm to the host in every step, up to five times: to check whether it is finite, to mark
     it if it is not, and again to clip. No key of its configuration prevents that and keeps the norm, so two of its
-    functions are exchanged while a step lasts. The norm stays on the device. The fused optimizer inside divides by it
-    while it reads the gradient, and leaves a step out if it is not finite. So the host runs ahead of the
-    device from one logging step to the next.
+    functions are replaced during a step. The norm stays on the device. The fused optimizer inside divides by it while
+    it reads the gradient, and skips the step if it is not finite. So the host runs ahead of the device from one logging
+    step to the next.
 
-    Bytes read and written for a gradient's number, beside the optimizer's own: 4, for the norm. DeepSpeed's way takes
-    28: the norm is taken of copies in fp64 (4 + 8 + 8), and clipping is a pass of its own (4 + 4).
+    Bytes read and written for an element of the gradient, beside the optimizer's own: 4, for the norm. DeepSpeed's own
+    step takes 28: the norm is of copies in fp64 (4 + 8 + 8), and clipping is a pass of its own (4 + 4).
 
     `norm`, before clipping, and `skipped` are on the device.
     """
@@ -75,7 +75,7 @@ class UnseenStep:
             self._gradients = wrapped.get_grads_for_norm
             wrapped.get_grads_for_norm = self._norms_of_gradients
         else:
-            # Of ZeRO-3 this is a pass over the gradients even if there is nothing to do.
+            # In ZeRO-3 this is a pass over the gradients even if there is nothing to do.
             wrapped.unscale_and_clip_grads = lambda *_: None
             if use is private_parts.UNSEEN_STEP_12:
                 wrapped.check_grad_overflow = False
@@ -85,7 +85,7 @@ class UnseenStep:
         optimizer.register_step_pre_hook(self._before_step)
 
     def _norms_of_gradients(self, for_clipping: bool = False) -> Any:
-        """A tensor whose norm is that of all gradients that this rank counts: of their norms, taken together."""
+        """The norms of the gradients that this rank counts; their common norm is that of all these gradients."""
         assert not for_clipping
         dense, of_experts = self._gradients()
         return [norms_of(dense)], of_experts
@@ -105,14 +105,14 @@ class UnseenStep:
         clip, self._wrapped.clip_grad = self._wrapped.clip_grad, 0.0
         self._instructed = False
         try:
-            with _exchanged(self._modules):
+            with _replaced(self._modules):
                 self._step(closure)
         finally:
             self._wrapped.clip_grad = clip
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The norm is known by now. A step has one call for each group of parameters."""
+        """Instructs the optimizer, once a step. A step calls it for each group of parameters."""
         if self._instructed:
             return
         self._instructed = True
@@ -124,8 +124,8 @@ class UnseenStep:
 
 
 @contextlib.contextmanager
-def _exchanged(modules: list[ModuleType]) -> Iterator[None]:
-    """The functions of `_UNSEEN` in place of those of the same name, wherever a module has one."""
+def _replaced(modules: list[ModuleType]) -> Iterator[None]:
+    """A context with the functions of `_UNSEEN` in place of those of the same name in the modules."""
     kept = [(module, name, getattr(module, name)) for module in modules for name in _UNSEEN if hasattr(module, name)]
     for module, name, _ in kept:
         setattr(module, name, _UNSEEN[name])
@@ -137,15 +137,15 @@ def _exchanged(modules: list[ModuleType]) -> Iterator[None]:
 
 
 def sum_where_read(wrapped: Any) -> None:
-    """Has ZeRO-3's optimizer `wrapped` keep one fp32 buffer for gradients.
+    """Makes ZeRO-3's optimizer `wrapped` keep one fp32 buffer for gradients.
 
     DeepSpeed 0.19.8 sums a rank's share of the gradients in one fp32 buffer. After the last micro-batch it makes
-    another one of the same size for the update: for every step anew, or, when it offloads, one that stays beside the
+    another one of the same size for the update: in every step a new one, or with offloading one that stays beside the
     first on the host. Here the two are one. That saves 4 bytes for each of a rank's parameters and the pass that fills
-    them. When offloading, a sum is where its group of parameters is updated, and the first gradient of a step is sent
-    there once and is not fetched again. DeepSpeed sends it, fetches it for the norm and sends it a second time.
+    them. With offloading a sum is where its group of parameters is updated, and the first gradient of a step is sent
+    there once. DeepSpeed sends it, fetches it for the norm and sends it a second time.
 
-    NVMe, and fp16, whose gradients are summed in fp16, go DeepSpeed's own way.
+    Not for NVMe, nor for fp16, whose gradients are summed in fp16.
     """
     if not private_parts.can_use(private_parts.ZERO_3_SUMS):
         return
@@ -158,7 +158,7 @@ def sum_where_read(wrapped: Any) -> None:
 
 
 def _read_sums(wrapped: Any) -> None:
-    """The update of a group reads its part of the buffer."""
+    """Makes the update of a group read its part of the first buffer."""
     lengths = [flat.numel() for flat in wrapped.fp32_partitioned_groups_flat]
     sums = wrapped.grad_partitions_flat_buffer.split(lengths)
 
@@ -170,7 +170,7 @@ def _read_sums(wrapped: Any) -> None:
 
 
 def _sum_beside_states(wrapped: Any) -> None:
-    """A sum is a piece of what the update of its group reads, on the host or the device."""
+    """Sums gradients in the buffer that the update of their group reads, on the host or the device."""
     sums: dict[int, Tensor] = {}
     for parameters, flat in zip(wrapped.fp16_groups, wrapped.fp32_partitioned_groups_flat, strict=True):
         lengths = [parameter.partition_numel() for parameter in parameters]
@@ -180,13 +180,13 @@ def _sum_beside_states(wrapped: Any) -> None:
     wrapped.grad_partitions_flat_buffer = None
 
     def add(parameters: list[Any], gradients: list[Tensor]) -> None:
-        """Adds this rank's share of each gradient, on the device, to its sum. After the last one notes its norm."""
+        """Adds this rank's share of each gradient, on the device, to its sum; after the last one stores its norm."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             # A parameter may end before this rank's share of it would begin.
             if parameter.partition_numel() * wrapped._get_param_partition_rank(parameter) < parameter.ds_numel:
                 add_one(parameter, gradient)
             if parameter.grad is not None and parameter.grad.is_cuda:
-                # It was made on another stream than the one that has read it.
+                # Another stream than the one that has read it made it.
                 parameter.grad.record_stream(torch.cuda.current_stream())
             parameter.grad = None
 

@@ -141,7 +141,7 @@ def test_in_the_background_it_is_complete_some_edges_later_and_holds_what_was(tm
     engine.step = 11
     edges = 0
     # The word heard at the first edge was said before the save began, at the first after each turn likewise.
-    while (outcome := checkpoints.hear(checkpoints.busy)) is None:
+    while (outcome := checkpoints.poll(checkpoints.busy)) is None:
         edges += 1
     assert edges >= 3
     assert not outcome.refusal
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_leaves_the_save_out_and_the_others_as_they_are(tmp_
     os.rename(tmp_path / "here", tmp_path / "there")
     (tmp_path / "here").mkdir()
     outcome = checkpoints.finish()
-    assert "No such file or directory" in outcome.refusal.words
+    assert "No such file or directory" in outcome.refusal.text
     assert not outcome.refusal.is_full
     assert not list((tmp_path / "here").iterdir())
     assert not checkpoints.is_saving

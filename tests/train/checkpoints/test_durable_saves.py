@@ -68,6 +68,6 @@ def test_what_another_rank_could_not_write_makes_no_checkpoint(tmp_path: Path) -
     checkpoints = Checkpoints(tmp_path, _OtherFails())
     outcome = checkpoints.save(engine, Progress(10))
     assert outcome.refusal.is_full
-    assert "its file" in outcome.refusal.words
+    assert "its file" in outcome.refusal.text
     assert not list(tmp_path.glob("step-*"))
     assert checkpoints.resume(CountingEngine()).step == 0

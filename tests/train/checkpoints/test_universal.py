@@ -75,10 +75,14 @@ def change(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "name", "words"),
     [
-        (change(pieces=[]), "qkv", "holds 9 of the 12 numbers of qkv"),
+        (change(pieces=[]), "qkv", "holds 9 of the 12 elements of qkv"),
         (change(swapped=True), "qkv", "lacks what was offloaded to NVMe"),
-        (change(schema=0), "qkv", "does not say where its numbers lie"),
-        (lambda folder: [path.unlink() for path in folder.glob("*.json")], "qkv", "does not say where its numbers"),
+        (change(schema=0), "qkv", "has no list of where its weights are"),
+        (
+            lambda folder: [path.unlink() for path in folder.glob("*.json")],
+            "qkv",
+            "has no list of where its weights are",
+        ),
         (lambda folder: (folder / "zero-0-1.pt").unlink(), "norm", r"zero-0-1\.pt cannot be read"),
         (lambda folder: (folder / "zero-0-1.pt").write_bytes(b"bad"), "norm", r"zero-0-1\.pt cannot be read"),
         (lambda folder: None, "nosuch", "holds no parameter nosuch"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_gpt.train.engines.deepspeed_zero import allocator_settings, pin_what_is_asked_for
+from hpc_gpt.train.engines.deepspeed_zero import allocator_settings, pin_exact_sizes
 
 OURS = "pinned_max_cached_size_mb:64"
 
@@ -26,7 +26,7 @@ def test_the_users_own_settings_stay(environment: dict[str, str], settings: str 
 
 @pytest.mark.gpu
 def test_a_large_buffer_takes_what_it_has_and_gives_it_back() -> None:
-    pin_what_is_asked_for(torch.device("cuda"))
+    pin_exact_sizes(torch.device("cuda"))
     before = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
     buffer = torch.empty(150 << 20, dtype=torch.uint8, pin_memory=True)
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before == 150 << 20

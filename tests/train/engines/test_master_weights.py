@@ -1,13 +1,28 @@
-"""fp32 master weights of a half model, by themselves."""
+"""Master weights, and AdamW over flat ones in one pass: torch's AdamW, its checkpoints fused's, its norm exact."""
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter, split_of
-from hpc_gpt.train.engines.master_weights import MasterWeights
+from hpc_gpt.settings.experiment import Engine, Train
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
+from hpc_gpt.train.checkpoints.safe_load import load_safely
+from hpc_gpt.train.engines.ddp import ReplicatedCheckpoint
+from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 
 def weights() -> list[nn.Parameter]:
@@ -61,3 +76,258 @@ def test_small_updates_reach_the_weights_through_the_masters() -> None:
     # Not one of them by itself would have moved a bf16 of 1.
     assert torch.equal(given[0].float(), torch.full((4, 4), 1.0 + 2.0**-8).bfloat16().float())
     assert torch.equal(masters.masters[0], torch.full((4, 4), 1.0 + 2.0**-8))
+
+
+CPU = torch.device("cpu")
+# Sizes of 61, 30 and 90 numbers leave gaps in the buffers.
+ODD = ModelShape(hidden=30, layers=2, heads=2, vocab=61, seq=16)
+TRAIN = Train(dtype="bf16", weight_decay=0.3, clip=0.05)
+# Of a gradient's numbers; times fp16's first scale it fits fp16, and the norm is above what is clipped to.
+_DRAWN = 2.0**-10
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+class Training:
+    """A model's weights, their masters and their update, given gradients that are drawn and not computed."""
+
+    def __init__(self, mode: str, train: Train = TRAIN, seed: int = 1, sums: str = "halves") -> None:
+        """`mode`: fused, or the backend of mode compiled. `sums`: what mode compiled keeps gradients in."""
+        weights, half = list(Gpt(ODD, seed).parameters()), HALF[train.dtype]
+        self.masters: MasterWeights
+        self.optimizer: torch.optim.Optimizer
+        if mode == "fused":
+            self.masters = MasterWeights(weights, half)
+            self.optimizer = build_optimizer(train, self.masters.masters)
+        else:
+            self.masters = flat = FlatMasters(weights, half, half if sums == "halves" else torch.float32)
+            self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))  # type: ignore[arg-type]
+        self.scaler = LossScaler(train.dtype, CPU)
+        self.update = Update(self.optimizer, self.masters.norms, None, train.clip, self.scaler, CPU)
+        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, self.optimizer)
+        self.half = half
+
+    def step(
+        self, number: int, lr: float = 1e-2, bad: float | None = None, micro_batches: int = 1
+    ) -> tuple[float, bool]:
+        """(norm, skipped) of a step whose gradients `number` draws; `bad` is one number of them."""
+        generator = torch.Generator().manual_seed(number)
+        factor = 1.0 if self.scaler.factor is None else float(self.scaler.factor)
+        for _ in range(micro_batches):
+            for weight in self.masters.weights:
+                gradient = (factor * _DRAWN * torch.randn(weight.shape, generator=generator)).to(self.half)
+                if bad is not None:
+                    gradient.view(-1)[-1] = bad
+                weight.grad = gradient
+                self.masters._collect(weight)
+                assert weight.grad is None
+        norm, skipped = self.update.apply(lr)
+        self.masters.finish_step()
+        return float(norm), bool(skipped)
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Copies of masters and states, by name."""
+        found = {full_name(one): one.detach().clone() for one in self.masters.masters}
+        for one in self.masters.masters:
+            found |= {f"{full_name(one)} {key}": value.clone() for key, value in self.optimizer.state[one].items()}
+        return found
+
+    def save(self, folder: Path, copied: bool = False) -> Path:
+        """Its checkpoint, from the tensors themselves or from copies of them."""
+        folder.mkdir()
+        files = RankFiles()
+        self.checkpoint.save(files, 0, 7, {})
+        if copied:
+            files.copy(HostCopies())
+        files.write(folder)
+        return folder
+
+    def load(self, folder: Path) -> None:
+        """As the engine does."""
+        assert self.checkpoint.load(folder, 0) == (7, {})
+        self.masters.copy_back()
+
+
+def check_same(ours: Training, theirs: Training) -> None:
+    """Masters and moments but for rounding, and halves to the bit."""
+    expected = theirs.numbers()
+    found = ours.numbers()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert value.shape == expected[name].shape, name
+        torch.testing.assert_close(value, expected[name], rtol=2e-6, atol=1e-6, msg=name)
+    for weight, master in zip(ours.masters.weights, ours.masters.masters, strict=True):
+        assert torch.equal(weight, master.to(ours.half))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_it_is_torchs_adamw(backend: str) -> None:
+    """Over rates that change, a clipping that acts and a step that is left out; compiled once."""
+    if backend == "inductor" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler here, which Inductor needs on a CPU")
+    ours, theirs = Training(backend), Training("fused")
+    first = ours.numbers()
+    for number in range(20):
+        rate, bad = 1e-3 * (1 + number % 7), math.nan if number == 11 else None
+        norm, skipped = ours.step(number, rate, bad)
+        expected, left_out = theirs.step(number, rate, bad)
+        assert norm == pytest.approx(expected, rel=1e-6, nan_ok=True)
+        assert skipped == left_out == (number == 11)
+        assert skipped or norm > TRAIN.clip
+    check_same(ours, theirs)
+    assert not any(torch.equal(first[name], value) for name, value in ours.numbers().items())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(("dtype", "micro_batches"), [("fp16", 1), ("bf16", 3), ("fp16", 2)])
+def test_scaled_and_summed_gradients(dtype: Any, micro_batches: int) -> None:
+    train = replace(TRAIN, dtype=dtype)
+    sums = "halves" if micro_batches == 1 else "fp32"
+    ours, theirs = Training("aot_eager", train, sums=sums), Training("fused", train)
+    for number in range(4):
+        pair = [each.step(number, micro_batches=micro_batches) for each in (ours, theirs)]
+        assert pair[0] == pytest.approx(pair[1], rel=1e-6)
+    check_same(ours, theirs)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype: Any, bad: float) -> None:
+    """Not the first step either, whose bias corrections would be zero."""
+    training = Training("aot_eager", replace(TRAIN, dtype=dtype))
+    for number in range(2):
+        before, halves = training.numbers(), [one.detach().clone() for one in training.masters.weights]
+        norm, skipped = training.step(7, bad=bad)
+        assert skipped
+        assert not math.isfinite(norm)
+        after = training.numbers()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert all(map(torch.equal, halves, training.masters.weights))
+        _, skipped = training.step(number)
+        assert not skipped
+        assert {float(value) for name, value in training.numbers().items() if name.endswith(" step")} == {number + 1}
+
+
+def test_a_second_gradient_needs_sums() -> None:
+    with pytest.raises(AssertionError, match="a second gradient"):
+        Training("aot_eager").step(1, micro_batches=2)
+
+
+def test_a_gradient_that_did_not_come_is_noticed() -> None:
+    training = Training("aot_eager")
+    weight = training.masters.weights[0]
+    training.masters.add(weight, torch.ones_like(weight))
+    with pytest.raises(AssertionError, match="1 of 28 gradients"):
+        training.update.apply(1e-3)
+
+
+@pytest.mark.parametrize("source", ["fused", "aot_eager"])
+@pytest.mark.parametrize("target", ["fused", "aot_eager"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_each_goes_on_from_the_others_checkpoint(tmp_path: Path, source: str, target: str, copied: bool) -> None:
+    unbroken, other = Training(source), Training(target, seed=2)
+    for number in range(3):
+        unbroken.step(number)
+    other.step(5)  # which leaves moments of another training
+    other.load(unbroken.save(tmp_path / "kept", copied))
+    assert all(torch.equal(value, other.numbers()[name]) for name, value in unbroken.numbers().items())
+    for number in range(3, 6):
+        unbroken.step(number)
+        other.step(number)
+    check_same(other, unbroken)
+
+
+def test_the_files_are_fuseds(tmp_path: Path) -> None:
+    """The same names, shapes and types, and no byte of a buffer around a view."""
+    folders = {}
+    for mode in ("fused", "aot_eager"):
+        training = Training(mode)
+        training.step(1)
+        folders[mode] = training.save(tmp_path / mode)
+    for file in ("weights.pt", "optimizer-00000.pt", "progress.pt"):
+        fused, ours = (load_safely(folders[mode] / file) for mode in ("fused", "aot_eager"))
+        assert _described(ours) == _described(fused)
+        sizes = [(folders[mode] / file).stat().st_size for mode in ("fused", "aot_eager")]
+        assert sizes[0] == sizes[1]
+    names = [load_safely(folders[mode] / "weights.pt").keys() for mode in ("aot_eager", "fused")]
+    assert names[0] == names[1]
+
+
+def _described(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _described(value) for key, value in state.items()}
+    return (state.shape, state.dtype, state.untyped_storage().nbytes()) if isinstance(state, Tensor) else state
+
+
+def test_a_checkpoint_from_before_the_first_step(tmp_path: Path) -> None:
+    """Fused has no moments then, and this one zeros."""
+    for source, target in (("fused", "aot_eager"), ("aot_eager", "fused")):
+        begun, other = Training(source), Training(target, seed=2)
+        other.step(5)
+        other.load(begun.save(tmp_path / source))
+        begun.step(1)
+        other.step(1)
+        check_same(other, begun)
+
+
+def test_what_a_training_holds_by_parameter() -> None:
+    """2 + 4 + 8 bytes between steps, 2 or 4 more from the first gradient to the end of the step."""
+    shape = replace(ODD, hidden=64, vocab=1024, seq=64)
+    for sums, size in ((torch.bfloat16, 2), (torch.float32, 4)):
+        weights = list(Gpt(shape, 1).parameters())
+        count = sum(weight.numel() for weight in weights)
+        masters = FlatMasters(weights, torch.bfloat16, sums)
+        optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        held = _storage_bytes([*weights, *masters.masters, *states])
+        assert held == pytest.approx(14 * count, rel=0.02)
+        assert all(group.gradients is None for group in masters.groups)
+        for weight in weights:
+            masters.add(weight, torch.ones_like(weight))
+        gradients = [masters.gradient_of(weight) for weight in weights]
+        assert _storage_bytes(gradients) == pytest.approx(size * count, rel=0.02)
+        optimizer.step()
+        masters.finish_step()
+        assert all(group.gradients is None for group in masters.groups)
+
+
+def _storage_bytes(tensors: list[Any]) -> int:
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+def test_the_norm_of_halves_is_exact_however_large_they_are() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = [name_parameter(nn.Parameter(torch.zeros(shape)), str(shape)) for shape in ((2048, 2049), (77,))]
+    masters = FlatMasters(weights, torch.bfloat16, torch.bfloat16)
+    gradients = [torch.randn(one.shape, generator=generator).bfloat16() for one in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        masters.add(weight, gradient)
+    exact = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
+    optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
+    norm, _ = Update(optimizer, masters.norms, None, 0.0, LossScaler("bf16", CPU), CPU).apply(1e-3)
+    assert float(norm) == pytest.approx(exact, rel=2e-7)
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    optimizer = Training("aot_eager").optimizer
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    assert [{one.ndim for one in group["params"]} for group in optimizer.param_groups] == [{2}, {1}]
+
+
+def test_parameters_begin_where_kernels_want_them() -> None:
+    for weight in Training("aot_eager").masters.weights:
+        assert weight.storage_offset() * weight.element_size() % 128 == 0
+        assert weight.is_contiguous()
+
+
+def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler for a CPU, but there is no g\+\+") as refused:
+        Training("inductor")
+    assert "leave train.optimizer_mode out" in refused.value.hint
+    assert "\n" not in str(refused.value)
