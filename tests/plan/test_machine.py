@@ -72,13 +72,13 @@ def test_what_a_fabric_brings_a_node(words, gb_s):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("infiniband", "tells no rate"),
-        ("infiniband 0x200G", "tells no rate"),
-        ("infiniband fast", "tells no rate"),
+        ("infiniband", "has no rate"),
+        ("infiniband 0x200G", "has no rate"),
+        ("infiniband fast", "has no rate"),
         ("infinband 4x200G", "no kind 'infinband'"),
         ("4x200G", "no kind '4x200g'"),
         ("", "no kind ''"),
-        ("omni-path 99999999999999999999x100G", "tells no rate"),
+        ("omni-path 99999999999999999999x100G", "has no rate"),
     ],
 )
 def test_a_fabric_that_is_none_is_told_with_what_to_write(words, told):

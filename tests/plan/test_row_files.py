@@ -128,7 +128,7 @@ def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, prof
 def test_records_need_a_profile_and_rows_do_not(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(RECORD.to_json())
-    with pytest.raises(ConfigError, match="joins the nodes"):
+    with pytest.raises(ConfigError, match="network between nodes"):
         read_any(path, None)
     path.write_text(json.dumps({"rows": [row()]}))
     assert len(read_any(path, None).rows) == 1
