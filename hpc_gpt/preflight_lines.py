@@ -1,8 +1,8 @@
-"""What the ranks of a preflight and the one that judges them say to each other: lines of stdout, and one of stdin.
+"""The lines between the ranks of a preflight and their judge: on the ranks' stdout, and one line on their stdin.
 
-A rank says `here` as it starts, `device` with its figures, one `group` for each exchange with others, and `failed`
-where it cannot go on. In between it is told who takes part in the exchanges. Slurm carries the lines, so neither a
-port nor a shared folder, which may be what is broken, stands between a node and its verdict.
+A rank sends `here` when it starts, `device` with its figures, one `group` for each exchange with others, and `failed`
+if it cannot continue. It reads one line with the plan of the exchanges. Slurm transports the lines, so the verdict on a
+node needs neither a port nor a shared folder, which may be what is broken.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MARK = "hpc-gpt-preflight "
 
 
 def encode(kind: str, **fields: Any) -> str:
-    """A line that says `kind`, without its end."""
+    """A line of that kind, without its newline."""
     return _MARK + json.dumps({"kind": kind, **fields})
 
 
 def decode(line: str) -> dict[str, Any] | None:
     """The fields of a line, `kind` among them; None for any other output."""
-    at = line.find(_MARK)  # several ranks share a stream: what another left unfinished may stand before it
+    at = line.find(_MARK)  # several ranks share a stream: an unfinished line of another may come before it
     if at < 0:
         return None
     try:

@@ -9,9 +9,8 @@ import pytest
 
 from hpc_gpt.bench import bench_run
 from hpc_gpt.bench.bench_run import Bench, make_folder
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.measurement import row_of
-from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.bench.preparation import Asked, Cell, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.runs.run_read import is_bench, read_records

@@ -45,7 +45,7 @@ def test_sound_nodes_have_no_findings():
         ({"memory_free_gib": 40.0}, "40 GiB free, median of its peers 78"),
         ({"devices": 7}, "7 devices, 8 on other nodes"),
         ({"clock_skew_s": 75.0}, "its clock is 75.0 s ahead of the others'"),
-        ({"sees_run_folder": False}, "what it writes in the run folder, others do not see"),
+        ({"sees_run_folder": False}, "others do not see what it writes in the run folder"),
         ({"versions": {"torch": "2.12.1"}}, "torch 2.12.1 instead of 2.13.0, as on no other node"),
     ],
 )
