@@ -23,7 +23,8 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
 # Engines that need nothing from the user: megatron-lm needs a checkout, hf-deepspeed trains another model.
 USUAL_ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp")
-NO_ENGINE = "none of the engines supports this layout"
+# A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
+NO_ENGINE = "no engine that is asked for splits so"
 _TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _BATCH = ("micro_batch", "micro_batches")
@@ -129,7 +130,7 @@ class Question:
         if isinstance(self.partition, tuple):
             blocks = self.partition
             if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
-                return "engine.partition does not fit pp and the layers"
+                return "engine.partition does not deal the layers out over pp"
         if min(self.gpus, self.gpus_per_node) % layout.tp and not self.tp_across_nodes:
             return _TP_SPANS
         if self.global_batch is not None and self.global_batch % layout.dp:

@@ -184,7 +184,7 @@ def _search_layout(
     if not ways:
         tally.left_out[NO_ENGINE] += 1
     elif not heap and nearest is None:
-        tally.left_out["the batch does not divide over it"] += 1
+        tally.left_out["the batch does not divide so"] += 1
     return [entry[2] for entry in heap], nearest
 
 
