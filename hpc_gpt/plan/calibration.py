@@ -66,7 +66,7 @@ def fit(samples: Sequence[_Sample]) -> Fitted:
     if not samples:
         return Fitted(DEFAULT, ())
     spread = np.array([entry.metadata["spread"] for entry in _FITTED])
-    prior = np.log([entry.default for entry in _FITTED])
+    prior = np.log([getattr(DEFAULT, name) for name in NAMES])
     ceilings = np.log([entry.metadata.get("most", 1e3) for entry in _FITTED])
     at = prior.copy()
     residuals = _residuals(samples, at)

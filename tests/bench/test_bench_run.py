@@ -96,10 +96,10 @@ def test_an_unknown_device_has_a_hint_what_would_fill_its_mfu(tmp_path, measured
     assert "device tpu-9" in hint
     assert "peak_tflops" in hint
     assert bench.rows[0].record.tflops_model
-    told = new_bench(tmp_path, ["a"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
-    told.run()
-    assert told.hints == []
-    assert told.rows[0].record.mfu == pytest.approx(told.rows[0].record.tflops_model / 900)
+    benched = new_bench(tmp_path, ["a"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
+    benched.run()
+    assert benched.hints == []
+    assert benched.rows[0].record.mfu == pytest.approx(benched.rows[0].record.tflops_model / 900)
     known = new_bench(tmp_path, ["b"], 1)
     known.run()
     assert known.hints == []

@@ -1,4 +1,4 @@
-"""In which order cells are measured, and what their rounds give together."""
+"""The order in which cells are measured, and the figures over all rounds."""
 
 from itertools import pairwise
 

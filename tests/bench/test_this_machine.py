@@ -1,4 +1,4 @@
-"""What is said where a run finds no memory."""
+"""The advice after a run that ran out of memory."""
 
 import resource
 

@@ -65,7 +65,7 @@ def test_a_slow_copy_or_disk_and_a_clock_slightly_off_are_warnings():
     assert (found.node, found.ended, found.words) == (None, None, "b: its clock is 5.0 s behind the others'")
 
 
-def test_a_cpus_rates_are_told_and_not_judged():
+def test_a_cpus_rates_are_reported_and_not_judged():
     slow = {"device": "cpu", "judged": False, "matmul_tflops": 0.01, "memory_free_gib": 1.0}
     assert judge_devices(cluster(a={"device": "cpu", "judged": False}, b=slow), 1) == []
 
@@ -119,7 +119,7 @@ def pairs(*rates):
     ]
 
 
-def test_a_slow_node_is_told_from_its_neighbours_by_their_other_exchanges():
+def test_a_slow_node_is_distinguished_from_its_neighbours_by_their_other_exchanges():
     assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20), True)) == {
         "n2": "exchange of a pair of nodes 3 GB/s, median of its peers 20"
     }
