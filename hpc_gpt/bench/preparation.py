@@ -161,9 +161,9 @@ def prepare_cell(
     return replace(cell, prepared=replace(prepared, data_beside=beside))
 
 
-def parse_engines(words: str | None) -> list[str]:
+def parse_engines(text: str | None) -> list[str]:
     """The parts of `ddp,deepspeed-zero:3`, each an engine, or an engine and a ZeRO stage. Raises ConfigError."""
-    engines = [part.strip() for part in words.split(",")] if words is not None else []
+    engines = [part.strip() for part in text.split(",")] if text is not None else []
     known = get_args(EngineName)
     for engine in engines:
         name, colon, stage = engine.partition(":")
@@ -177,13 +177,13 @@ def parse_engines(words: str | None) -> list[str]:
     return engines
 
 
-def parse_micro_batches(words: str | None) -> list[int]:
+def parse_micro_batches(text: str | None) -> list[int]:
     """`1,2,4` as numbers. Raises ConfigError."""
-    parts = [part.strip() for part in words.split(",")] if words is not None else []
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
     for part in parts:
         if not part.isascii() or not part.isdecimal() or not 0 < int(part[:10]) < 10**9:
             raise ConfigError(
-                f"--mbs {words!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
+                f"--mbs {text!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
                 "give one, or several with commas between them, as --mbs 1,2,4",
             )
     _check_single("--mbs", parts)

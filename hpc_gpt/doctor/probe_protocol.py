@@ -128,45 +128,45 @@ class Probe:
             self._take(*line)
 
     def _take(self, line: str, at: float) -> None:
-        said = decode(line)
-        if said is None:
+        fields = decode(line)
+        if fields is None:
             sys.stderr.write(f"preflight: {line}")
             return
-        report = self.reports.get(str(said.get("node")))
-        local = said.get("local")
+        report = self.reports.get(str(fields.get("node")))
+        local = fields.get("local")
         if report is None or not isinstance(local, int):
             return
-        if isinstance(said.get("time"), int | float):
+        if isinstance(fields.get("time"), int | float):
             # A line arrives late; the one with the least delay measures the clock best.
-            ahead = said["time"] - at
+            ahead = fields["time"] - at
             report.skew_s = ahead if report.skew_s is None else max(report.skew_s, ahead)
-        if said["kind"] == "here":
+        if fields["kind"] == "here":
             report.here.add(local)
-        elif said["kind"] == "device" and isinstance(said.get("figures"), dict):
-            report.figures[local] = said["figures"]
-            if isinstance(said.get("port"), int):
-                report.ports[local] = said["port"]
-        elif said["kind"] == "failed":
-            words = str(said.get("words"))
+        elif fields["kind"] == "device" and isinstance(fields.get("figures"), dict):
+            report.figures[local] = fields["figures"]
+            if isinstance(fields.get("port"), int):
+                report.ports[local] = fields["port"]
+        elif fields["kind"] == "failed":
+            words = str(fields.get("words"))
             if self._places:
                 self.lost[report.node, local] = words
             else:
                 report.failed[local] = words
-                report.traces[local] = str(said.get("trace", ""))
-        elif said["kind"] in ("began", "group"):
-            self._take_exchange(said)
-        elif said["kind"] == "done":
+                report.traces[local] = str(fields.get("trace", ""))
+        elif fields["kind"] in ("began", "group"):
+            self._take_exchange(fields)
+        elif fields["kind"] == "done":
             self._done.add((report.node, local))
 
-    def _take_exchange(self, said: dict[str, Any]) -> None:
+    def _take_exchange(self, fields: dict[str, Any]) -> None:
         try:
-            kind, axis, ranks = said["exchange"]
+            kind, axis, ranks = fields["exchange"]
             key = (str(kind), str(axis), tuple(int(rank) for rank in ranks))
             nodes = self._nodes_of(key[2])
         except (KeyError, TypeError, ValueError, IndexError):
             return
         self._begun[key] = None
-        rate = said.get("gb_s")
+        rate = fields.get("gb_s")
         if isinstance(rate, int | float):
             before = self.measures.get(key)
             slowest = rate if before is None else min(rate, before.gb_s)

@@ -157,7 +157,7 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
 
 
 @functools.cache
-def parse_fabric(words: str) -> Fabric:
+def parse_fabric(text: str) -> Fabric:
     """The fabric of `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (of the whole node), `nvlink`,
     `pcie`, or several of these with `+` between. ConfigError for anything else.
 
@@ -165,13 +165,13 @@ def parse_fabric(words: str) -> Fabric:
     50.0
     """
     fabric = Fabric()
-    for part in re.split(r"[+,]", words.replace("\N{MULTIPLICATION SIGN}", "x")):
+    for part in re.split(r"[+,]", text.replace("\N{MULTIPLICATION SIGN}", "x")):
         kind, _, rate = part.strip().partition(" ")
-        name, generation = _named(kind.lower().replace("_", "-"), words)
+        name, generation = _named(kind.lower().replace("_", "-"), text)
         if name in _INSIDE:
             fabric = replace(fabric, inside=name, generation=generation or fabric.generation)
         else:
-            gb_s = fabric.network_gb_s + _node_gb_s(name, rate, words)
+            gb_s = fabric.network_gb_s + _node_gb_s(name, rate, text)
             fabric = replace(fabric, network_gb_s=gb_s, network_latency_s=float(_kinds()[name]["latency_s"]))
     return fabric
 
@@ -190,7 +190,7 @@ def _kinds() -> dict[str, Any]:
     return read_toml(Path(__file__).with_name("fabrics.toml"))
 
 
-def _named(kind: str, words: str) -> tuple[str, int | None]:
+def _named(kind: str, text: str) -> tuple[str, int | None]:
     """(the name of the kind in fabrics.toml, the generation in `kind`, if any). ConfigError for an unknown kind."""
     plain, digits = kind.rstrip("0123456789"), kind[len(kind.rstrip("0123456789")) :]
     for name, table in _kinds().items():
@@ -200,12 +200,12 @@ def _named(kind: str, words: str) -> tuple[str, int | None]:
             return name, int(digits[:3])
     known = list(_kinds())
     raise ConfigError(
-        f"fabric {words!r:.80}: no kind {kind!r:.40} is known",
+        f"fabric {text!r:.80}: no kind {kind!r:.40} is known",
         close_matches(kind, known) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(known)}',
     )
 
 
-def _node_gb_s(name: str, rate: str, words: str) -> float:
+def _node_gb_s(name: str, rate: str, text: str) -> float:
     """GB/s of a node: by the first rate in the text after the kind, else by the first port of known rate."""
     numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
     ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
@@ -218,6 +218,6 @@ def _node_gb_s(name: str, rate: str, words: str) -> float:
         gbit_s = 0.0
     if gbit_s <= 0:
         raise ConfigError(
-            f"fabric {words!r:.80} has no rate", f'give the ports of a node and their Gbit/s, as "{name} 4x200G"'
+            f"fabric {text!r:.80} has no rate", f'give the ports of a node and their Gbit/s, as "{name} 4x200G"'
         )
     return gbit_s / 8

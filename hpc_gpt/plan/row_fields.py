@@ -222,7 +222,7 @@ def dtype_of(row: Fields, device: str) -> str:
 
 
 def recompute_of(row: Fields) -> Recompute | None:
-    """The row's recomputation, by the first word of its text; None if it is not stated."""
+    """The row's recomputation, by the beginning of its text; None if it is not stated."""
     for way in get_args(Recompute):
         if row.recompute.startswith(way):
             return way  # type: ignore[no-any-return]

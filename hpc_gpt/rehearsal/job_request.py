@@ -101,29 +101,29 @@ class Request:
     options: Mapping[str, str]
 
 
-def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def parse_options(command: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """(long name -> value or "", the arguments after the options) of a command line.
 
     Raises OptionFault, or RequestFault for what only a real Slurm knows.
     """
     names, letters = _options_of(command)
     found: dict[str, str] = {}
-    left = list(words)
+    left = list(arguments)
     while left and left[0].startswith("-") and left[0] != "-":
-        word = left.pop(0)
-        if word == "--":
+        argument = left.pop(0)
+        if argument == "--":
             break
-        is_long = word.startswith("--")
+        is_long = argument.startswith("--")
         if is_long:
-            name, equals, value = word[2:].partition("=")
+            name, equals, value = argument[2:].partition("=")
             fits = [known for known in names if known.startswith(name)]
             name = fits[0] if name not in names and len(fits) == 1 else name
         else:
-            name, value = letters.get(word[1], word[1]), word[2:]
+            name, value = letters.get(argument[1], argument[1]), argument[2:]
             equals = value
         kind = names.get(name)
         if name in _NOT_REHEARSED.get(command, ()) or (kind is None and command not in _NOT_REHEARSED):
-            raise not_rehearsed(f"{command} {word}")
+            raise not_rehearsed(f"{command} {argument}")
         if kind is None:
             raise OptionFault(f"unrecognized option '--{name}'" if is_long else f"invalid option -- '{name}'")
         if kind == "plain" and equals:
@@ -134,7 +134,7 @@ def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], l
         elif kind == "valued" and not equals:
             if not left:
                 missing = f"option '--{name}' requires an argument"
-                raise OptionFault(missing if is_long else f"option requires an argument -- '{word[1]}'")
+                raise OptionFault(missing if is_long else f"option requires an argument -- '{argument[1]}'")
             value = left.pop(0)
         found[name] = value
     return found, left
@@ -171,8 +171,8 @@ def read_request(script: str, line: Mapping[str, str], name: str, now: float) ->
 
     Raises RequestFault.
     """
-    words = [word for directive in script_directives(script) for word in _split(directive)]
-    options = {**parse_options("sbatch", words)[0], **line}
+    arguments = [argument for directive in script_directives(script) for argument in _split(directive)]
+    options = {**parse_options("sbatch", arguments)[0], **line}
     nodes = _count(options, "nodes")
     per_node = _count(options, "ntasks-per-node")
     ntasks = _count(options, "ntasks")
@@ -282,16 +282,16 @@ def output_path(pattern: str, fields: Mapping[str, str]) -> str:
 _HOSTS = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
 
 
-def expand_hosts(words: str) -> list[str]:
+def expand_hosts(text: str) -> list[str]:
     """The hosts of a Slurm hostlist, in its order. RequestFault if it is none.
 
     >>> expand_hosts("a,n[08-10,12]")
     ['a', 'n08', 'n09', 'n10', 'n12']
     """
-    if words and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", words):
-        raise RequestFault(f"Invalid hostlist: {words}")
+    if text and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", text):
+        raise RequestFault(f"Invalid hostlist: {text}")
     hosts = []
-    for name, numbers in re.findall(_HOSTS, words):
+    for name, numbers in re.findall(_HOSTS, text):
         for part in numbers.split(","):
             first, _, last = part.partition("-")
             numbered = range(int(first), int(last or first) + 1) if first else ()

@@ -153,30 +153,30 @@ class LocalSlurm:
     def _answer(self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> Answer:
         if name not in _ANSWERED:
             raise not_rehearsed(name)
-        options, words = parse_options(name, asked["arguments"])
+        options, arguments = parse_options(name, asked["arguments"])
         if name == "srun":
             folder = str(Path(asked["folder"]) / options.get("chdir", ""))
-            srun = Srun(options, words, asked["environment"], folder, *files)
+            srun = Srun(options, arguments, asked["environment"], folder, *files)
             return self._srun(srun, connection)
         with self.scheduler.lock:
             if name == "sbatch":
-                return self._sbatch(options, words, asked["environment"], asked["folder"])
+                return self._sbatch(options, arguments, asked["environment"], asked["folder"])
             if name == "scontrol":
-                return self._scontrol(words, "oneliner" in options, connection)
+                return self._scontrol(arguments, "oneliner" in options, connection)
             if name == "scancel":
-                return self._scancel(options, words)
-            if words:
-                raise not_rehearsed(f"'{' '.join(words)}'")
+                return self._scancel(options, arguments)
+            if arguments:
+                raise not_rehearsed(f"'{' '.join(arguments)}'")
             return self._squeue(options) if name == "squeue" else self._sacct(options)
 
     def _sbatch(
-        self, options: Mapping[str, str], words: Sequence[str], environment: Mapping[str, str], folder: str
+        self, options: Mapping[str, str], arguments: Sequence[str], environment: Mapping[str, str], folder: str
     ) -> Answer:
-        if len(words) != 1:
-            raise not_rehearsed("a script on stdin" if not words else "a script with arguments")
-        file = Path(folder) / words[0]
+        if len(arguments) != 1:
+            raise not_rehearsed("a script on stdin" if not arguments else "a script with arguments")
+        file = Path(folder) / arguments[0]
         if not file.is_file():
-            raise RequestFault(f"Unable to open file {words[0]}")
+            raise RequestFault(f"Unable to open file {arguments[0]}")
         script = file.read_text(encoding="utf-8", errors="surrogateescape")
         if not script.startswith("#!"):
             raise RequestFault(
@@ -213,8 +213,8 @@ class LocalSlurm:
                 self.scheduler.signal_step(step, int(line))
             self.scheduler.end_step(step)
 
-    def _scontrol(self, words: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
-        match [word.lower() if place < 2 else word for place, word in enumerate(words)]:
+    def _scontrol(self, arguments: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
+        match [argument.lower() if place < 2 else argument for place, argument in enumerate(arguments)]:
             case ["ping"]:
                 return Answer("Slurmctld(primary) at rehearsal is UP\n")
             case ["show", "config"]:
@@ -228,7 +228,7 @@ class LocalSlurm:
                     return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
                 return Answer(show_job(job, oneliner))
             case ["update", *_]:
-                return self._update(words[1:])
+                return self._update(arguments[1:])
             case ["requeue", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
@@ -238,11 +238,11 @@ class LocalSlurm:
                 except RequestFault as fault:
                     return Answer(err=f"{fault}\n", code=1)
                 return Answer()
-        raise not_rehearsed(f"'scontrol {' '.join(words)}'")
+        raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
 
-    def _update(self, words: Sequence[str]) -> Answer:
+    def _update(self, arguments: Sequence[str]) -> Answer:
         """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
-        settings = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        settings = {key.lower(): value for key, _, value in (argument.partition("=") for argument in arguments)}
         job_id = settings.pop("jobid", "")
         if unknown := settings.keys() - {"starttime", "excnodelist"}:
             raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
@@ -277,14 +277,14 @@ class LocalSlurm:
         ]
         return Answer("".join(lines))
 
-    def _scancel(self, options: Mapping[str, str], words: Sequence[str]) -> Answer:
+    def _scancel(self, options: Mapping[str, str], arguments: Sequence[str]) -> Answer:
         """Answers scancel. A job that does not exist or is over is ignored without a message."""
-        if not words:
+        if not arguments:
             raise not_rehearsed("scancel without a job id")
         number = signal_number(options["signal"]) if "signal" in options else None
         if "signal" in options and number is None:
             raise RequestFault(f"Unknown job signal: {options['signal']}")
-        for job in filter(None, map(self.scheduler.find, words)):
+        for job in filter(None, map(self.scheduler.find, arguments)):
             if job.state != options.get("state", job.state).upper():
                 continue
             if number is None:
@@ -350,8 +350,8 @@ def _duration(seconds: int | None) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _program(*words: str) -> list[str]:
-    return [sys.executable, "-I", "-S", processes.__file__, *words]
+def _program(*arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", processes.__file__, *arguments]
 
 
 def _process_of(connection: socket.socket) -> int:
