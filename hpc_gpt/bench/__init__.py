@@ -1,1 +1,1 @@
-"""What a benchmark measures: cells trained on this machine in rounds, beside programs that the user has."""
+"""Benchmarks: cells trained on this machine in rounds, and compared with the user's own programs."""

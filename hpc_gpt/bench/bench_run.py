@@ -1,8 +1,11 @@
-"""A bench from its first cell to its last, and its folder `logs/<experiment>-bench/<bench id>/`.
+"""Run a bench from its first cell to its last, and write its folder `logs/<experiment>-bench/<bench id>/`.
 
-The folder holds the run folders of all rounds, and bench.json, which is replaced whole after each measured cell:
-`{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. There is a record for each row; `rows` has, in the same
-order, each row's cell, its tokens/s round by round, and the folders or logs of its rounds.
+The folder has the run folders of all rounds, and bench.json, which is replaced whole after each measurement:
+`{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the same order,
+the row's cell, its tokens/s by round, and the folders or logs of its rounds.
+
+A machine's speed drifts with its heat. So every round measures each cell once and begins with another one, and ratios
+are of medians over the rounds.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bench.bench_table import is_on_cpu
-from hpc_gpt.bench.cell import Cell, order_of, ratios_to_first
+from hpc_gpt.bench.bench_table import is_on_cpu, ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row_of
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
+from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.launch.control import GOOD_ENDS
@@ -30,9 +33,18 @@ from hpc_gpt.settings.resolve import folder_name
 from hpc_gpt.small_files import replace_whole
 
 
+def order_of(cells: int, rounds: int) -> list[list[int]]:
+    """The indices of the cells in each round, in the order in which they are measured.
+
+    >>> order_of(3, 2)
+    [[0, 1, 2], [1, 2, 0]]
+    """
+    return [[(number + place) % cells for place in range(cells)] for number in range(rounds)]
+
+
 @dataclass(frozen=True)
 class BenchFolder:
-    """The folder of one bench; its id has the form of a run's."""
+    """The folder of one bench. Its id has the form of a run's id."""
 
     path: Path
 
@@ -45,16 +57,16 @@ class BenchFolder:
         return self.path / BENCH_FILE
 
     def name_of(self, place: int) -> str:
-        """The run of the row at `place`, counted from 0: the bench's id and the row's number, counted from 1."""
+        """The `run` of the row at `place` (from 0): the bench's id and the row's number (from 1)."""
         return f"{self.id}#{place + 1}"
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Replaces bench.json whole; RunFolderError if the disk refuses."""
+        """Replaces bench.json whole. Raises RunFolderError if it cannot be written."""
         replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1, allow_nan=False) + "\n")
 
 
 def make_folder(logs: Path, experiment: str) -> BenchFolder:
-    """Makes the folder of a new bench of an experiment; RunFolderError if it cannot be made."""
+    """Makes the folder of a new bench of an experiment. Raises RunFolderError."""
     return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}-bench"))
 
 
@@ -82,10 +94,8 @@ def tables_of(rows: Sequence[Row], folder: BenchFolder) -> dict[str, Any]:
 
 @dataclass
 class Bench:
-    """One bench. `rows` has the cells that were measured at least once, in the order of the cells.
-
-    `profile` is this machine's; `advice`: what to do about a cell that ran out of memory, by its name.
-    """
+    """One bench. `rows`: the cells that were measured at least once, in order. `profile`: this machine's. `advice`: by
+    a cell's name, what to do after it ran out of memory."""
 
     cells: Sequence[Cell]
     rounds: int
@@ -96,9 +106,9 @@ class Bench:
     _measured: dict[int, list[Measured]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Measures every cell in every round. A cell that failed is not started again and does not stop the others.
+        """Measures every cell in every round. A cell that failed is not started again, and the others continue.
 
-        KeyboardInterrupt and RunFolderError end it; the rows measured until then stay.
+        KeyboardInterrupt and RunFolderError end the bench; rows measured before are kept.
         """
         for number, places in enumerate(order_of(len(self.cells), self.rounds), 1):
             for place in places:
@@ -120,7 +130,7 @@ class Bench:
 
     @property
     def _peaks(self) -> Mapping[str, float]:
-        """This machine's dense peaks in TFLOP/s by dtype, as the user's profile gives them."""
+        """Dense peaks in TFLOP/s by dtype, from the user's profile."""
         return (self.profile.machine.peak_tflops if self.profile.machine else None) or {}
 
     @property
@@ -138,7 +148,7 @@ class Bench:
             hints.append("MFU is empty, as no GPU was seen: it is a share of a GPU's peak")
         if any(is_on_cpu(row.record) for row in self.rows):
             hints.append(
-                "no peak of memory is measured without a GPU; Plan GiB is what plan thinks of these settings on one"
+                "no peak of memory is measured without a GPU; Plan GiB is what plan predicts for these settings on one"
             )
         return hints
 

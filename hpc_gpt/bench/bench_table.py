@@ -1,11 +1,10 @@
-"""The rows of a bench as text: a table, or each from top to bottom if there is one row or little room."""
+"""The rows of a bench as text: a table, or one block a row if there is only one row or the terminal is narrow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.bench.cell import ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
 from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs.own_run import DIALECT
@@ -14,14 +13,24 @@ from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_share, show_wh
 
 # Seed 000's mark of a row that does not fit.
 OOM = "OOM"
-# The mark of a run on a CPU: what its processes take of the host is another figure.
+# The mark of a run on a CPU: the host memory of its processes is a different figure.
 NO_GPU = "no GPU"
 SLOWED = "slowed down by allocator retries"
 
 
+def ratios_to_first(figures: Sequence[float | None]) -> list[float | None]:
+    """Each figure over the first known one; None for an unknown figure.
+
+    >>> ratios_to_first([None, 200.0, 100.0])
+    [None, 1.0, 0.5]
+    """
+    first = next((figure for figure in figures if figure), None)
+    return [figure / first if figure is not None and first else None for figure in figures]
+
+
 @dataclass(frozen=True)
 class _Column:
-    """`label` and `formula` are for a row from top to bottom, which has room to say what a figure is."""
+    """One figure. `label` and `formula` are for a block, which has room to explain the figure."""
 
     heading: str
     label: str
@@ -49,7 +58,7 @@ def _allocated(row: Row) -> str:
 
 
 def is_on_cpu(record: Record) -> bool:
-    """Whether a run of ours trained without a GPU, so that nothing counts what it allocates. Unknown of a peer."""
+    """Whether our run trained without a GPU, so that its allocations are not counted. Not known for a peer."""
     return record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
 
 
@@ -94,7 +103,7 @@ _COLUMNS = (
         "10th step s",
         "to the tenth step",
         lambda row: show_digits(row.warm_tenth_step_s),
-        "from the start; where there are more rounds, without the first",
+        "from the start; if there are more rounds, without the first",
         "s",
     ),
     _Column("Attention", "attention", _plain("attention_used")),
@@ -107,7 +116,7 @@ _COLUMNS = (
 
 
 def as_text(rows: Sequence[Row], width: int | None = None) -> str:
-    """All rows with all figures that any of them has, then what they share: shape, device, versions. `width` None: any
+    """The rows with every figure that any of them has, then what they share: shape, device, versions. `width` None: any
     width."""
     if not rows:
         return ""
@@ -159,14 +168,13 @@ def _several(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _notes(record: Record) -> str:
-    """How it ended, if not well; and allocator retries, which make a row slower than needed, as seed 000 says of its
-    batch 8."""
-    words = [] if record.ended in (*GOOD_ENDS, None) else [str(record.ended)]
-    if not words and not record.tokens_per_s:
-        words.append("no tokens/s found")
+    """How a run ended, if not well; and allocator retries, which slow a row down, as seed 000 says of its batch 8."""
+    notes = [] if record.ended in (*GOOD_ENDS, None) else [str(record.ended)]
+    if not notes and not record.tokens_per_s:
+        notes.append("no tokens/s found")
     if record.allocator_retries:
-        words.append(SLOWED)
-    return ", ".join(words) or NOTHING
+        notes.append(SLOWED)
+    return ", ".join(notes) or NOTHING
 
 
 def _ended(record: Record) -> str:
@@ -174,14 +182,14 @@ def _ended(record: Record) -> str:
 
 
 def shared_lines(records: Sequence[Record]) -> list[str]:
-    """What is printed once: the parts of the trained shape that all rows share, the device, the versions."""
+    """Lines that are printed once: the parts of the trained shape that all rows share, the device, the versions."""
     shapes = [shape for record in records if (shape := _shape(record))]
     same = [parts[0] for parts in zip(*shapes, strict=True) if len(set(parts)) == 1 and parts[0]]
     lines = [f"trained: {', '.join(same)}"] if same else []
     for name, show in (("device", _device), ("versions", _versions)):
-        said = list(dict.fromkeys(words for record in records if (words := show(record))))
-        if len(said) == 1:
-            lines.append(f"{name}: {said[0]}")
+        texts = list(dict.fromkeys(text for record in records if (text := show(record))))
+        if len(texts) == 1:
+            lines.append(f"{name}: {texts[0]}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A seed's ladder on this machine: rungs as cells, what each saves and costs, the table in the seed's columns."""
+"""A seed's ladder on this machine: its rungs as cells, what each saves and costs, and a table in the seed's columns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_gpt.bench.bench_table import SLOWED, shared_lines
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Row, peak_gib
-from hpc_gpt.bench.preparation import Asked, prepare_cell
+from hpc_gpt.bench.preparation import Asked, Cell, prepare_cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.control import GOOD_ENDS
@@ -33,16 +32,16 @@ from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.words import NOTHING, Grid, plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
-# The figure by which the last rung is compared with the first.
+# The figures by which the last rung is compared with the first.
 _TOKENS, _MEMORY, _FLOPS = "tokens/s", "peak memory", "TFLOP/s hardware"
-# How long a row trains, or how often it logs, is no technique.
+# The length of a training, or how often it logs, is not a technique.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
 _LONGEST = 100
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rungs of one sweep. What a rung saves and costs is relative to `base`; the group's result is that of `last`."""
+    """The rungs of one sweep. Savings and costs are relative to `base`; the group's result is that of `last`."""
 
     sweep: str
     base: str
@@ -51,10 +50,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One seed's ladder: its rungs, in the seed's own columns; `techniques` are further rows, measured after them.
-
-    `seed`: the seed's number.
-    """
+    """The ladder of the seed with that number: its rungs, and `techniques`, further rows that are measured after
+    them."""
 
     seed: str
     rungs: Group
@@ -66,7 +63,7 @@ class Ladder:
 
 
 # Seed 004 compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its time). Its
-# last rung is on two GPUs, so the one before it is the last here.
+# last rung needs two GPUs, so the one before it is the last here.
 LADDERS: Mapping[str, Ladder] = {
     "colab": Ladder("002", Group("colab-ladder", "baseline", "workers")),
     "memory": Ladder(
@@ -80,8 +77,6 @@ LADDERS: Mapping[str, Ladder] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One row of a group and its cell."""
-
     sweep: str
     row: SweepRow
     cell: Cell
@@ -89,7 +84,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class AskedLadder:
-    """A ladder with its rungs, the name of its bench, and notes for the user."""
+    """A ladder with its rungs, the name of the bench, and notes for the user."""
 
     name: str
     ladder: Ladder
@@ -98,7 +93,7 @@ class AskedLadder:
 
 
 def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLadder:
-    """The ladder of that name with its rungs, or with those that `rows` names, commas between them."""
+    """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
     ladder = LADDERS[name]
     names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
     rungs = prepare_ladder(asked, ladder, gpus, names)
@@ -109,15 +104,15 @@ def ask_ladder(asked: Asked, name: str, rows: str | None, gpus: int) -> AskedLad
     if minutes:
         notes.append(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less")
     if not gpus:
-        words = "note: no GPU here, so no memory is measured: what a process takes of the host is another figure"
-        notes.append(words + ("" if asked.smoke else "; --smoke runs the same rungs small"))
+        note = "note: no GPU here, so no memory is measured: a process's host memory is a different figure"
+        notes.append(note + ("" if asked.smoke else "; --smoke runs the same rungs small"))
     return AskedLadder(ladder.rungs.sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
 
 
 def prepare_ladder(asked: Asked, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
-    """A rung for each row of the ladder, or for those that `rows` names. `gpus`: how many this machine has.
+    """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
 
-    Raises ConfigError for an unknown row, and if the user's own settings are wrong.
+    Raises ConfigError for an unknown row, and for wrong settings of the user's.
     """
     files = [read_experiment(group.sweep) for group in ladder.groups]
     every = [row for file in files for row in file.rows or ()]
@@ -154,13 +149,13 @@ def _rung(asked: Asked, sweep: str, file: ExperimentFile, row: SweepRow, gpus: i
 
 
 def _check_gpus(wanted: int | None, gpus: int) -> None:
-    """ConfigError if there are GPUs, but too few; without any, ranks run on the CPU."""
+    """ConfigError if there are GPUs, but too few; without any, the ranks run on the CPU."""
     if wanted and 0 < gpus < wanted:
         raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")
 
 
 def _as_wanted(asked: Asked, file: ExperimentFile, row: SweepRow) -> Resolved | None:
-    """What the row asks for, on a cluster that has it; None if that cannot run either."""
+    """The row resolved for a cluster with enough GPUs; None if it cannot run there either."""
     with contextlib.suppress(UserError):
         experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
         return resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
@@ -179,8 +174,8 @@ def _refused(name: str, reason: str, resolved: Resolved | None) -> Record:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one row saves and costs. `switched_on`: its techniques. `time_ratio`: the time of as many tokens, over the
-    base's. `memory_allocated_gib`: the highest stage's measured peak; `saved_gib`: the base's peak minus that."""
+    """What one row saves and costs. `switched_on`: its techniques. `time_ratio`: the time for the same tokens over the
+    base's. `memory_allocated_gib`: the measured peak of the highest stage. `saved_gib`: the base's peak minus that."""
 
     sweep: str
     row: str
@@ -195,7 +190,7 @@ class Saving:
 
 
 def savings_of(group: Group, rungs: Sequence[Rung], records: Mapping[str, Record]) -> list[Saving]:
-    """The savings of a group's rows, in order; `records` by row, without those that are not measured yet."""
+    """The savings of a group's rows, in order, as far as `records`, by row, has them."""
     base = records.get(group.base)
     return [
         _saving(rung, records[rung.row.name], base)
@@ -225,7 +220,7 @@ def _savings_grid(savings: Sequence[Saving]) -> Grid:
 
 
 def time_ratio(record: Record | None, base: Record | None) -> float | None:
-    """How many times as long the same tokens take; None if a speed is missing or that of a --smoke run."""
+    """The time for the same tokens over the base's; None if a speed is missing or the run is a --smoke run."""
     if record is None or base is None or not record.tokens_per_s or not base.tokens_per_s or is_smoke(record):
         return None
     return base.tokens_per_s / record.tokens_per_s
@@ -248,7 +243,7 @@ def _saving(rung: Rung, record: Record, base: Record | None) -> Saving:
 
 
 def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """`loss_chunks 8`, `for-loop`: a key by its own name, a switch without its value."""
+    """Each setting as `loss_chunks 8` or `for-loop`: the key's last part, and its value unless that is true."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from _switched_on(value, key)
@@ -262,7 +257,8 @@ def _switched_on(tables: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last rung over the first: what is compared, our ratio and the seed's; `time` if the ladder saves memory."""
+    """The last rung over the first: the compared figure, our ratio and the seed's; `time` if the ladder saves
+    memory."""
 
     what: str
     first: str
@@ -296,12 +292,13 @@ def as_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row], width: i
 
 def _caption(ladder: Ladder) -> str:
     bases = " and ".join(group.base for group in ladder.groups)
-    words = "x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it"
-    return f"Against {bases}: {words}."
+    return (
+        f"Against {bases}: x base is the time of as many tokens, Peak what is allocated, Plan what plan predicts of it."
+    )
 
 
 def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Any]:
-    """What `bench --json` has in addition to the records."""
+    """The keys of `bench --json` in addition to the records."""
     found = outcome(ladder, rungs, rows)
     tables: dict[str, Any] = {"sweep": ladder.rungs.sweep, "seed": ladder.seed, **vars(found)}
     tables["savings"] = [asdict(each) for each in _savings(ladder, rungs, rows)]
@@ -309,7 +306,7 @@ def as_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[
 
 
 def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outcome:
-    """The last rung over the first. A --smoke run does not count as a measurement of its rung."""
+    """The last rung over the first. A --smoke run does not count as a measurement."""
     group = ladder.rungs
     records = {row: record for row, record in _records(group, rungs, rows).items() if not is_smoke(record)}
     first, last = records.get(group.base), records.get(group.last)
@@ -329,7 +326,7 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> Outco
 
 
 def _records(group: Group, rungs: Sequence[Rung], rows: Sequence[Row]) -> dict[str, Record]:
-    """The records that a group has, by row."""
+    """A group's records, by row."""
     by_cell = {row.cell: row.record for row in rows}
     return {
         rung.row.name: by_cell[rung.cell.name]
@@ -344,7 +341,7 @@ def _seed_table(group: Group, rungs: Sequence[Rung], rows: Sequence[Row], width:
 
 
 def _with_reason(line: SeedLine) -> SeedLine:
-    """With the reason in its notes if a rung has no figures, or slow ones."""
+    """The line with the reason in its notes if its rung has no figures, or is slowed down."""
     record = line.record
     if record is None or (record.ended in GOOD_ENDS and not record.allocator_retries):
         return line
@@ -361,7 +358,7 @@ def _savings(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[Row]) -> list
 
 
 def _reserved(record: Record | None) -> float | None:
-    """The peak of memory as the seed's column has it."""
+    """The peak of memory that the seed's column has."""
     return peak_gib(record.memory_reserved_gib) if record else None
 
 

@@ -1,4 +1,4 @@
-"""Measuring a cell: in each round an ordinary run on this machine; and one row from the records of all rounds."""
+"""Measure a cell, which is an ordinary run on this machine in each round, and make one row from all rounds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bench.cell import Cell, spread_of
 from hpc_gpt.bench.peer import measure_peer
+from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.bench.this_machine import with_predicted_memory
 from hpc_gpt.formulas import hfu, mfu
 from hpc_gpt.launch.control import GOOD_ENDS, follow
@@ -27,41 +27,39 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import newest_submission
 from hpc_gpt.terminal import ProgressLine, width
 
-# The ends of a cell that is too large for the machine.
+# How a cell ends that is too large for the machine.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")
 _GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
 _POLL_S = 0.05
-# The share by which the device's own matmul rate may change during a run. Above it, the figures are of a device that
-# was throttled or shared.
+# The share by which the device's own matmul rate may change during a run; by more if it was throttled or shared.
 DRIFT = 0.03
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tflops_seed", "tflops_hardware",
           "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
 _MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
-# A flag of a run that means nothing if its tokens are random.
+# A run's flag that means nothing if tokens are random.
 _MEANINGLESS = ("the loss did not fall",)
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell's record of one round, and the place of everything about it: its run folder, or a peer's log."""
+    """A cell's record of one round, and its run folder, or a peer's log."""
 
     record: Record
     place: Path
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended well and has a speed."""
+        """Whether it ended well with a speed."""
         return self.record.ended in GOOD_ENDS and bool(self.record.tokens_per_s)
 
 
 def measure(cell: Cell, number: int, folder: Path, provenance: Mapping[str, Any], label: str) -> Measured:
-    """Measures the cell's round `number`, counted from 1, in the bench's `folder`, with progress on stderr after
-    `label`.
+    """Measures the cell's round `number` (from 1) in the bench's `folder`, with progress on stderr after `label`.
 
-    There is a record however it ends. Ctrl-C ends the run, and KeyboardInterrupt is then raised. Raises RunFolderError
-    if the disk refuses.
+    Returns a record however the run ends. Ctrl-C ends the run and raises KeyboardInterrupt. Raises RunFolderError if
+    the folder cannot be written.
     """
     if cell.record is not None:
         return Measured(cell.record, folder)
@@ -79,15 +77,17 @@ def _measure_ours(prepared: Prepared, folder: Path, provenance: Mapping[str, Any
     except KeyboardInterrupt:  # it may have been started
         interrupts = 1
     try:
-        follow([run], lambda statuses: f"{label}  {_words(run, statuses)}", interrupts)
+        follow([run], lambda statuses: f"{label}  {_state(run, statuses)}", interrupts)
     finally:
         _wait_until_gone(run)
     return Measured(with_predicted_memory(leave_record(run), prepared.resolved), run.path)
 
 
 def _wait_until_gone(run: RunFolder) -> None:
-    """Waits for the last process of a run that has ended, which would share the machine with the next run. After 45 s
-    it gets SIGTERM; the process that has started its ranks then kills them."""
+    """Waits until the last process of an ended run is gone, as it would share the machine with the next run.
+
+    After 45 s it gets SIGTERM; the process that started its ranks then kills them.
+    """
     line = newest_submission(run)
     pid, started = line.get("pid"), line.get("pid_start")
     for what in (signal.SIGTERM, None):
@@ -108,9 +108,11 @@ def _measure_peer(cell: Cell, number: int, folder: Path, label: str) -> Measured
         line.end()
 
 
-def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
-    """A run's state, for the progress line. Its metrics are written only at its end, so the step is from its ranks'
-    heartbeats; only for a terminal, because a file would get a line for each step."""
+def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
+    """A run's state for the progress line, with its step on a terminal; a file would get a line for each step.
+
+    Metrics are written only at the end of the run, so the step is from its ranks' heartbeats.
+    """
     state = statuses[0].state
     if state != "running" or width(stderr=True) is None:
         return state
@@ -125,9 +127,9 @@ def _words(run: RunFolder, statuses: Sequence[RunStatus]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's record over all its rounds, tokens/s of those that ended well, and the place of each round.
+    """A cell's record over all its rounds, tokens/s of those that ended well, and the folder or log of each round.
 
-    `tenth_step_s`: seconds from the start of each of those to the end of its tenth step, if known.
+    `tenth_step_s`: seconds from the start to the end of the tenth step, of rounds that ended well, if known.
     """
 
     cell: str
@@ -138,27 +140,26 @@ class Row:
 
     @property
     def warm_tenth_step_s(self) -> float | None:
-        """The median over all rounds but the first, which may find no compiler's cache; of one round its own."""
+        """The median over all rounds but the first, which may find no compiler cache; if there is only one, its own."""
         return statistics.median(self.tenth_step_s[1:] or self.tenth_step_s) if self.tenth_step_s else None
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a speed."""
         return bool(self.tokens_per_s)
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether it has none because it is too large for the machine."""
+        """Whether it has no speed because it is too large for the machine."""
         return not self.tokens_per_s and self.record.ended in OUT_OF_MEMORY
 
 
 def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[str, float] | None = None) -> Row:
-    """The row of a cell from its rounds, in order; `name` is its record's run. `peaks`: dense TFLOP/s by dtype of a
-    device that is not in our table.
+    """The row of a cell from its rounds, in order. `name`: its record's `run`. `peaks`: dense TFLOP/s by dtype of a
+    device that our table lacks.
 
-    Over the rounds that ended well: the median of tokens/s and what follows from it, the highest peaks of memory, means
-    of clocks, power and utilisation; the compile time of the first, because later ones find the compiler's cache. A
-    cell whose rounds all failed has the first one's record, without a speed.
+    Over the rounds that ended well: the median of tokens/s and what follows from it, the highest peaks of memory, and
+    means of clocks, power and utilisation; the compile time of the first, as later ones find the compiler cache. If all
+    rounds failed, it has the first one's record without a speed.
     """
     good = [each for each in measured if each.is_good]
     places = tuple(each.place for each in measured)
@@ -180,13 +181,13 @@ def row_of(cell: str, name: str, measured: Sequence[Measured], peaks: Mapping[st
 
 
 def _flags(measured: Sequence[Measured]) -> list[str]:
-    """The flags of any round, with the rounds' numbers if not all have it."""
+    """All flags of the rounds; a flag that not all rounds have names its rounds."""
     rounds: dict[str, list[int]] = {}
     for number, each in enumerate(measured, 1):
         record = each.record
         why = f": {record.cause}" if record.cause else ""
         own = [flag for flag in record.flags if flag not in _MEANINGLESS]
-        own += [words] if (words := drift_words(record)) else []
+        own += [drift] if (drift := drift_flag(record)) else []
         for flag in dict.fromkeys(own if each.is_good else [f"ended as {record.ended}{why}"]):
             rounds.setdefault(flag, []).append(number)
     return [
@@ -196,19 +197,18 @@ def _flags(measured: Sequence[Measured]) -> list[str]:
 
 
 def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
-    """With mfu and hfu by the peak of the user's profile, if our table of devices has none."""
+    """The record with mfu and hfu by the peak of the user's profile, if our table of devices has none."""
     peak = peaks.get(record.dtype or "")
     if not peak or record.mfu is not None or record.device is None:
         return record
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     if record.tflops_model is not None:
         figures["mfu"] = mfu(record.tflops_model, peak)
     if record.tflops_hardware is not None:
         figures["hfu"] = hfu(record.tflops_hardware, peak)
-    words = f"over {peak:g} dense {record.dtype} TFLOP/s, peak_tflops of the profile's [machine]"
+    source = f"over {peak:g} dense {record.dtype} TFLOP/s, peak_tflops of the profile's [machine]"
     flags = [flag for flag in record.flags if not flag.endswith("mfu and hfu are null")]
-    found: dict[str, Any] = dict(figures)
-    return replace(record, **found, flags=flags, sources={**record.sources, **dict.fromkeys(figures, words)})
+    return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})
 
 
 def peak_gib(stages: Sequence[float | None] | None) -> float | None:
@@ -216,10 +216,10 @@ def peak_gib(stages: Sequence[float | None] | None) -> float | None:
     return max((figure for figure in stages or () if figure is not None), default=None)
 
 
-def drift_words(record: Record) -> str | None:
+def drift_flag(record: Record) -> str | None:
     """The flag of a device whose own rate changed by more than 3 % during the measurement; None if it did not.
 
-    >>> drift_words(Record(matmul_tflops_before=100.0, matmul_tflops_after=95.0))
+    >>> drift_flag(Record(matmul_tflops_before=100.0, matmul_tflops_after=95.0))
     "the device's own matmul rate moved by -5.0 %, from 100 to 95 TFLOP/s"
     """
     before, after = record.matmul_tflops_before, record.matmul_tflops_after
@@ -229,8 +229,20 @@ def drift_words(record: Record) -> str | None:
     return f"the device's own matmul rate moved by {move:+.1f} %, from {before:.4g} to {after:.4g} TFLOP/s"
 
 
+def spread_of(figures: Sequence[float]) -> float | None:
+    """(largest - smallest) / median, as a share; None for fewer than two figures.
+
+    >>> spread_of([98.0, 100.0, 104.0])
+    0.06
+    """
+    if len(figures) < 2:
+        return None
+    middle = statistics.median(figures)
+    return (max(figures) - min(figures)) / middle if middle else None
+
+
 def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
-    """The figures of rounds that ended well, of which `tokens_per_s` is the median. All else is the middle round's."""
+    """The figures of rounds that ended well, with the median `tokens_per_s`; all others are the middle round's."""
     by_speed = sorted(records, key=lambda record: record.tokens_per_s or 0.0)
     middle = by_speed[(len(records) - 1) // 2]
     if len(records) == 1:
@@ -239,12 +251,12 @@ def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
     over = f"over {len(records)} rounds"
     shown = ", ".join(f"{record.tokens_per_s:.5g}" for record in records)
     merged: dict[str, Any] = {}
-    for keys, words, reduce in ((_MEANS, "mean", statistics.fmean), (_MEDIANS, "median", statistics.median)):
+    for keys, what, reduce in ((_MEANS, "mean", statistics.fmean), (_MEDIANS, "median", statistics.median)):
         for key in keys:
             figures = [figure for record in records if (figure := getattr(record, key)) is not None]
             if figures:
                 merged[key] = reduce(figures)
-                sources[key] = f"{words} {over}"
+                sources[key] = f"{what} {over}"
     for key in _PEAKS:
         peaks = [peak for record in records if (peak := getattr(record, key))]
         if peaks:

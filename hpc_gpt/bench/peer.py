@@ -1,7 +1,7 @@
-"""Peers: programs of the user's that are measured in turns with our own runs.
+"""Peers: the user's own programs, measured in turns with our runs.
 
-As `--peer` and `--peer-pattern` name them; run in a process group of their own, of which nothing is left; and their log
-read as a record, by the log readers or by the user's own pattern.
+`--peer` and `--peer-pattern` name them. Each runs in a process group of its own, which is ended with it. Its log
+becomes a record, by the log readers or by the user's pattern.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpc_gpt.bench.cell import Cell
+from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.process import interrupts_wait
 from hpc_gpt.readers.causes import one_line
@@ -33,23 +33,24 @@ from hpc_gpt.tables import close_matches
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXAMPLE = "for example --peer nanogpt='python ~/nanoGPT/train.py --compile=True'"
 PATTERN_EXAMPLE = r"for example --peer-pattern '([\d,.]+) tok/s': its group is the figure of a line"
-# The first figures that a pattern finds are of a program that compiles and warms up: at most so many are left out.
+# The first figures of a pattern are those of warm-up and compilation: at most so many are left out.
 _MOST_WARM_UP = 5
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 3
 _TIMES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _SHORT = re.compile(SHORT)
-# The readers' tokens/s and the pattern's may differ by this share before that is reported.
+# A larger difference between the readers' tokens/s and the pattern's is reported.
 _DIFFERS = 0.02
-# A shell's own: the program cannot be run, or is not there (POSIX, Shell Command Language, 2.8.2).
+# A shell's exit statuses for a program that cannot be run or is not found (POSIX, Shell Command Language, 2.8.2).
 _NOT_STARTED = (126, 127)
-# From SIGTERM to SIGKILL, and at most for that: a torchrun ends its own workers meanwhile.
+# From SIGTERM to SIGKILL, and the longest wait after SIGKILL: torchrun needs time to end its workers.
 GRACE_S = 10.0
 _POLL_S = 0.05
 
 
 def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
-    """The cells of `NAME=COMMAND` words with their `REGEX` or `NAME=REGEX`; one without a name is for all others.
+    """The cells of the values of `--peer` (`NAME=COMMAND`) and `--peer-pattern` (`NAME=REGEX`, or `REGEX` for all
+    others).
 
     Raises ConfigError with all faults at once.
     """
@@ -57,10 +58,10 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
     commands = _commands(peers, faults)
     own: dict[str, str] = {}
     for_all: str | None = None
-    for words in patterns:
-        name, equals, rest = words.partition("=")
+    for value in patterns:
+        name, equals, rest = value.partition("=")
         named = bool(equals) and name in commands
-        pattern = _checked(rest if named else words, faults)
+        pattern = _checked(rest if named else value, faults)
         if not peers:
             faults.append("--peer-pattern reads a peer's log, but there is no --peer")
         elif pattern is None:
@@ -70,7 +71,8 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
         elif named:
             own[name] = pattern
         elif for_all is not None:
-            faults.append("--peer-pattern: two without a peer's name" + _nearest(name if equals else "", commands))
+            found = close_matches(name, commands) if equals and name else ""
+            faults.append("--peer-pattern: two without a peer's name" + (f"; {found}" if found else ""))
         else:
             for_all = pattern
     if faults:
@@ -80,34 +82,34 @@ def read_peers(peers: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
 
 
 def add_peers(cells: Sequence[Cell], peers: Sequence[Cell]) -> list[Cell]:
-    """Our cells, then the peers; ConfigError if a peer has a name of ours."""
+    """Our cells, then the peers. ConfigError if a peer has the name of one of ours."""
     taken = {cell.name for cell in cells}
     twice = [peer.name for peer in peers if peer.name in taken]
     if twice:
-        raise ConfigError(f"--peer {twice[0]}: a row of ours goes by that name", "call the peer by another one")
+        raise ConfigError(f"--peer {twice[0]}: one of our rows has that name", "give the peer another name")
     return [*cells, *peers]
 
 
 def _commands(peers: Sequence[str], faults: list[str]) -> dict[str, str]:
     commands: dict[str, str] = {}
-    for words in peers:
-        name, equals, command = words.partition("=")
+    for value in peers:
+        name, equals, command = value.partition("=")
         name = name.strip()
         if not equals or not name:
-            faults.append(f"--peer {hide_secrets(words)!r} is not NAME='COMMAND'")
+            faults.append(f"--peer {hide_secrets(value)!r} is not NAME='COMMAND'")
         elif not _NAME.fullmatch(name):
-            faults.append(f"--peer: the name {name!r} is not of letters, digits, and . _ - behind the first")
+            faults.append(f"--peer: the name {name!r} is not of letters, digits, and after the first also . _ -")
         elif not command.strip() or "\0" in command:
             faults.append(f"--peer {name} has no command that a shell can run")
         elif name in commands:
-            faults.append(f"--peer: two are called {name}; each needs a name of its own")
+            faults.append(f"--peer: two are called {name}; each needs its own name")
         else:
             commands[name] = command
     return commands
 
 
 def _checked(text: str, faults: list[str]) -> str | None:
-    """The pattern, if it is one with one group."""
+    """The text, if it is a regular expression with one group; else adds a fault."""
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as fault:
@@ -122,27 +124,22 @@ def _checked(text: str, faults: list[str]) -> str | None:
     return text
 
 
-def _nearest(name: str, commands: dict[str, str]) -> str:
-    found = close_matches(name, commands) if name else ""
-    return f"; {found}" if found else ""
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PeerEnd:
-    """How a command ended: its exit status, below 0 the signal that ended it, and the seconds that it ran."""
+    """How a command ended: its exit status (below 0 the signal that ended it), and the seconds that it ran."""
 
     code: int
     seconds: float
 
 
 def run_peer(command: str, log: Path) -> PeerEnd:
-    """Runs the command in the user's own shell, folder and environment, with stdout and stderr in `log`.
+    """Runs the command in the user's shell, folder and environment, with stdout and stderr in `log`.
 
-    What its process group leaves running is ended as well: it would slow down the next measurement. Ctrl-C ends all of
-    it and is then raised. Raises RunFolderError if the log cannot be written.
+    Whatever its process group leaves running is ended too, as it would slow down the next measurement. Ctrl-C ends the
+    group and is raised. Raises RunFolderError if the log cannot be written.
     """
     shell = os.environ.get("SHELL") or "/bin/sh"
     try:
@@ -156,7 +153,7 @@ def run_peer(command: str, log: Path) -> PeerEnd:
             with interrupts_wait():
                 try:
                     process = _start(shell, command, output)
-                except OSError:  # $SHELL names none
+                except OSError:  # $SHELL cannot be run
                     process = _start("/bin/sh", command, output)
             code = process.wait()
         finally:
@@ -176,7 +173,7 @@ def _start(shell: str, command: str, output: BinaryIO) -> subprocess.Popen[bytes
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends what still runs of the command's group: SIGTERM first, then SIGKILL; a second Ctrl-C ends the wait."""
+    """Ends what still runs of the command's group, with SIGTERM, then SIGKILL; a second Ctrl-C ends the wait."""
     try:
         _signal(process, signal.SIGTERM)
         until = time.monotonic() + GRACE_S
@@ -184,7 +181,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             time.sleep(_POLL_S)
     finally:
         until = time.monotonic() + GRACE_S
-        while _lives(process) and time.monotonic() < until:  # one that waits for a broken device cannot be killed
+        while _lives(process) and time.monotonic() < until:  # a process that waits for a broken device cannot be killed
             _signal(process, signal.SIGKILL)
             time.sleep(_POLL_S)
 
@@ -220,10 +217,10 @@ def _is_of(pid: str, group: int) -> bool:
 
 
 def measure_peer(cell: Cell, log: Path, number: int) -> Record:
-    """Runs a peer's command to its end and reads its log: the record of its round `number`, counted from 1.
+    """Runs a peer's command to its end; returns the record of its round `number` (from 1), read from its log.
 
-    A command that fails has a record as well: `ended` and `cause` are what its log says. No secret of the environment
-    is in it. Raises RunFolderError if the log cannot be written.
+    A command that fails has a record too, with `ended` and `cause` from its log. The record has no secret of the
+    environment. Raises RunFolderError if the log cannot be written.
     """
     assert cell.command is not None
     end = run_peer(cell.command, log)
@@ -241,20 +238,20 @@ def read_peer(cell: Cell, log: Path, end: PeerEnd) -> Record:
     record = _ended(record, log, end)
     if record.tokens_per_s is None and record.ended == "done" and cell.pattern is None:
         what = "finds tokens/s in" if record.dialect else "knows a line of"
-        words = f"no log reader {what} {log.name}: give --peer-pattern, {PATTERN_EXAMPLE}"
-        record = replace(record, flags=[*record.flags, words])
+        flag = f"no log reader {what} {log.name}: give --peer-pattern, {PATTERN_EXAMPLE}"
+        record = replace(record, flags=[*record.flags, flag])
     return record
 
 
 def _read(log: Path) -> Record:
-    """What the log readers find; of several runs in one log that with the most steps."""
+    """The record that the log readers find; if a log has several runs, that of the most steps."""
     runs = read_foreign_runs(Discovered(logs=[log]))
     records = sorted((run.record for run in runs), key=lambda record: record.steps_used or 0)
     return records[-1] if records else Record()
 
 
 def _by_pattern(record: Record, log: Path, pattern: str) -> Record:
-    """With the median of the pattern's figures, the first few left out, instead of the readers' tokens/s."""
+    """The record with the median of the pattern's figures, without the first few, instead of the readers' tokens/s."""
     figures, begin = _figures(log, re.compile(pattern))
     warm_up = min(_MOST_WARM_UP, len(figures) // 2)
     used = figures[warm_up:]
@@ -262,12 +259,12 @@ def _by_pattern(record: Record, log: Path, pattern: str) -> Record:
     if not used:
         flag = f"--peer-pattern '{pattern}' finds no number in any line of {log.name}"
         return replace(record, tokens_per_s=None, settings=settings, flags=[*record.flags, flag])
-    words = f"--peer-pattern '{pattern}': median of {len(used)} lines, {warm_up} before them left out; first {begin}"
+    source = f"--peer-pattern '{pattern}': median of {len(used)} lines, {warm_up} before them left out; first {begin}"
     flags = list(record.flags)
     read = record.tokens_per_s
     median = statistics.median(used)
     if read and median and abs(read / median - 1) > _DIFFERS:
-        flags.append(f"the log readers find {read:,.0f} tokens/s, --peer-pattern {median:,.0f}: its figure is taken")
+        flags.append(f"the log readers find {read:,.0f} tokens/s, --peer-pattern {median:,.0f}: the latter is used")
     return replace(
         record,
         tokens_per_s=median,
@@ -275,12 +272,12 @@ def _by_pattern(record: Record, log: Path, pattern: str) -> Record:
         warmup_steps=record.warmup_steps if record.steps_used else warm_up,
         settings=settings,
         flags=flags,
-        sources={**record.sources, "tokens_per_s": words},
+        sources={**record.sources, "tokens_per_s": source},
     )
 
 
 def _figures(log: Path, pattern: re.Pattern[str]) -> tuple[list[float], str]:
-    """(the pattern's figure in each line that has one, the place of the first)."""
+    """(the pattern's figure of each line that has one, the file and line of the first)."""
     figures: list[float] = []
     begin = ""
     with log.open("rb") as file:
@@ -296,7 +293,7 @@ def _figures(log: Path, pattern: re.Pattern[str]) -> tuple[list[float], str]:
 
 
 def number_of(text: str | None) -> float | None:
-    """A figure as programs print it; None if it is none.
+    """The figure in a text as programs print it; None if it is not a positive number.
 
     >>> number_of("526,114.3"), number_of("1.2e5"), number_of("526k"), number_of("nan"), number_of("fast")
     (526114.3, 120000.0, 526000.0, None, None)
@@ -309,10 +306,10 @@ def number_of(text: str | None) -> float | None:
 
 
 def _ended(record: Record, log: Path, end: PeerEnd) -> Record:
-    """How it ended: the exit status says whether well, the log why."""
+    """The record with how the command ended: its exit status says whether it failed, its log why."""
     known = record.ended not in (None, "done", "running", "unknown")
     if end.code == 0:
-        flags = [*record.flags, f"its log tells of a failure: {record.cause}"] if known else record.flags
+        flags = [*record.flags, f"its log reports a failure: {record.cause}"] if known else record.flags
         return replace(record, ended="done", cause=None, flags=flags)
     how = f"signal {signal.Signals(-end.code).name}" if end.code < 0 else f"exit status {end.code}"
     why = record.cause if known and record.cause else " | ".join(_last_lines(log)) or "it printed nothing"
@@ -325,7 +322,7 @@ def _last_lines(log: Path) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    return [words for line in lines if (words := one_line(line))][-_LAST_LINES:]
+    return [text for line in lines if (text := one_line(line))][-_LAST_LINES:]
 
 
 def _without_secrets(record: Record, environment: Mapping[str, str]) -> Record:

@@ -1,7 +1,7 @@
-"""From what is asked of a bench to its cells: an experiment under every engine and every micro-batch, on this machine.
+"""The cells of a bench: an experiment under every engine and every micro-batch that are asked for, on this machine.
 
-A cell's settings, each over those before it: the experiment, its row, what a bench needs, the engine, the micro-batch,
-the user's own. Tokens are random always.
+A cell's settings, each overriding those before it: the experiment, its row, the bench's own, the engine, the
+micro-batch, the user's. Tokens are always random.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
+from hpc_gpt.launch.prepare import Prepared, as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
+from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
 from hpc_gpt.settings.engines import OFFERS, has_zero
 from hpc_gpt.settings.experiment import EngineName, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
-from hpc_gpt.settings.resolve import Resolved, resolve
+from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
 from hpc_gpt.settings.smoke import compare
 from hpc_gpt.tables import close_matches
 
 DEFAULT_BENCH = "bench"
 _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
-# What a run does beside its steps is no part of its speed.
+# Saving, early ends and limits are not part of a run's speed.
 _MEASURED: Mapping[str, Any] = {
     "train.save_every": 0,
     "train.save_last": False,
     "train.until_loss": None,
     "train.matmul_rate": True,
     "job.max_gpu_hours": None,
-    "job.time": None,  # of a queue's, which is not asked
+    "job.time": None,  # a bench waits in no queue
 }
 _BENCH: Mapping[str, Any] = {
     **_MEASURED,
@@ -43,9 +43,34 @@ _BENCH: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One thing that is measured, a row of the table. Its `name` is unique in the bench.
+
+    An experiment of ours has `prepared`. A peer has `command`, a line for a shell, and `pattern`, a regular expression
+    that finds tokens/s in its output; None if the log readers find them. A cell that cannot run here has a `record`
+    with the reason.
+    """
+
+    name: str
+    prepared: Prepared | None = None
+    command: str | None = None
+    pattern: str | None = None
+    record: Record | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name as that of a folder or file.
+
+        >>> Cell("deepspeed-zero:3 mbs 4").slug
+        'deepspeed-zero_3_mbs_4'
+        """
+        return folder_name(self.name)
+
+
+@dataclass(frozen=True)
 class Asked:
-    """What is asked of a bench. `overrides` are the user's own, by dotted key; `steps` None: as the experiment says,
-    of a smoke run five. `is_ladder`: rungs are about data, logging and evaluation, too, so these stay as they are."""
+    """The request for a bench. `overrides`: the user's own, by dotted key. `steps` None: the experiment's, or five in a
+    smoke run. `is_ladder`: rungs also compare data, logging and evaluation, so these are kept."""
 
     experiment: str
     profile: ClusterProfile
@@ -60,13 +85,13 @@ class Asked:
 
     @property
     def gives_steps(self) -> bool:
-        """Whether a cell's length is the bench's, not its file's."""
+        """Whether the bench sets the number of steps, and not the experiment's file."""
         return self.smoke or self.steps is not None
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells, each with a name of its own; what to tell the user of all of them; and what the bench goes by."""
+    """The bench's name, its cells, and notes for the user."""
 
     name: str
     cells: Sequence[Cell]
@@ -74,8 +99,8 @@ class Cells:
 
 
 def prepare_cells(asked: Asked) -> Cells:
-    """A cell for each engine and each micro-batch, or one. Raises ConfigError and LayoutError, with the faults of all
-    cells at once."""
+    """A cell for each engine and each micro-batch, or a single one. Raises ConfigError or LayoutError with the faults
+    of all cells at once."""
     file = read_experiment(asked.experiment)
     chosen = file.row(asked.row)
     row = chosen.name if chosen is not None else None
@@ -112,9 +137,9 @@ def prepare_cell(
     engine: str | None = None,
     name: str | None = None,
 ) -> Cell:
-    """One cell: the experiment's row with `over` laid on it by dotted key, below the user's own settings.
+    """One cell: the experiment's row overridden by `over` (dotted keys), then by the user's own settings.
 
-    Its name is `name`, else its engine, as the user wrote that, and its micro-batch if that was asked for.
+    It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
     """
     notes: list[str] = []
     experiment = _possible(_load(asked, file, row, over), asked, notes)
@@ -136,9 +161,9 @@ def prepare_cell(
     return replace(cell, prepared=replace(prepared, data_beside=beside))
 
 
-def parse_engines(words: str | None) -> list[str]:
-    """`ddp,deepspeed-zero:3` as its parts, each an engine, or an engine and its ZeRO stage; ConfigError."""
-    engines = [part.strip() for part in words.split(",")] if words is not None else []
+def parse_engines(text: str | None) -> list[str]:
+    """The parts of `ddp,deepspeed-zero:3`, each an engine, or an engine and a ZeRO stage. Raises ConfigError."""
+    engines = [part.strip() for part in text.split(",")] if text is not None else []
     known = get_args(EngineName)
     for engine in engines:
         name, colon, stage = engine.partition(":")
@@ -152,13 +177,13 @@ def parse_engines(words: str | None) -> list[str]:
     return engines
 
 
-def parse_micro_batches(words: str | None) -> list[int]:
-    """`1,2,4` as numbers; ConfigError."""
-    parts = [part.strip() for part in words.split(",")] if words is not None else []
+def parse_micro_batches(text: str | None) -> list[int]:
+    """`1,2,4` as numbers. Raises ConfigError."""
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
     for part in parts:
         if not part.isascii() or not part.isdecimal() or not 0 < int(part[:10]) < 10**9:
             raise ConfigError(
-                f"--mbs {words!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
+                f"--mbs {text!r}: {part!r} is no micro-batch, which is a whole number of samples, 1 or more",
                 "give one, or several with commas between them, as --mbs 1,2,4",
             )
     _check_single("--mbs", parts)
@@ -175,17 +200,17 @@ def _load(asked: Asked, file: ExperimentFile, row: str | None, over: Mapping[str
     own = {**asked.overrides, **({"train.steps": asked.steps} if asked.steps is not None else {})}
     needed = _of_rung(asked, file, row) if asked.is_ladder else _BENCH
     overrides = {**needed, **over, **own, **({} if asked.is_ladder else {"data.source": "random"})}
-    # A micro-batch of a cell's own leaves the passes of a step as they are.
+    # A cell's micro-batch does not change the number of micro-batches of a step.
     experiment = load_row(file, overrides, row, asked.gives_steps, batch_follows=True)
     if "train.log_every" in own or asked.is_ladder:
         return experiment
-    # Nothing is fetched from the device between the first step and the last.
+    # No logging, so that nothing is copied from the device between the first step and the last.
     return replace(experiment, train=replace(experiment.train, log_every=max(1, experiment.train.steps)))
 
 
 def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, Any]:
-    """What a bench needs of a rung: random tokens instead of a file that is the user's own, no end by the clock where
-    steps are asked for."""
+    """The bench's own settings of a rung: random tokens instead of the user's own file, and no time limit if steps are
+    asked for."""
     needed = dict(_MEASURED)
     if load_experiment(file, None, row, steps_elsewhere=True).data.source in ("tokens", "megatron"):
         needed |= {"data.source": "random", "data.path": None}
@@ -193,8 +218,8 @@ def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, A
 
 
 def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experiment:
-    """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and in
-    Megatron-LM the bench's own settings."""
+    """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and the
+    bench's own settings that Megatron-LM does not have."""
     engine, train = experiment.engine, experiment.train
     lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
     if engine.name == MEGATRON_LM:
@@ -214,7 +239,7 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
 
 
 def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, notes: list[str]) -> Resolved:
-    """The small run: of the real one's steps and micro-batch what the user asked for."""
+    """The smoke run, with the steps and the micro-batch that the user asked for."""
 
     def as_asked(small: Experiment) -> Experiment:
         layout, train = small.layout, small.train
@@ -232,7 +257,7 @@ def _shrunken(experiment: Experiment, asked: Asked, holds_micro_batch: bool, not
 
 
 def _other_source(file: ExperimentFile, row: str | None) -> str | None:
-    """Where the experiment's own tokens would come from; None if it does not say, or they are random."""
+    """The experiment's own source of tokens; None if it does not state one, or they are random."""
     source = load_experiment(file, None, row, steps_elsewhere=True).data.source
     return None if source == "random" or "data" not in file.tables else source
 

@@ -1,4 +1,4 @@
-"""This machine as a bench's planner sees it: its profile, what memory its ranks have, and what is predicted to fit."""
+"""This machine for the planner of a bench: its profile, the memory of its ranks, and what is predicted to fit."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, device_name
 from hpc_gpt.settings.resolve import Resolved
 
 LOCAL = "local"
-# What a profile says about the machine itself. All the rest is for the scheduler.
+# The keys of a profile about the machine itself. All others are for the scheduler.
 _OF_THE_MACHINE = ("device", "fabric", "machine", "calibration", "python", "venv", "modules", "environment")
-# GiB of memory and of address space that a rank takes before it has a model, for libraries and threads: VmHWM and
-# VmPeak of one that trains 120,000 parameters were 0.33 and 1.32 on a machine with 2 cores.
+# GiB of memory and of address space that a rank takes before it has a model, for libraries and threads. A rank that
+# trains 120,000 parameters had VmHWM 0.33 and VmPeak 1.32 on a machine with 2 cores.
 _BARE_GIB, _BARE_ADDRESSES_GIB = 0.4, 1.5
 
 _SMALLER = "try a smaller --model, or --seq"
 
 
 def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]]) -> ClusterProfile:
-    """The profile of this machine with its `gpus` as provenance lists them; `chosen` adds what the user knows of it.
+    """The profile of this machine with its `gpus`, as provenance lists them, and the user's `chosen` profile.
 
-    A bench always runs here, so of a Slurm site's profile only device, software and calibration are taken.
+    A bench always runs here, so only device, software and calibration of a Slurm site's profile count.
     """
     profile = load_profile(LOCAL)
     if chosen is not None and chosen.name != LOCAL:
-        told = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
-        profile = chosen if chosen.scheduler == LOCAL else replace(profile, **told)
+        own = {key: getattr(chosen, key) for key in _OF_THE_MACHINE}
+        profile = chosen if chosen.scheduler == LOCAL else replace(profile, **own)
     if not gpus:
         return profile
     device = profile.device or device_named(str(gpus[0]["name"]))
@@ -53,8 +53,8 @@ def has_compiler() -> bool:
 
 
 def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
-    """The record with the planner's predicted_memory_gib, if it has none: what is allocated does not depend on the
-    device, so none need be known. Unchanged if plan cannot say."""
+    """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
+    not depend on the device, so none need be known."""
     if record.predicted_memory_gib:
         return record
     try:
@@ -67,8 +67,8 @@ def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The memory of one rank: GiB, and in words where. `machine` if it is a GPU's; `bare_gib`, on the host, is what
-    the rank takes before it has a model."""
+    """The memory of one rank: GiB, and a text that names it. `machine`: the GPU's, None on the host. `bare_gib`: on the
+    host, what the rank takes before it has a model."""
 
     gib: float
     where: str
@@ -76,14 +76,14 @@ class Capacity:
     bare_gib: float = 0.0
 
     def need_gib(self, asked: Training, micro_batch: int) -> float:
-        """The predicted need of a run, in GiB."""
+        """The predicted need of a rank, in GiB."""
         memory = predict_memory(replace(asked, micro_batch=micro_batch), self.machine)
         stage = memory.stages[memory.deciding]
         return stage.nvidia_smi if self.machine else stage.allocated + stage.host + self.bare_gib
 
 
 def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:
-    """What may fit instead of a run that ended as `ended` (gpu_memory or host_memory), in words for the user."""
+    """Advice for the user: what may fit instead of a run that ended as `ended` (gpu_memory or host_memory)."""
     asked = training_of(resolved)
     half = f"try --mbs {asked.micro_batch // 2}" if asked.micro_batch > 1 else _SMALLER
     try:
@@ -94,19 +94,19 @@ def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) ->
         return half
     need = capacity.need_gib(asked, asked.micro_batch)
     if need <= capacity.gib:
-        return f"{half}; plan thinks that {need:.3g} GiB are enough, and {capacity.where} hold that"
+        return f"{half}; plan predicts that {need:.3g} GiB are enough, and {capacity.where} hold that"
     fits = nearest_micro_batch(asked, capacity)
     if fits == 0:
         least = capacity.need_gib(asked, 1)
-        words = f"plan thinks that no micro-batch fits in {capacity.where}: --mbs 1 needs {least:.3g} GiB already"
-        return f"{words}; {_SMALLER}"
+        text = f"plan predicts that no micro-batch fits in {capacity.where}: --mbs 1 needs {least:.3g} GiB already"
+        return f"{text}; {_SMALLER}"
     need = capacity.need_gib(asked, fits)
-    return f"the nearest micro-batch that plan thinks fits in {capacity.where} is --mbs {fits}, with {need:.3g} GiB"
+    return f"the nearest micro-batch predicted to fit in {capacity.where} is --mbs {fits}, with {need:.3g} GiB"
 
 
 def nearest_micro_batch(asked: Training, capacity: Capacity) -> int:
-    """The largest micro-batch below the one asked for that is predicted to fit; 0 if none does."""
-    low, high = 0, asked.micro_batch  # what fits, what does not
+    """The largest micro-batch below the one asked for that is predicted to fit; 0 if none is."""
+    low, high = 0, asked.micro_batch  # fits, does not fit
     while high - low > 1:
         middle = (low + high) // 2
         if capacity.need_gib(asked, middle) <= capacity.gib:
@@ -117,15 +117,15 @@ def nearest_micro_batch(asked: Training, capacity: Capacity) -> int:
 
 
 def _capacity(profile: ClusterProfile, ended: str, ranks: int) -> Capacity | None:
-    """None if it is not known."""
+    """The memory that the run exceeded; None if it is not known."""
     if ended == "gpu_memory":
         machine = machine_of(profile)
         return Capacity(machine.memory_gib, f"the {machine.memory_gib:.1f} GiB of a {machine.device}", machine)
     total = _host_memory_gib()
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and (total is None or limit / 2**30 < total / ranks):
-        words = f"the {limit / 2**30:.1f} GiB that ulimit -v leaves a process"
-        return Capacity(limit / 2**30, words, bare_gib=_BARE_ADDRESSES_GIB)
+        name = f"the {limit / 2**30:.1f} GiB that ulimit -v leaves a process"
+        return Capacity(limit / 2**30, name, bare_gib=_BARE_ADDRESSES_GIB)
     if total is None:
         return None
     share = f" for {ranks} ranks" if ranks > 1 else ""

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.peer import add_peers, read_peers
-from hpc_gpt.bench.preparation import DEFAULT_BENCH, Asked, Cells, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.bench.preparation import (
+    DEFAULT_BENCH,
+    Asked,
+    Cell,
+    Cells,
+    parse_engines,
+    parse_micro_batches,
+    prepare_cells,
+)
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
 from hpc_gpt.errors import ConfigError

@@ -134,8 +134,8 @@ def _search(asked: PlanAsked, must_fit: bool) -> Searched:
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    given = [name for name in ("tp", "pp", "dp") if name in asked.question.settled]
-    otherwise = f"leave out --{', --'.join(given)}" if given else "use a smaller model"
+    fixed = [name for name in ("tp", "pp", "dp") if name in asked.question.fixed]
+    otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
     more = fewest_gpus(asked.question, asked.machine)
     raise LayoutError(
         f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "

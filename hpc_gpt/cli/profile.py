@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completion
-from hpc_gpt.doctor.site import choose_partition, chosen_words, profile_text, read_site
+from hpc_gpt.doctor.site import choice_lines, choose_partition, profile_text, read_site
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import config_dir
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
@@ -82,7 +82,7 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     site = read_site()
     chosen = choose_partition(site, partition)
     text = profile_text(site, chosen)
-    for line in chosen_words(site, chosen):
+    for line in choice_lines(site, chosen):
         click.echo(line, err=True)
     if path is None:
         click.echo(text, nl=False)

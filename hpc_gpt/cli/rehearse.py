@@ -17,7 +17,7 @@ from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.launch.prepare import Prepared, Request, prepare
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.rehearsal.small_run import LINKS, SmallRun, make_small, with_slurm
+from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, SmallRun, make_small, with_slurm
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import compare
 
@@ -68,7 +68,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     real = prepare(request)
     small = make_small(real.resolved, len(list_gpus()))
     script = render_script(small.resolved, request.template)
-    prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=LINKS))
+    prepared = Prepared(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
     click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
     for line in (*compare(real.resolved, small.resolved), *small.notes):
         click.echo(f"  {line}", err=True)

@@ -1,1 +1,1 @@
-"""What is wrong with a cluster, a node or a profile before a run wastes an allocation on it."""
+"""Find faults of a cluster, a node or a profile before a run wastes its allocation on them."""

@@ -1,4 +1,4 @@
-"""What `hpc-gpt doctor` checks on the machine it runs on, each with its result: ok, warn or fail, and what to do.
+"""The checks of `hpc-gpt doctor` on this machine. Each returns results: ok, warn or fail, and what to do.
 
 Also the preflight of a run on this machine alone, and the nodes that runs have found slow.
 """
@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 
 from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write_table
 from hpc_gpt.doctor.site import Partition, Site, read_site
-from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_TOLD_S, judge_space
+from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
 from hpc_gpt.launch.prepare import Request, prepare
 from hpc_gpt.launch.slurm import ask, check_reachable
@@ -46,7 +46,7 @@ _NEWEST_RUNS = 20
 
 @dataclass(frozen=True)
 class Check:
-    """One check's result. `hint` says what to do if the level is not ok."""
+    """The result of a check. `hint`: what to do if the level is not ok."""
 
     name: str
     level: Level
@@ -106,7 +106,7 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
 
 
 def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
-    """The check's results; a UserError or OSError that it raises becomes one."""
+    """The check's results; a UserError or OSError becomes a result."""
     try:
         return check()
     except UserError as fault:
@@ -116,14 +116,12 @@ def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
 
 
 def check_versions() -> list[Check]:
-    """What would train here. Without torch this may be a login node, whose jobs have a Python of their own."""
-    found = collect()["versions"]
-    words = ", ".join(f"{name} {version}" for name, version in found.items())
+    """The versions of what would train here. A login node may lack torch, if its jobs have a Python of their own."""
+    versions = ", ".join(f"{name} {version}" for name, version in collect()["versions"].items())
     if find_spec("torch") is None:
-        return [
-            Check("versions", "warn", f"{words}; no torch in {sys.executable}", "set venv or modules in the profile")
-        ]
-    return [Check("versions", "ok", words)]
+        hint = "set venv or modules in the profile"
+        return [Check("versions", "warn", f"{versions}; no torch in {sys.executable}", hint)]
+    return [Check("versions", "ok", versions)]
 
 
 def check_gpus(resolved: Resolved) -> list[Check]:
@@ -138,19 +136,18 @@ def check_gpus(resolved: Resolved) -> list[Check]:
 
 
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
-    """Whether what the run needs is here, as submit checks it; nothing is made. `beside`: the folder in which a
-    relative data.path is looked for first."""
+    """Whether the run's inputs are here, as submit checks them; no file is made. `beside`: the first folder in which a
+    relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if path is None:
         return [Check("inputs", "ok", "random tokens")]
-    # Of Megatron's pair it is what both names begin with.
+    # The path of Megatron's pair of files is the common beginning of their names.
     there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
-    words = "is fit for the run" if there else "is made when the run is submitted"
-    return [Check("inputs", "ok", f"{path} {words}")]
+    return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
 
 
 def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
-    """Whether each can be written, and, if `shared` with nodes, is on no file system of this machine alone."""
+    """Whether each folder can be written, and is not on a file system of this machine alone if nodes must share it."""
     checks = []
     for name, folder in folders.items():
         try:
@@ -169,33 +166,33 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
 
 
 def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
-    """Room for the checkpoints to come: predicted from parameters and optimizer, or each as large as the newest."""
+    """Whether there is room for the checkpoints to come, each as large as the newest one or as predicted."""
     one, every = room_needed_gib(resolved, run)
     free = free_gib(logs)
     if free is None:
-        return [Check("space", "warn", f"nobody says how much room there is in {logs}", "look at your quota")]
+        return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
     found = judge_space(free, one, every, str(logs))
     if not found:
         return [Check("space", "ok", f"{free:,.1f} GiB free, checkpoints to come take about {every:,.2f} GiB")]
-    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be less still"
+    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 
 
 def check_clock(folder: Path) -> list[Check]:
-    """This machine's clock against the file server's, which stamps what is written."""
+    """Compares this machine's clock with the file server's, which stamps files as they are written."""
     place = _nearest_existing(folder)
     before = time.time()
     stamp = _write_in(place)
     off = max(before - stamp, stamp - time.time(), 0.0)
-    words = f"within {max(off, 0.1):.1f} s of the clock of the file system at {place}"
-    if off < SKEW_TOLD_S:
-        return [Check("clock", "ok", words)]
+    text = f"within {max(off, 0.1):.1f} s of the clock of the file system at {place}"
+    if off < SKEW_WARN_S:
+        return [Check("clock", "ok", text)]
     level: Level = "fail" if off >= SKEW_BAD_S else "warn"
-    return [Check("clock", level, words, "is chronyd or ntpd running here and on the file server?")]
+    return [Check("clock", level, text, "is chronyd or ntpd running here and on the file server?")]
 
 
 def check_profile(resolved: Resolved, site: Site) -> list[Check]:
-    """Whether what the job asks for exists: partition, account, qos, features, GPUs of a node."""
+    """Whether partition, account, qos, features and GPUs a node that the job asks for exist."""
     job, checks = resolved.job, []
     names = [name for name in (job.partition or "").split(",") if name]
     for name in names:
@@ -221,8 +218,8 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[Partition]) -> list[C
         return []
     most = max(kind.gpus for kind in kinds)
     if most < resolved.ranks_per_node:
-        words = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
-        return [Check("gpus_per_node", "fail", words, f"set gpus_per_node = {most} in the profile")]
+        text = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
+        return [Check("gpus_per_node", "fail", text, f"set gpus_per_node = {most} in the profile")]
     types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
     if profile.gpu_type and profile.gpu_type not in types:
         return [
@@ -243,12 +240,12 @@ def _check_name(what: str, name: str, known: list[str]) -> Check:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """The folder, or its nearest parent that exists."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
 def _write_in(folder: Path) -> float:
-    """Writes a file and deletes it; returns the time that the file system stamped it with."""
+    """Writes a file and deletes it; returns the time with which the file system stamped it."""
     path = folder / f".hpc-gpt-doctor.{os.getpid()}.{secrets.token_hex(2)}"
     try:
         with open(path, "xb") as file:
@@ -261,7 +258,7 @@ def _write_in(folder: Path) -> float:
 
 
 def _disk_kind(folder: Path) -> str | None:
-    """The kind of file system a folder is on, by /proc/mounts; None if that cannot be read."""
+    """The type of a folder's file system, by /proc/mounts; None if that cannot be read."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -278,9 +275,9 @@ def _disk_kind(folder: Path) -> str | None:
 
 
 def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
-    """The preflight of a run on this machine: starts its ranks for some seconds and measures them.
+    """Runs the preflight of a run on this machine: starts its ranks for some seconds and measures them.
 
-    It uses a folder under `logs`, which is removed. The figures go to `out` as a table. Raises OSError if the folder
+    Its folder under `logs` is removed at the end. Writes the figures to `out` as a table. Raises OSError if the folder
     cannot be made.
     """
     folder = Path(tempfile.mkdtemp(prefix=".hpc-gpt-doctor-", dir=_nearest_existing(logs)))
@@ -299,8 +296,7 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not preflight.findings:
-        words = f"{resolved.ranks_per_node} ranks measured here in {preflight.took_s:.1f} s"
-        return [Check("probe", "ok", words)]
+        return [Check("probe", "ok", f"{resolved.ranks_per_node} ranks measured here in {preflight.took_s:.1f} s")]
     return [
         Check("probe", "fail" if finding.node or finding.ended else "warn", finding.words, "see the table")
         for finding in preflight.findings
@@ -317,7 +313,7 @@ class SlowNode:
 
 
 def slow_nodes_of_runs(logs: Path, cluster: str) -> list[SlowNode]:
-    """Slow nodes by the heartbeats and preflights of the newest 20 runs on a cluster, each by its newest finding."""
+    """The slow nodes in heartbeats and preflights of the newest 20 runs on a cluster, each with its newest finding."""
     found: dict[str, SlowNode] = {}
     for run in _runs_on(logs, cluster):
         for attempt in run.attempts():

@@ -1,9 +1,9 @@
 """`python -m hpc_gpt.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before its ranks start.
 
-RUN is the run folder, NODES the names of the job's nodes with blanks between, COMMAND what starts
-`python -m hpc_gpt.train.preflight` for every rank of every node. Needs no torch. It writes `preflight.json` in the
-attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3` for those that the
-ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, and HPC_GPT_PREFLIGHT_S (180) at most.
+RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
+`python -m hpc_gpt.train.preflight` for every rank of every node. Needs no torch. Writes `preflight.json` in the
+attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes that
+the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from hpc_gpt.small_files import write_once
 SCHEMA = 1
 GIB = 2**30
 _LIMIT_S = 180.0
-# The share of the limit for what each rank measures alone: most of it is torch from a cold shared disk.
+# The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
 _ALONE = 0.65
-# A file of another node: NFS remembers for up to 30 s that one was not there, but not in a new folder.
+# How long to wait for another node's file: NFS caches a missing file for up to 30 s, but not in a new folder.
 _SIGHT_S = 10.0
-# A rank's words when it was another one that failed.
+# The message of a rank that failed because another one did.
 _CONSEQUENCE = re.compile(r"connect|peer|time|socket|abort|store", re.IGNORECASE)
-# The table's headings, each with a figure of a rank.
+# The table's headings, each with the rank's figure.
 _COLUMNS = (
     ("free GiB", "memory_free_gib"),
     ("matmul TFLOP/s", "matmul_tflops"),
@@ -64,7 +64,8 @@ class Preflight:
     def __init__(
         self, run: RunFolder, number: int, nodes: Sequence[str], command: Sequence[str], host: str | None = None
     ) -> None:
-        """`host` is where the ranks reach the first of them, by default its node's name with the profile's suffix."""
+        """`host`: the address of the first rank for the others, by default its node's name with the profile's
+        suffix."""
         self.run = run
         self._host = host or os.environ.get("HPC_GPT_MASTER_ADDR")
         self.attempt = run.attempt(number)
@@ -78,7 +79,7 @@ class Preflight:
         self.ended: tuple[str, str] | None = None
 
     def run_probe(self) -> Probe:
-        """Probes the nodes, judges and chooses."""
+        """Probes and judges the nodes, and chooses those to run on."""
         began = time.monotonic()
         shared = self.attempt.folder / SHARED
         shared.mkdir(exist_ok=True)
@@ -92,7 +93,7 @@ class Preflight:
                 probe.reports[name].seen = name in seen
             self.findings = judge_devices(probe.reports, self.resolved.ranks_per_node)
             self._judge_space(probe)
-            # Whatever the exchanges show, the attempt ends if something else ends it or too few nodes are sound.
+            # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
             enough = len(choose_nodes(self.nodes, self._bad(), self.resolved.nodes)) == self.resolved.nodes
             if enough and not any(each.ended for each in self.findings):
                 self._run_exchanges(probe, self.limit_s - (time.monotonic() - began))
@@ -104,7 +105,7 @@ class Preflight:
         return probe
 
     def _run_exchanges(self, probe: Probe, limit_s: float) -> None:
-        """Exchanges among all sound nodes; those of the layout are on the first of them."""
+        """Measures and judges exchanges among all sound nodes; the groups of the layout are on the first of them."""
         sound = choose_nodes(self.nodes, self._bad(), len(self.nodes))
         ranks = [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)]
         plan: dict[str, Any] = {
@@ -124,25 +125,27 @@ class Preflight:
         self.findings += self._broken_exchanges(probe, ranks)
 
     def _broken_exchanges(self, probe: Probe, ranks: Sequence[tuple[str, int]]) -> list[Finding]:
-        """Exchanges that did not complete. The node to blame is the only one with an error that no lost connection
-        explains; else the only one that was silent while others lost it; else the one that all silent exchanges have
-        in common."""
+        """Findings from exchanges that did not complete.
+
+        The bad node is the only one with an error that no lost connection explains; else the only silent one while
+        others lost their connection; else the one that all silent exchanges have in common.
+        """
         silent = probe.silent_exchanges
         if not silent and not probe.lost:
             if not probe.measures and len(ranks) > 1:
                 return [Finding("exchanges", "no rank has made its exchanges, so no rate between them is known")]
             return []
-        words = next(iter(probe.lost.values()), f"no end within {self.limit_s:.0f} s")
-        own = {node: said for (node, _), said in probe.lost.items() if not _CONSEQUENCE.search(said)}
+        why = next(iter(probe.lost.values()), f"no end within {self.limit_s:.0f} s")
+        own = {node: error for (node, _), error in probe.lost.items() if not _CONSEQUENCE.search(error)}
         if len(own) == 1:
-            node, words = next(iter(own.items()))
-            return [Finding("exchanges", f"a rank on it failed: {words}", node)]
+            node, why = next(iter(own.items()))
+            return [Finding("exchanges", f"a rank on it failed: {why}", node)]
         common = set.intersection(*(set(nodes) for _, _, nodes in silent)) if silent else set()
         for suspects in (probe.silent_nodes if probe.lost else set(), common):
             if len(suspects) == 1:
-                return [Finding("exchanges", f"the others do not reach it: {words}", next(iter(suspects)))]
+                return [Finding("exchanges", f"the others do not reach it: {why}", next(iter(suspects)))]
         among = ", ".join(dict.fromkeys(node for _, _, nodes in silent for node in nodes)) or "all nodes"
-        return [Finding("exchanges", f"an exchange among {among} broke: {words}", None, "collective_timeout")]
+        return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
 
     def _judge_space(self, probe: Probe) -> None:
         free = [found for report in probe.reports.values() if (found := report.worst("free_gib")) is not None]
@@ -158,7 +161,7 @@ class Preflight:
         return bad
 
     def _choose(self) -> None:
-        """Chooses the nodes, or notes how the attempt ends."""
+        """Chooses the nodes to run on, or notes how the attempt ends."""
         bad = self._bad()
         self.chosen = choose_nodes(self.nodes, bad, self.resolved.nodes)
         fault = next((each for each in self.findings if each.ended), None)
@@ -171,7 +174,7 @@ class Preflight:
             self.ended = ("node_failure", f"preflight: bad node {named}{left}")
 
     def note_bad_nodes(self) -> None:
-        """Excludes the nodes that were found bad from every run, for the profile's hours."""
+        """Excludes the bad nodes from all runs on the cluster, for the profile's `bad_node_hours`."""
         profile = self.resolved.cluster
         for node, finding in self._bad().items():
             bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
@@ -206,7 +209,7 @@ class Preflight:
 
 
 def _fit_to_keep(value: Any) -> Any:
-    """The same without secrets in its texts, which a program has printed, and null for what is no finite number."""
+    """The value without secrets in texts that programs printed, and with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _fit_to_keep(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -217,9 +220,9 @@ def _fit_to_keep(value: Any) -> Any:
 
 
 def write_table(preflight: Preflight, probe: Probe, out: TextIO) -> None:
-    """Writes the preflight as a table for the log: of each node its worst rank, then the findings and what follows.
+    """Writes a table for the log: each node with its worst figures, then the findings and the consequences.
 
-    Of more than 64 nodes those with a finding are shown, and the first others.
+    At most 64 nodes are shown, those with a finding first.
     """
     nodes, ranks = len(preflight.nodes), preflight.resolved.ranks_per_node
     out.write(f"preflight of {nodes} node{'s' * (nodes != 1)} x {ranks}, {preflight.took_s:.1f} s\n")
@@ -271,10 +274,10 @@ def _slowest(probe: Probe, node: str, kind: str) -> str:
 
 
 def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
-    """How many checkpoints a run that has done `step` steps will have at once, in addition to those it has now.
+    """How many checkpoints a run after `step` steps will have at once, in addition to those that it has.
 
     The last one is written at the end whatever `save_every` is, unless `save_last` is false. If only the last
-    `keep_last` stay, a new one is complete before an old one is deleted: a run that has as many needs room for one.
+    `keep_last` are kept, a new one is complete before an old one is deleted, so a run that has them needs room for one.
     """
     train = resolved.train
     left = max(0, train.steps - step)
@@ -292,7 +295,8 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
 
 
 def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """(room for the next checkpoint, for all to come) in GiB: each as large as the run's newest, else as predicted."""
+    """(room for the next checkpoint, for all to come) in GiB; each is as large as the run's newest, else as
+    predicted."""
     step = (newest_step(run) if run else None) or 0
     one = (newest_checkpoint_bytes(run) if run else None) or checkpoint_bytes(resolved)
     count = checkpoints_to_come(resolved, step)
@@ -300,7 +304,7 @@ def room_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[f
 
 
 def free_gib(folder: Path) -> float | None:
-    """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas do not count."""
+    """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas are not considered."""
     for place in (folder, *folder.absolute().parents):
         try:
             found = os.statvfs(place)
@@ -324,7 +328,7 @@ def main(arguments: Sequence[str]) -> int:
             preflight.write_figures(probe)
         except RunFolderError as fault:
             sys.stderr.write(f"warning: {fault}\n")
-    except Exception as fault:  # ours or the machine's: the run starts without a preflight
+    except Exception as fault:  # whatever it is, the run starts without a preflight
         sys.stderr.write(f"warning: no preflight: {type(fault).__name__}: {fault}\n")
         return 1
     if preflight.ended:

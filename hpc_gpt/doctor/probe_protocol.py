@@ -1,9 +1,9 @@
-"""The probe protocol, from the judge's side: starts a preflight's ranks, reads their figures, sends them the plan of
-their exchanges, and reads the rates. The lines themselves are in hpc_gpt/preflight_lines.py.
+"""The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the plan of their
+exchanges, and reads the rates. The lines are defined in hpc_gpt/preflight_lines.py.
 
-`python -m hpc_gpt.doctor.probe_protocol NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine alone, as srun
-does on a cluster: the command once for each rank of each node, NODES being names with blanks between them. Its stdin
-goes to every rank, and what the ranks print comes out.
+`python -m hpc_gpt.doctor.probe_protocol NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine, as srun does
+on a cluster: the command once for each rank of each node. NODES are names separated by blanks. Its stdin is copied to
+every rank, and the ranks write to its stdout.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import IO, Any
 from hpc_gpt.doctor.verdict import Measure, NodeReport
 from hpc_gpt.preflight_lines import NODE_FILE, decode
 
-# What the slower half of the ranks is given at least, after the faster one has answered.
+# The least time for the slower half of the ranks, after the faster half has answered.
 _LATE_S = 10.0
-# srun's line about a node that cannot start its part of a step.
+# srun's message about a node that cannot start its part of a step.
 _NOT_LAUNCHED = re.compile(r"(?:Task launch for \S+ failed on node|Unable to create step .* on node) (\S+?):? ")
 
 
 class Probe:
-    """The ranks of a preflight, started by one command. `reports` has what each node has sent so far, `measures` the
-    rates of the exchanges, `lost` why a rank has failed in them.
+    """The ranks of a preflight, started by one command. `reports`: what each node has sent so far; `measures`: the
+    rates of the exchanges; `lost`: why a rank failed in them.
 
-    Nothing waits for ever: `read_figures` and `run_exchanges` have their limits, the ranks have theirs, and `close`
-    ends what is left of the command.
+    Nothing waits for ever: `read_figures`, `run_exchanges` and the ranks have time limits, and `close` ends the
+    command.
     """
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], ranks_per_node: int) -> None:
@@ -67,7 +67,7 @@ class Probe:
     def read_figures(self, limit_s: float) -> None:
         """Reads until every rank has sent its figures or its failure, or the limit has passed.
 
-        When half of them have, the others get twice as long as that took, and at least 10 s.
+        After half of them have answered, the others get twice that time, and at least 10 s.
         """
         wanted = len(self.reports) * self._ranks_per_node
         began, half = time.monotonic(), 0.0
@@ -83,13 +83,14 @@ class Probe:
         self._read_until(limit_s, are_enough)
 
     def run_exchanges(self, limit_s: float, plan: dict[str, Any]) -> None:
-        """Sends the ranks the plan, and reads until each has made its exchanges, or the limit has passed."""
+        """Sends the ranks the plan, and reads until all have made their exchanges or failed, or the limit has
+        passed."""
         self._places = [(str(node), int(local)) for node, local in plan["ranks"]]
         self._send(json.dumps(plan) + "\n")
         self._read_until(limit_s, lambda: len(self._done) + len(self.lost) >= len(self._places))
 
     def close(self) -> None:
-        """Ends the ranks' input, on which they end by themselves; a command that does not is ended."""
+        """Closes the ranks' input, after which they end; terminates the command if it does not."""
         self._send("")
         for end in (None, self._child.terminate, self._child.kill):
             if end is not None:
@@ -122,50 +123,50 @@ class Probe:
             except queue.Empty:
                 continue
             if line is None:
-                self._lines.put(None)  # for whoever reads next
+                self._lines.put(None)  # for the next reader
                 return
             self._take(*line)
 
     def _take(self, line: str, at: float) -> None:
-        said = decode(line)
-        if said is None:
+        fields = decode(line)
+        if fields is None:
             sys.stderr.write(f"preflight: {line}")
             return
-        report = self.reports.get(str(said.get("node")))
-        local = said.get("local")
+        report = self.reports.get(str(fields.get("node")))
+        local = fields.get("local")
         if report is None or not isinstance(local, int):
             return
-        if isinstance(said.get("time"), int | float):
-            # A line takes a while to arrive: the one with the least delay gives the clock best.
-            ahead = said["time"] - at
+        if isinstance(fields.get("time"), int | float):
+            # A line arrives late; the one with the least delay measures the clock best.
+            ahead = fields["time"] - at
             report.skew_s = ahead if report.skew_s is None else max(report.skew_s, ahead)
-        if said["kind"] == "here":
+        if fields["kind"] == "here":
             report.here.add(local)
-        elif said["kind"] == "device" and isinstance(said.get("figures"), dict):
-            report.figures[local] = said["figures"]
-            if isinstance(said.get("port"), int):
-                report.ports[local] = said["port"]
-        elif said["kind"] == "failed":
-            words = str(said.get("words"))
+        elif fields["kind"] == "device" and isinstance(fields.get("figures"), dict):
+            report.figures[local] = fields["figures"]
+            if isinstance(fields.get("port"), int):
+                report.ports[local] = fields["port"]
+        elif fields["kind"] == "failed":
+            words = str(fields.get("words"))
             if self._places:
                 self.lost[report.node, local] = words
             else:
                 report.failed[local] = words
-                report.traces[local] = str(said.get("trace", ""))
-        elif said["kind"] in ("began", "group"):
-            self._take_exchange(said)
-        elif said["kind"] == "done":
+                report.traces[local] = str(fields.get("trace", ""))
+        elif fields["kind"] in ("began", "group"):
+            self._take_exchange(fields)
+        elif fields["kind"] == "done":
             self._done.add((report.node, local))
 
-    def _take_exchange(self, said: dict[str, Any]) -> None:
+    def _take_exchange(self, fields: dict[str, Any]) -> None:
         try:
-            kind, axis, ranks = said["exchange"]
+            kind, axis, ranks = fields["exchange"]
             key = (str(kind), str(axis), tuple(int(rank) for rank in ranks))
             nodes = self._nodes_of(key[2])
         except (KeyError, TypeError, ValueError, IndexError):
             return
         self._begun[key] = None
-        rate = said.get("gb_s")
+        rate = fields.get("gb_s")
         if isinstance(rate, int | float):
             before = self.measures.get(key)
             slowest = rate if before is None else min(rate, before.gb_s)
@@ -175,7 +176,7 @@ class Probe:
         return tuple(dict.fromkeys(self._places[rank][0] for rank in ranks))
 
     def _send(self, text: str) -> None:
-        """The text, and the end of the ranks' input."""
+        """Sends the text and closes the ranks' input."""
         stdin = self._child.stdin
         if stdin is None or stdin.closed:
             return
@@ -184,7 +185,7 @@ class Probe:
                 stdin.write(text)
             stdin.close()
         except OSError:
-            pass  # the ranks have ended: what they did not report is missing
+            pass  # the ranks have ended; what they did not report is missing
 
     def _read_stdout(self, stream: IO[str]) -> None:
         for line in stream:
@@ -193,7 +194,7 @@ class Probe:
 
     def _read_stderr(self, stream: IO[str]) -> None:
         for line in stream:
-            # The log readers would take srun's own words for those about the ranks that train.
+            # The log readers must not take srun's messages for ones about the ranks that train.
             sys.stderr.write(f"preflight: {line.replace('task', 'probe')}")
             found = _NOT_LAUNCHED.search(line)
             report = self.reports.get(found[1]) if found else None
@@ -202,7 +203,7 @@ class Probe:
 
 
 def in_sight(folder: Path, nodes: Iterable[str], patience_s: float) -> set[str]:
-    """The nodes whose file can be seen here: over a network another node's may take a while."""
+    """The nodes whose file can be seen here, after waiting up to `patience_s` seconds for the file system."""
     left, until = set(nodes), time.monotonic() + patience_s
     found: set[str] = set()
     while left:
@@ -223,7 +224,7 @@ def main(nodes: str, ranks_per_node: str, *command: str) -> int:
             own = {"SLURMD_NODENAME": node, "SLURM_LOCALID": str(local), "SLURM_NODEID": str(number)}
             ranks.append(subprocess.Popen(command, env=os.environ | own, stdin=subprocess.PIPE))
 
-    def pass_on() -> None:
+    def copy_stdin() -> None:
         text = sys.stdin.buffer.read()
         for rank in ranks:
             assert rank.stdin is not None
@@ -233,7 +234,7 @@ def main(nodes: str, ranks_per_node: str, *command: str) -> int:
             except OSError:
                 continue
 
-    threading.Thread(target=pass_on, daemon=True).start()
+    threading.Thread(target=copy_stdin, daemon=True).start()
     return max(rank.wait() for rank in ranks)
 
 

@@ -1,4 +1,4 @@
-"""What Slurm says of a site: its partitions and nodes, what the user may charge and use; and a profile from that."""
+"""Read a site from Slurm (partitions, nodes, the user's accounts and qos), and write a cluster profile from it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hpc_gpt.tables import close_matches
 
 _GRES = re.compile(r"\bgpu(?::([^:(),]+))?:(\d+)")
 _PAIR = re.compile(r"(\w[\w:]*)=(\S*)")
-# A job that asks for less time starts sooner; one that resumes by itself loses nothing.
+# The longest time in a profile: shorter jobs start sooner, and a job chain resumes by itself.
 _LONGEST_S = 24 * 3600
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """A kind of nodes: their GPUs and the GPUs' type in gres, their CPUs, memory and features."""
+    """Nodes of one kind: the number of GPUs and their type in gres, CPUs, memory and features."""
 
     gpus: int
     gpu_type: str | None
@@ -33,7 +33,7 @@ class NodeKind:
     features: tuple[str, ...]
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         kind = f" {self.gpu_type}" if self.gpu_type else ""
         features = f", features {','.join(self.features)}" if self.features else ""
         return f"{self.gpus}{kind} GPUs, {self.cpus} CPUs, {self.memory_mib / 1024:,.0f} GiB{features}"
@@ -41,7 +41,7 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: `scontrol show partition` by key, and its nodes by kind, the most frequent first."""
+    """One partition: the settings of `scontrol show partition`, and its nodes by kind, the most frequent first."""
 
     name: str
     settings: dict[str, str]
@@ -60,14 +60,14 @@ class Partition:
         return sum(len(nodes) for kind, nodes in self.kinds.items() if kind.gpus)
 
     def allowed(self, what: str, names: Sequence[str]) -> list[str]:
-        """Those of `names` that AllowAccounts or AllowQos (`what`) allows."""
+        """The `names` that the partition's AllowAccounts or AllowQos (`what`) allows."""
         allow = self.settings.get(what, "ALL").split(",")
         return [name for name in names if allow == ["ALL"] or name in allow]
 
 
 @dataclass(frozen=True)
 class Site:
-    """A Slurm cluster as its user sees it. `accounts` and `qos`: the default first; empty without accounting."""
+    """A Slurm cluster as its user sees it. `accounts`, `qos`: the default first; empty without accounting."""
 
     name: str
     config: dict[str, str]
@@ -78,16 +78,16 @@ class Site:
 
 
 def read_site() -> Site:
-    """Asks scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they give no answer."""
+    """The site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
     config = {
         key.strip(): value.strip()
-        for line in _said("scontrol", "show", "config").splitlines()
+        for line in _answer("scontrol", "show", "config").splitlines()
         for key, equals, value in [line.partition("=")]
         if equals
     }
     kinds: dict[str, dict[NodeKind, list[str]]] = {}
     features: set[str] = set()
-    for line in _said("sinfo", "-h", "-N", "-o", "%N|%R|%c|%m|%G|%f").splitlines():
+    for line in _answer("sinfo", "-h", "-N", "-o", "%N|%R|%c|%m|%G|%f").splitlines():
         fields = line.strip().split("|")
         if len(fields) == 6:
             node, partition, cpus, memory, gres, offered = fields
@@ -95,7 +95,7 @@ def read_site() -> Site:
             features |= set(kind.features)
             kinds.setdefault(partition, {}).setdefault(kind, []).append(node)
     partitions = {}
-    for line in _said("scontrol", "--oneliner", "show", "partition").splitlines():
+    for line in _answer("scontrol", "--oneliner", "show", "partition").splitlines():
         settings = dict(_PAIR.findall(line))
         name = settings.get("PartitionName")
         if name:
@@ -127,7 +127,7 @@ def _number(text: str) -> int:
 
 
 def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(accounts, qos) of the user on the cluster, the defaults first."""
+    """(accounts, qos) of the user on the cluster, defaults first; empty without accounting."""
     if shutil.which("sacctmgr") is None:
         return (), ()
     user = getpass.getuser()
@@ -149,13 +149,13 @@ def _of_user(cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(dict.fromkeys(filter(None, accounts))), tuple(dict.fromkeys(qos))
 
 
-def _said(*command: str) -> str:
+def _answer(*command: str) -> str:
     answer = ask(list(command))
     if answer.code != 0:
-        words = f"{command[0]}: {answer.sentence}"
-        raise (
-            SlurmUnreachable(words, "is slurmctld up?") if answer.unreachable else JobRefused(words, "is Slurm set up?")
-        )
+        text = f"{command[0]}: {answer.sentence}"
+        if answer.unreachable:
+            raise SlurmUnreachable(text, "is slurmctld up?")
+        raise JobRefused(text, "is Slurm set up?")
     return answer.stdout
 
 
@@ -163,16 +163,14 @@ def _said(*command: str) -> str:
 
 
 def choose_partition(site: Site, name: str | None) -> Partition:
-    """The partition of that name; without a name the default if it has GPUs, else the one with most GPU nodes.
+    """The partition of that name; without a name the default if it has GPUs, else the one with the most GPU nodes.
 
     Raises ConfigError for an unknown name, or if there is no partition.
     """
+    if name is not None and name not in site.partitions:
+        hint = close_matches(name, site.partitions) or f"known: {', '.join(site.partitions)}"
+        raise ConfigError(f"no partition {name!r} on {site.name}", hint)
     if name is not None:
-        if name not in site.partitions:
-            known = ", ".join(site.partitions)
-            raise ConfigError(
-                f"no partition {name!r} on {site.name}", close_matches(name, site.partitions) or f"known: {known}"
-            )
         return site.partitions[name]
     if not site.partitions:
         raise ConfigError(f"{site.name} has no partition that you may see", "ask its administrators")
@@ -188,20 +186,18 @@ def choose_kind(partition: Partition) -> NodeKind | None:
 
 
 def guess_device(kind: NodeKind) -> list[str]:
-    """The devices of our table that a node's GPU type or features name; several if they do not give the memory."""
-    text = " ".join([kind.gpu_type or "", *kind.features]).lower()
-    words = set(re.split(r"[^a-z0-9]+", text))
-    known = [name for name, device in DEVICES.items() if not device.nominal]
-    of_family = [name for name in known if name.partition("-")[0] in words]
-    for name in list(of_family):
+    """The known devices that a node's GPU type or features name; several if they do not give the memory."""
+    parts = set(re.split(r"[^a-z0-9]+", " ".join([kind.gpu_type or "", *kind.features]).lower()))
+    of_family = [name for name, each in DEVICES.items() if not each.nominal and name.partition("-")[0] in parts]
+    for name in of_family:
         memory = re.search(r"-(\d+)g", name)
-        if memory and words & {f"{memory[1]}{unit}" for unit in ("", "g", "gb", "go")}:
+        if memory and parts & {f"{memory[1]}{unit}" for unit in ("", "g", "gb", "go")}:
             return [name]
     return of_family
 
 
-def chosen_words(site: Site, partition: Partition) -> list[str]:
-    """What was chosen among what, a line each; empty if there was no choice."""
+def choice_lines(site: Site, partition: Partition) -> list[str]:
+    """Lines that name the choice of partition and kind of node, and the alternatives; empty if there are none."""
     lines = []
     others = [name for name, each in site.partitions.items() if name != partition.name and each.kinds]
     if others:
@@ -212,7 +208,7 @@ def chosen_words(site: Site, partition: Partition) -> list[str]:
             f"{partition.name} has {len(partition.kinds)} kinds of nodes; the profile is for the first that has GPUs:"
         )
         for kind, nodes in partition.kinds.items():
-            lines.append(f"  {'*' if kind == chosen else ' '} {len(nodes)} nodes: {kind.words}")
+            lines.append(f"  {'*' if kind == chosen else ' '} {len(nodes)} nodes: {kind.text}")
     return lines
 
 
@@ -226,7 +222,7 @@ def profile_text(site: Site, partition: Partition) -> str:
         f"# {_plain(site.name)}, partition {_plain(partition.name)}, as sinfo, scontrol and sacctmgr describe it.",
         "# `hpc-gpt help keys` lists every key; `hpc-gpt doctor` checks this file against the cluster.",
         "",
-        f"description = {_text(f'{site.name}, partition {partition.name}: {kind.words}')}",
+        f"description = {_text(f'{site.name}, partition {partition.name}: {kind.text}')}",
         *_devices(kind),
         *_asking(kind, nodes[0]),
         *_partition(site, partition, kind),
@@ -234,11 +230,11 @@ def profile_text(site: Site, partition: Partition) -> str:
         *_time(partition),
         *_chain(site),
         "",
-        "# Not to be learnt from Slurm: what joins the nodes, and how a job gets its Python.",
+        "# Slurm does not say which network joins the nodes, and how a job gets its Python.",
         '# fabric = "infiniband 4x200G"',
         '# modules = ["pytorch"]',
         '# venv = "/path/to/venv"',
-        '# node_suffix = "-ib0"  # where a node is reached by another name than Slurm\'s',
+        '# node_suffix = "-ib0"  # if a node is reached by another name than Slurm\'s',
         "# preflight = true      # probe every node before the ranks start",
     ]
     return "\n".join(lines) + "\n"
@@ -251,7 +247,7 @@ def _devices(kind: NodeKind) -> Iterable[str]:
     elif guessed:
         yield f"# device = {_text(guessed[0])}  # or {', '.join(guessed[1:])}: Slurm does not say which"
     elif kind.gpus:
-        yield f"# device = …  # not to be told from the type or the features; one of {', '.join(DEVICES)}"
+        yield f"# device = …  # neither the type nor the features name it; one of {', '.join(DEVICES)}"
     else:
         yield 'device = "cpu"  # these nodes have no GPU'
 
@@ -259,7 +255,7 @@ def _devices(kind: NodeKind) -> Iterable[str]:
 def _asking(kind: NodeKind, node: str) -> Iterable[str]:
     if kind.gpus:
         yield f"gpus_per_node = {kind.gpus}"
-        yield 'gpu_flag = "gres"  # --gres=gpu:N; "gpus-per-node" where the site prefers that'
+        yield 'gpu_flag = "gres"  # --gres=gpu:N; "gpus-per-node" if the site prefers that'
     else:
         yield "gpus_per_node = 1  # ranks a node: these have no GPU"
         yield 'gpu_flag = "none"'
@@ -269,7 +265,7 @@ def _asking(kind: NodeKind, node: str) -> Iterable[str]:
     threads = threads_per_core(node)
     if threads and threads > 1:
         yield f'# sbatch = ["--hint=nomultithread"]  # {threads} hardware threads a core are counted as CPUs'
-    yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, where the site's own default is less"
+    yield f"# mem = \"0\"  # all of a node's {kind.memory_mib / 1024:,.0f} GiB, if the site's own default is less"
 
 
 def _partition(site: Site, partition: Partition, kind: NodeKind) -> Iterable[str]:
@@ -282,7 +278,7 @@ def _partition(site: Site, partition: Partition, kind: NodeKind) -> Iterable[str
     if alike and own:
         yield f"constraint = {_text(own[0])}  # of the partition's kinds of nodes only this one has it"
     elif alike:
-        yield f"# {len(alike)} other kinds of GPU nodes are in this partition, and no feature tells this one from them"
+        yield f"# {len(alike)} other kinds of GPU nodes are in this partition, and no feature is this one's alone"
     elif kind.features:
         yield f"# constraint: its nodes offer {_plain(', '.join(kind.features))}"
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":
@@ -293,7 +289,7 @@ def _user(site: Site, partition: Partition) -> Iterable[str]:
     for key, names, allow in (("account", site.accounts, "AllowAccounts"), ("qos", site.qos, "AllowQos")):
         usable = partition.allowed(allow, names)
         if not names:
-            yield f"# {key}: there is no accounting that says"
+            yield f"# {key}: not known, as there is no accounting"
         elif not usable:
             yield f"# {key}: none of yours ({_plain(', '.join(names))}) may use this partition"
         else:
@@ -324,10 +320,10 @@ def _chain(site: Site) -> Iterable[str]:
     size = site.config.get("MaxArraySize")
     if site.config.get("JobRequeue") == "1":
         yield 'chain = "requeue"  # JobRequeue = 1'
-        yield '# That compute nodes may call scontrol requeue is not to be seen from here; if not, "singleton".'
+        yield '# If compute nodes may not call scontrol requeue, which cannot be checked here: "singleton".'
     else:
-        yield 'chain = "singleton"  # JobRequeue = 0: a job is not put back into the queue, so its links are sent ahead'
-        yield '# That compute nodes may call sbatch and scancel is not to be seen from here; if not, "none".'
+        yield 'chain = "singleton"  # JobRequeue = 0: a job cannot be requeued, so all jobs of the chain are submitted'
+        yield '# If compute nodes may not call sbatch and scancel, which cannot be checked here: "none".'
     if size:
         yield f"# MaxArraySize = {_plain(size)}: a larger sweep is split"
 
@@ -337,5 +333,5 @@ def _text(value: str) -> str:
 
 
 def _plain(value: str | Sequence[str]) -> str:
-    """As a comment can carry it: on one line."""
+    """The value on one line, for a comment."""
     return re.sub(r"[\x00-\x1f\x7f]", " ", str(value))

@@ -1,7 +1,7 @@
-"""Constants of a cluster from a few of its published or recorded steps, and which cluster's constants a row takes.
+"""Fit the constants of a cluster to a few published or recorded steps, store them, and choose the cluster for a row.
 
-A cluster is a name of `{"clusters": {name: rows}}`; rows of a plain list are clusters by device, node and fabric. The
-constants are kept in `[calibration]` of a user's cluster profile; nothing else of that file is touched.
+A cluster is a name in `{"clusters": {name: rows}}`; rows of a plain list are grouped by device, node and fabric. The
+constants are kept in `[calibration]` of a user's cluster profile; the rest of that file stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.paths import clusters_dir, config_dir
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.rates import DEFAULT, SPREAD, Constants, constants_from
+from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.rows import Row
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Training
@@ -29,12 +29,11 @@ from hpc_gpt.small_files import replace_whole
 from hpc_gpt.tables import close_matches
 
 DATA_SHEET = "data sheets"
-# Steps hardly say what is hidden from how fast it goes: the part that is not hidden is not fitted.
-NAMES = tuple(field.name for field in fields(Constants) if field.name != "exposed")
-# What a good prediction of one row misses by, as a logarithm: the rows' weight against the constants' spread.
+_FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metadata)
+NAMES = tuple(entry.name for entry in _FITTED)
+# The error of a good prediction of one row, as a logarithm: it weighs the rows against the constants' spread.
 _NOISE = 0.05
-_TAIL = 2.0  # a residual of so many times the noise weighs half, of more ever less
-_SHARES = {"gemm": 0.98, "memory": 1.0, "attention": 1.5, "node": 1.2, "network": 1.2, "reduction": 1.2}
+_TAIL = 2.0  # a residual of so many times the noise has half the weight, a larger one less
 _ROUNDS = 12
 _DIFFERENCE = 1e-3
 _TABLE = "calibration"
@@ -47,18 +46,18 @@ _Sample = tuple[Training, Machine, float]
 
 @dataclass(frozen=True)
 class Fitted:
-    """`residuals` are log(predicted / measured), one a sample, in the order given, under `constants`."""
+    """`residuals`: log(predicted / measured) of each sample under `constants`, in the samples' order."""
 
     constants: Constants
     residuals: tuple[float, ...]
 
 
 def fit(samples: Sequence[_Sample]) -> Fitted:
-    """Constants under which the samples' steps (training, machine, measured seconds) are predicted best.
+    """The constants that predict the samples (training, machine, measured seconds) best; the defaults without samples.
 
-    Damped Gauss-Newton on log(predicted / measured), with Cauchy's weights so that a row that noise doubled does not
-    carry the rest, and every constant held to its default by `SPREAD`: a row says something only of what its time
-    is made of. Deterministic. ValueError if a measured time is not above 0. Without samples the defaults come back.
+    Damped Gauss-Newton on log(predicted / measured). Cauchy's weights limit the influence of a row whose time noise has
+    doubled; each constant is held to its default by its spread, as a row carries no information on parts that its time
+    does not have. Deterministic. ValueError if a measured time is not above 0.
     Source: Holland and Welsch 1977, "Robust regression using iteratively reweighted least-squares"; Levenberg 1944.
     """
     for _, _, measured in samples:
@@ -66,9 +65,9 @@ def fit(samples: Sequence[_Sample]) -> Fitted:
             raise ValueError(f"a measured step of {measured} s: must be above 0")
     if not samples:
         return Fitted(DEFAULT, ())
-    spread = np.array([getattr(SPREAD, name) for name in NAMES])
+    spread = np.array([entry.metadata["spread"] for entry in _FITTED])
     prior = np.log([getattr(DEFAULT, name) for name in NAMES])
-    ceilings = np.log([_SHARES.get(name, 1e3) for name in NAMES])
+    ceilings = np.log([entry.metadata.get("most", 1e3) for entry in _FITTED])
     at = prior.copy()
     residuals = _residuals(samples, at)
     cost = _cost(residuals, at, prior, spread)
@@ -118,7 +117,7 @@ def _cost(residuals: np.ndarray, at: np.ndarray, prior: np.ndarray, spread: np.n
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One cluster's constants. `residuals` are predicted over published step times less 1, by the rows' ids."""
+    """One cluster's constants. `residuals`: by a row's id, predicted over published step time less 1."""
 
     name: str
     device: str
@@ -130,12 +129,12 @@ class Calibrated:
 
     @property
     def mean_error(self) -> float | None:
-        """The mean of the residuals' sizes, as a share."""
+        """The mean absolute residual, as a share; None without residuals."""
         sizes = [abs(residual) for residual in self.residuals.values()]
         return sum(sizes) / len(sizes) if sizes else None
 
     def to_tables(self) -> dict[str, object]:
-        """As JSON's own kinds, and as `[calibration]` of a profile has it but for the name."""
+        """For JSON, and for `[calibration]` of a profile."""
         return {
             "constants": asdict(self.constants),
             "rows": len(self.residuals),
@@ -145,7 +144,7 @@ class Calibrated:
 
 
 def fastest(rows: Iterable[Row]) -> list[Row]:
-    """The rows whose time counts: not noisy, and of several times that one source gives one layout the shortest."""
+    """The rows whose time counts: not noisy ones, and of a source's several times for one layout only the shortest."""
     best: dict[tuple[object, ...], Row] = {}
     for row in rows:
         seconds = row.published.step_s
@@ -159,12 +158,12 @@ def fastest(rows: Iterable[Row]) -> list[Row]:
 
 
 def samples_of(rows: Iterable[Row]) -> list[_Sample]:
-    """What `fit` takes."""
+    """(training, machine, seconds) of the rows whose time counts, for `fit`."""
     return [(row.training, row.machine, row.published.step_s) for row in fastest(rows) if row.published.step_s]
 
 
 def calibrate(name: str, rows: Sequence[Row]) -> Calibrated:
-    """The constants of one cluster. Without a single time they are the defaults."""
+    """The constants of one cluster; the defaults if no row has a time."""
     counted = fastest(rows)
     fitted = fit(samples_of(counted))
     machine = rows[0].machine
@@ -180,7 +179,7 @@ def calibrate(name: str, rows: Sequence[Row]) -> Calibrated:
 
 
 def calibrate_clusters(rows: Sequence[Row]) -> list[Calibrated]:
-    """Every cluster of a file that has a time, in the file's order."""
+    """Every cluster that has a time, in the file's order."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.cluster or cluster_name(row), []).append(row)
@@ -188,13 +187,13 @@ def calibrate_clusters(rows: Sequence[Row]) -> list[Calibrated]:
 
 
 def cluster_name(row: Row) -> str:
-    """The name of the machines like a row's, for rows that name no cluster: `a100-80g-8-infiniband-4x200g`."""
-    said = f"{row.machine.device}-{row.machine.gpus_per_node}-{row.fabric}"
-    return re.sub(r"[^a-z0-9]+", "-", said.lower()).strip("-")
+    """A name from a row's machine, for rows that name no cluster: `a100-80g-8-infiniband-4x200g`."""
+    name = f"{row.machine.device}-{row.machine.gpus_per_node}-{row.fabric}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def named(clusters: Sequence[Calibrated], name: str) -> Calibrated:
-    """The cluster of that name; ConfigError with those there are."""
+    """The cluster of that name. ConfigError, with the known names, if there is none."""
     for cluster in clusters:
         if cluster.name == name:
             return cluster
@@ -206,10 +205,10 @@ def named(clusters: Sequence[Calibrated], name: str) -> Calibrated:
 
 
 def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
-    """Whose constants a row is predicted with: the cluster of the same device and node size; None if there is none.
+    """The cluster whose constants predict a row: one of the same device and node size; None if there is none.
 
-    Of several, the one that has rows of its source, else of its fabric. If that leaves several, or neither holds, the
-    middle of them: a cluster that is like none of them is as likely to be above as below each.
+    Of several, those with rows of the same source, else of the same fabric, else all. If several are left, their
+    geometric mean: the row's cluster is as likely to be above as below each.
     """
     machine = (row.machine.device, row.machine.gpus_per_node)
     alike = [cluster for cluster in clusters if (cluster.device, cluster.gpus_per_node) == machine]
@@ -218,30 +217,20 @@ def chosen_for(row: Row, clusters: Sequence[Calibrated]) -> Calibrated | None:
         or [cluster for cluster in alike if row.fabric in cluster.fabrics]
         or alike
     )
-    return _middle(nearest) if nearest else None
-
-
-def _middle(clusters: Sequence[Calibrated]) -> Calibrated:
-    """One cluster as it is; of several the geometric means of their constants."""
-    first = clusters[0]
-    if len(clusters) == 1:
-        return first
-    means = {
-        entry.name: math.exp(sum(math.log(getattr(each.constants, entry.name)) for each in clusters) / len(clusters))
-        for entry in fields(Constants)
-    }
+    if len(nearest) < 2:
+        return nearest[0] if nearest else None
+    logarithms = [[math.log(value) for value in vars(cluster.constants).values()] for cluster in nearest]
     return Calibrated(
-        name="the middle of " + ", ".join(cluster.name for cluster in clusters),
-        device=first.device,
-        gpus_per_node=first.gpus_per_node,
-        fabrics=frozenset().union(*(cluster.fabrics for cluster in clusters)),
-        sources=frozenset().union(*(cluster.sources for cluster in clusters)),
-        constants=Constants(**means),
+        "the middle of " + ", ".join(cluster.name for cluster in nearest),
+        *machine,
+        fabrics=frozenset().union(*(cluster.fabrics for cluster in nearest)),
+        sources=frozenset().union(*(cluster.sources for cluster in nearest)),
+        constants=Constants(*(math.exp(sum(column) / len(nearest)) for column in zip(*logarithms, strict=True))),
     )
 
 
 def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float]:
-    """Predicted over published less 1, by id; rows of one id are told apart by a number."""
+    """Predicted over published less 1, by id; rows that share an id get a number."""
     shares: dict[str, float] = {}
     for row, logarithm in zip(rows, logarithms, strict=True):
         name, count = row.id, 2
@@ -252,9 +241,9 @@ def _shares(rows: Sequence[Row], logarithms: Sequence[float]) -> dict[str, float
 
 
 def calibration_path(cluster: str) -> Path:
-    """The user's file of a profile, which need not be there yet; the file itself if `cluster` is the path of one.
+    """The user's file of a profile, which may not exist yet; if `cluster` is the path of a file, that file.
 
-    Shipped profiles are never written: the user's copy of the name extends them.
+    Shipped profiles are never written: a user's file of the same name extends them.
     """
     if cluster.endswith(".toml") and Path(cluster).is_file():
         given = Path(cluster).resolve()
@@ -265,9 +254,9 @@ def calibration_path(cluster: str) -> Path:
 
 
 def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
-    """Write the constants and residuals into the user's copy of the profile, whole or not at all. Returns the file.
+    """Writes the constants and residuals into the user's file of the profile, whole or not at all. Returns the file.
 
-    ConfigError if the file's own [calibration] cannot be told from the rest of its text.
+    ConfigError if the file cannot be read or written, or if its [calibration] cannot be separated from the rest.
     """
     path = calibration_path(cluster)
     path = path.resolve() if path.is_symlink() else path
@@ -285,7 +274,7 @@ def store_calibration(cluster: str, calibrated: Calibrated) -> Path:
         sound = False
     if not sound:
         raise ConfigError(
-            f"{path}: its [{_TABLE}] cannot be replaced without touching the rest", f"take [{_TABLE}] out of it by hand"
+            f"{path}: its [{_TABLE}] cannot be replaced without touching the rest", f"remove [{_TABLE}] by hand"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +306,7 @@ def stored_calibration(profile: ClusterProfile) -> Calibrated:
 
 
 def without_table(text: str, name: str) -> str:
-    """TOML text without the table `name` and those within it; comments and all else stay as they are."""
+    """TOML text without the table `name` and its sub-tables; everything else stays, also comments."""
     kept: list[str] = []
     inside = False
     for line in text.splitlines(keepends=True):
@@ -330,7 +319,7 @@ def without_table(text: str, name: str) -> str:
 
 
 def _block(tables: Mapping[str, Any]) -> str:
-    """The table's TOML, tables within it last."""
+    """The TOML of [calibration], with its sub-tables last."""
     lines = [_NOTE, f"[{_TABLE}]"]
     lines += [f"{key} = {_value(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
     for key, value in tables.items():
@@ -348,14 +337,13 @@ def _value(value: object) -> str:
 
 
 def _finite(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what TOML cannot hold: None and numbers that are not finite. Rounded to six digits."""
+    """The tables without None and numbers that are not finite, which TOML cannot hold; rounded to six digits."""
     kept: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
             kept[key] = _finite(value)
-        elif isinstance(value, float):
-            if math.isfinite(value):
-                kept[key] = float(f"{value:.6g}")
-        elif value is not None:
+        elif isinstance(value, float) and math.isfinite(value):
+            kept[key] = float(f"{value:.6g}")
+        elif value is not None and not isinstance(value, float):
             kept[key] = value
     return kept

@@ -1,14 +1,13 @@
-"""Parameters and activations of a layer and of a pipeline stage, of one GPU, from the shape alone.
+"""Parameters and activations of a layer and of a pipeline stage on one GPU, from the shape alone.
 
 Parameters of a layer over tp: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
 Activations: Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with 16-bit activations, s = seq, b = micro-batch,
 h = hidden, a = heads, t = tp: a layer keeps sbh (10 + 24/t + 5as/(ht)) bytes; with sequence parallelism the 10 is
-divided too. Here the 24 is taken apart, so that grouped queries and gated MLPs follow: Q 2, K and V 2 kv/a each, the
-attention's output 2, and of the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 if
-gate and product are one kernel, as Megatron's bias_swiglu and what torch.compile makes). Of the 10, 2 are masks of
-dropout, and of the 5 of attention's scores 3 are: models without biases train without it, and FSDP and DDP came when
-pretraining no longer used it (`has_dropout`).
+divided too. Here the 24 is split up, for grouped queries and gated MLPs: Q 2, K and V 2 kv/a each, the attention's
+output 2, and of the MLP 4 ffn/h (gated 8 ffn/h: both projections, the gate's output, the product; 6 if gate and product
+are one kernel, as Megatron's bias_swiglu and torch.compile's). Dropout masks are 2 of the 10 and 3 of the 5 of the
+scores: models without biases train without dropout, and so do FSDP and DDP, which came later (`has_dropout`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from hpc_gpt.settings.model_shape import ModelShape, stage_layers
 def layer_params(shape: ModelShape, tp: int) -> float:
     """Parameters of one transformer layer over `tp`.
 
-    Matrices and the biases of what is split by columns are divided; the biases after a sum and the norms are not.
-    With fewer key-value heads than `tp` every rank keeps one.
+    Matrices, and biases of column-parallel ones, are divided; biases after an all-reduce and norms are not. With fewer
+    key-value heads than `tp` every rank keeps one.
 
     >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
     True
@@ -40,23 +39,23 @@ def layer_params(shape: ModelShape, tp: int) -> float:
 
 
 def kv_width(shape: ModelShape, tp: int) -> float:
-    """Width of the keys (and of the values) that one GPU has: at least one head."""
+    """Width of the keys, and of the values, on one GPU: at least one head."""
     return max(shape.hidden * shape.kv_share / tp, shape.hidden / shape.heads)
 
 
 def vocab_rows(shape: ModelShape, tp: int) -> int:
-    """Rows of the embedding that one GPU has."""
+    """Rows of the embedding on one GPU."""
     return -(-shape.padded_vocab // tp)
 
 
 def largest_matrix(shape: ModelShape, tp: int) -> float:
-    """Parameters of a layer's largest matrix on one GPU: of the MLP, or Q, K and V as one."""
+    """Parameters of a layer's largest matrix on one GPU: the MLP's, or Q, K and V as one."""
     attention = shape.hidden * (shape.hidden / tp + 2 * kv_width(shape, tp))
     return max((2 if shape.gated else 1) * shape.hidden * shape.mlp / tp, attention)
 
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
-    """Transformer layers of every stage, all its chunks together."""
+    """Transformer layers of every stage, with all its chunks."""
     return training.stage_layers or _even(training.shape.layers, training.pp)
 
 
@@ -68,7 +67,7 @@ def _even(layers: int, pp: int) -> tuple[int, ...]:
 def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
     """Parameters outside the layers: embeddings on the first stage, final norm and head on the last.
 
-    A tied head is the embedding itself on one stage, and a copy of it on the last of several.
+    A tied head is the embedding itself on a single stage, and a copy of it on the last of several.
     """
     rows = vocab_rows(shape, tp) * shape.hidden
     params = 0.0
@@ -81,22 +80,20 @@ def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
     return params
 
 
-def stage_params(training: Training) -> list[float]:
-    """Parameters of one GPU of every stage."""
-    layer = layer_params(training.shape, training.tp)
-    return [
-        layers * layer + outer_params(training.shape, training.tp, training.pp, stage)
-        for stage, layers in enumerate(layers_of_stages(training))
-    ]
+def stage_params(training: Training, stage: int) -> float:
+    """Parameters on one GPU of a stage."""
+    layers = layers_of_stages(training)[stage] * layer_params(training.shape, training.tp)
+    return layers + outer_params(training.shape, training.tp, training.pp, stage)
 
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """What one layer keeps of one micro-batch on one GPU without recomputation, part by part, in bytes.
+    """Bytes that one layer keeps of one micro-batch on one GPU without recomputation, part by part.
 
     `stream`: one tensor of the residual stream, 2 sbh bytes, or its share under sequence parallelism. `around`: norms
     and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
-    attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone.
+    attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
+    selective recomputation. `dropout`: whether there are masks.
     """
 
     stream: float
@@ -109,19 +106,18 @@ class LayerBytes:
 
     @property
     def kept(self) -> float:
-        """All parts."""
         return self.around + self.attention + self.scores + self.mlp
 
 
 def has_dropout(training: Training) -> bool:
-    """Whether layers keep masks of dropout: GPT-2's kind in Megatron, and in others' DeepSpeed; ours has none."""
+    """Whether layers keep dropout masks: GPT-2's kind in Megatron-LM and in others' DeepSpeed runs; ours have none."""
     if training.engine in ("fsdp", "ddp") or not training.shape.biases:
         return False
     return training.engine == "megatron-lm" or training.bytes_rule is not None
 
 
 def layer_bytes(training: Training) -> LayerBytes:
-    """The parts, in bytes of 16-bit activations (fp32: twice as much)."""
+    """What a layer keeps, for 16-bit activations (fp32: twice as much)."""
     shape, tp, dropout = training.shape, training.tp, has_dropout(training)
     tokens = shape.seq * training.micro_batch * (2 if training.dtype == "fp32" else 1)
     hidden, key = shape.hidden, kv_width(shape, tp)
@@ -143,9 +139,9 @@ def layer_bytes(training: Training) -> LayerBytes:
 def kept_of_layer(training: Training, layer: LayerBytes) -> float:
     """Bytes that one layer keeps of one micro-batch under the training's recomputation.
 
-    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); in FSDP, where
-    flash keeps no scores anyway, PyTorch's selective checkpointing by operator: the input, the attention's output and
-    every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
+    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); under FSDP with flash,
+    which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output and every
+    second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
     """
     if training.recompute == "full":
         return layer.stream
@@ -157,16 +153,16 @@ def kept_of_layer(training: Training, layer: LayerBytes) -> float:
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:
-    """Bytes of activations' gradients in a layer's backward pass: of the residual stream, of the branch's output and
-    of its input; and inside the MLP, or of the scores when the MLP's activations are gone, whichever is more."""
+    """Bytes of activation gradients in a layer's backward pass: of the residual stream, the branch's output and its
+    input; and the larger of those inside the MLP and, after the MLP's activations are freed, those of the scores."""
     return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
 
 
 def in_flight(training: Training, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once, of all its layers.
+    """Micro-batches whose activations a stage holds at once in all its layers.
 
-    1F1B: min(m, pp - stage) (Narayanan et al. 2021, section 2.2). Interleaved over v chunks the first stage has
-    1 + (pp - 1)/(pp v) times pp of them (Korthikanti et al. 2022, section 4.2.3); a later one two chunks less each.
+    1F1B: min(m, pp - stage) (Narayanan et al. 2021, section 2.2). Interleaved over v chunks, the first stage has
+    1 + (pp - 1)/(pp v) times pp of them (Korthikanti et al. 2022, section 4.2.3), each later stage two chunks fewer.
     """
     pp, chunks = training.pp, training.vp
     if chunks == 1:

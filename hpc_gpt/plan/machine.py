@@ -1,7 +1,4 @@
-"""The machine a training runs on: a device and a fabric by their names, or those of a cluster profile.
-
-Nothing that is not known is assumed.
-"""
+"""The machine that a training runs on: a device and a fabric, by name or from a cluster profile. Nothing is assumed."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile, Device
 from hpc_gpt.tables import close_matches, read_toml
 
-# What [machine] must have for a device that devices.toml lacks.
+# Figures that [machine] must give for a device that devices.toml lacks.
 _OF_A_DEVICE = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s")
-# Kinds of fabrics.toml that join the GPUs of a node; the others join nodes.
+# Kinds in fabrics.toml that connect the GPUs of a node; all others connect nodes.
 _INSIDE = ("nvlink", "pcie")
 _RATE = re.compile(
     r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?(\d{1,5}(?:\.\d{1,3})?) ?([gGtT])(B?)(?:b|bit|bps|bE|ps|bit/s|b/s|/s)?(?!\w)"
@@ -27,13 +24,13 @@ _PORTS = re.compile(r"(?<![\w.])(?:(\d{1,3}) ?[xX] ?)?([A-Za-z]{2,8}\d{0,3})(?!\
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of node and what joins nodes.
+    """One kind of node, and the network between nodes.
 
     Rates are those of data sheets, in one direction: `memory_gb_s` of a GPU's own memory, `node_gb_s` from a GPU to
-    the others of its node, `network_gb_s` from a whole node to the others, `host_gb_s` between a GPU and the host.
-    A node is what NVLink joins: if that is more than one host's GPUs, `gpus_per_node` and `network_gb_s` are of all of
-    them. `network_gb_s` is 0 if nothing joins nodes. `power_w` is the card's limit, `full_power_w` the one that its
-    peak is measured at if that is higher, `sustained` the part of its peak's clock that large products hold.
+    the others of its node, `network_gb_s` from a whole node to the others (0 without a network), `host_gb_s` between a
+    GPU and the host. A node is what NVLink connects: if that is several hosts, `gpus_per_node` and `network_gb_s` are
+    for all of them. `power_w` is the card's limit, `full_power_w` the limit at which its peak is measured, if that is
+    higher, `sustained` the share of the peak's clock that large products hold.
     """
 
     device: str
@@ -54,9 +51,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Fabric:
-    """`network_gb_s` of a whole node in one direction (GB/s of 1e9 bytes), 0 if only a node's own links are named.
+    """`network_gb_s` of a whole node in one direction (GB/s of 1e9 bytes), 0 if only links inside a node are named.
 
-    `inside` is nvlink or pcie if one is named, with `generation` if that is stated.
+    `inside` is nvlink or pcie if one is named, `generation` its generation if that is stated.
     """
 
     network_gb_s: float = 0.0
@@ -66,8 +63,8 @@ class Fabric:
 
 
 def machine_named(device: str, gpus_per_node: int, fabric: str | None) -> Machine:
-    """The machine of a known device, so many on a host, joined by `fabric` (see `parse_fabric`; None: hosts are not
-    joined). ConfigError for a device or fabric that is not known."""
+    """The machine with `gpus_per_node` of a known device on a host, and a `fabric` (`parse_fabric`; None: no network
+    between hosts). ConfigError for an unknown device or fabric."""
     if device not in DEVICES:
         raise ConfigError(
             f"device {device!r:.60} is not known",
@@ -80,13 +77,12 @@ def machine_named(device: str, gpus_per_node: int, fabric: str | None) -> Machin
 
 
 def machine_of(profile: ClusterProfile) -> Machine:
-    """The machine of a cluster profile: its device's figures and its fabric's, or those that its [machine] gives.
+    """The machine of a cluster profile: figures of its device and fabric, or those in its [machine].
 
-    ConfigError, which says what to give, if the profile names no device, or no fabric.
+    ConfigError, with what to add, if the profile names no device or no fabric.
     """
-    given = (
-        {key: value for key, value in asdict(profile.machine).items() if value is not None} if profile.machine else {}
-    )
+    figures = asdict(profile.machine) if profile.machine else {}
+    given = {key: value for key, value in figures.items() if value is not None}
     where = f"profile {profile.name}"
     if profile.device is None:
         known = ", ".join(device.name for device in DEVICES.values() if not device.nominal)
@@ -119,16 +115,16 @@ def machine_of(profile: ClusterProfile) -> Machine:
 
 
 def check_reach(machine: Machine, gpus: int) -> None:
-    """ConfigError if so many GPUs are more than one node has and nothing is known to join nodes."""
+    """ConfigError if the GPUs are more than one node has, and the machine has no network."""
     if gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
         raise ConfigError(
-            f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and no fabric is named that joins nodes",
+            f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and no fabric between nodes is named",
             'name it, as fabric = "infiniband 8x200G"',
         )
 
 
 def check_dtype(dtype: str, machine: Machine) -> None:
-    """ConfigError if the device has no unit for the arithmetic: its time cannot be predicted."""
+    """ConfigError if the device has no unit for the dtype, so that a step's time cannot be predicted."""
     if dtype not in machine.peak_tflops:
         known = ", ".join(machine.peak_tflops)
         raise ConfigError(
@@ -161,27 +157,28 @@ def _joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
 
 
 @functools.cache
-def parse_fabric(words: str) -> Fabric:
-    """A fabric from `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (of the whole node), `nvlink`,
-    `pcie`, or several of these with `+` between; ConfigError for anything else.
+def parse_fabric(text: str) -> Fabric:
+    """The fabric of `KIND NxRATEG` (ports of a node x Gbit/s of each), `KIND RATEG` (of the whole node), `nvlink`,
+    `pcie`, or several of these with `+` between. ConfigError for anything else.
 
     >>> parse_fabric("omni-path 4x100G").network_gb_s
     50.0
     """
     fabric = Fabric()
-    for part in re.split(r"[+,]", words.replace("\N{MULTIPLICATION SIGN}", "x")):
+    for part in re.split(r"[+,]", text.replace("\N{MULTIPLICATION SIGN}", "x")):
         kind, _, rate = part.strip().partition(" ")
-        name, generation = _named(kind.lower().replace("_", "-"), words)
+        name, generation = _named(kind.lower().replace("_", "-"), text)
         if name in _INSIDE:
             fabric = replace(fabric, inside=name, generation=generation or fabric.generation)
         else:
-            gb_s = fabric.network_gb_s + _node_gb_s(name, rate, words)
+            gb_s = fabric.network_gb_s + _node_gb_s(name, rate, text)
             fabric = replace(fabric, network_gb_s=gb_s, network_latency_s=float(_kinds()[name]["latency_s"]))
     return fabric
 
 
 def link_gb_s(inside: str, generation: int) -> float:
-    """GB/s of one GPU in one direction over its NVLinks or 16 PCI Express lanes of that generation; ConfigError."""
+    """GB/s of one GPU in one direction over its NVLinks or 16 PCI Express lanes of that generation. ConfigError for an
+    unknown generation."""
     rates = _kinds()[inside]["generations"]
     if str(generation) not in rates:
         raise ConfigError(f"no {inside} generation {generation} is known", f"known: {', '.join(rates)}")
@@ -193,8 +190,8 @@ def _kinds() -> dict[str, Any]:
     return read_toml(Path(__file__).with_name("fabrics.toml"))
 
 
-def _named(kind: str, words: str) -> tuple[str, int | None]:
-    """(the kind's own name, the generation after it if any)."""
+def _named(kind: str, text: str) -> tuple[str, int | None]:
+    """(the name of the kind in fabrics.toml, the generation in `kind`, if any). ConfigError for an unknown kind."""
     plain, digits = kind.rstrip("0123456789"), kind[len(kind.rstrip("0123456789")) :]
     for name, table in _kinds().items():
         if kind == name or kind in table.get("aliases", ()):
@@ -203,13 +200,13 @@ def _named(kind: str, words: str) -> tuple[str, int | None]:
             return name, int(digits[:3])
     known = list(_kinds())
     raise ConfigError(
-        f"fabric {words!r:.80}: no kind {kind!r:.40} is known",
+        f"fabric {text!r:.80}: no kind {kind!r:.40} is known",
         close_matches(kind, known) or f'write KIND NxRATEG, as "infiniband 4x200G"; kinds: {", ".join(known)}',
     )
 
 
-def _node_gb_s(name: str, rate: str, words: str) -> float:
-    """From the first rate in the text after the kind, else from the first port that the kind has a rate for."""
+def _node_gb_s(name: str, rate: str, text: str) -> float:
+    """GB/s of a node: by the first rate in the text after the kind, else by the first port of known rate."""
     numbers, names = _RATE.search(rate), _kinds()[name]["ports"]
     ports = next((found for found in _PORTS.finditer(rate) if found[2].lower() in names), None)
     if numbers:
@@ -221,6 +218,6 @@ def _node_gb_s(name: str, rate: str, words: str) -> float:
         gbit_s = 0.0
     if gbit_s <= 0:
         raise ConfigError(
-            f"fabric {words!r:.80} tells no rate", f'give the ports of a node and their Gbit/s, as "{name} 4x200G"'
+            f"fabric {text!r:.80} has no rate", f'give the ports of a node and their Gbit/s, as "{name} 4x200G"'
         )
     return gbit_s / 8

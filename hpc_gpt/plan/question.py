@@ -1,4 +1,5 @@
-"""What a search is asked: a model on so many GPUs, with what is settled and what is open; and why it has no answer."""
+"""The question of a search: a model, a number of GPUs, what is fixed and what is open. And the refusal if no layout
+runs."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ from hpc_gpt.settings.layout import Layout, check_nodes, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape, check_split, partition_layers
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 
-# Least to most, so that the plainer of two equals comes first.
+# In ascending order, so that the plainer of two equal candidates comes first.
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
-# Those that run without anything of the user's own; megatron-lm needs a checkout, hf-deepspeed another model.
+# Engines that need nothing from the user: megatron-lm needs a checkout, hf-deepspeed trains another model.
 USUAL_ENGINES = ("deepspeed-3d", "deepspeed-zero", "fsdp", "ddp")
+# A reason why a layout cannot run, as those of `_obstacle`: keys of `plan --json`, which do not change.
 NO_ENGINE = "no engine that is asked for splits so"
 _TP_SPANS = "tp would span nodes"
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # tried if the global batch is open
 _BATCH = ("micro_batch", "micro_batches")
-# Keys of an experiment that settle the field of a Training of the same name.
-_SETTLING = (
+# Keys of an experiment that fix the field of a Training with the same name.
+_FIXABLE = (
     *(f"layout.{name}" for name in ("tp", "pp", "dp", *_BATCH)),
     *(f"engine.{name}" for name in PLANNED if name != "name"),
 )
@@ -36,10 +38,8 @@ _MOST = 10**9
 
 @dataclass(frozen=True)
 class Question:
-    """`settled` holds what is not to be searched, by the names of a Training's fields. `global_batch` is None if
-    `settled` has micro_batches: then it follows from them.
-
-    `traits` are a Training's fields that follow from an engine's switches (`traits_of`), by engine.
+    """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
+    micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
     """
 
     shape: ModelShape
@@ -48,40 +48,42 @@ class Question:
     dtype: str
     global_batch: int | None
     engines: tuple[str, ...] = USUAL_ENGINES
-    settled: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     traits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tp_across_nodes: bool = False
     partition: Partition = "layers"
     optimizer_mode: OptimizerMode = "fused"
-    offload_ratio: float = 1.0  # if ZeRO-3 offloads
+    offload_ratio: float = 1.0  # of ZeRO-3 with offload
 
     def layouts(self) -> Iterator[tuple[Layout, str | None]]:
-        """Every layout of the GPUs, with why it cannot run, or None if it can."""
+        """Every layout of the GPUs, each with the reason why it cannot run, or None."""
         for tp in divisors(self.gpus):
             for pp in divisors(self.gpus // tp):
                 layout = Layout(tp, pp, self.gpus // (tp * pp))
-                if all(self.settled.get(axis, size) == size for axis, size in vars(layout).items()):
+                if all(self.fixed.get(axis, size) == size for axis, size in vars(layout).items()):
                     yield layout, self._obstacle(layout)
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
-        """(micro_batch, micro_batches) of every way to deal out the batch, the smallest micro-batch first."""
+        """(micro_batch, micro_batches) of every way to divide the global batch, the smallest micro-batch first."""
         if self.global_batch is None:
-            return [(size, self.settled["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
+            return [(size, self.fixed["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
         if self.global_batch % dp:
             return []
         share = self.global_batch // dp
         pairs = [(size, share // size) for size in divisors(share)]
-        settled = tuple(self.settled.get(name) for name in _BATCH)
-        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(settled, pair, strict=True))]
+        fixed = tuple(self.fixed.get(name) for name in _BATCH)
+        return [pair for pair in pairs if all(own in (None, size) for own, size in zip(fixed, pair, strict=True))]
 
     def ways(self, layout: Layout) -> Iterator[Training]:
-        """Every way to hold the states under that layout, as `resolve_engine` allows it: engine, ZeRO stage, offload,
-        sharded optimizer, chunks. A training of one micro-batch, without sequence parallelism and recomputation."""
+        """A training for each allowed combination of engine, ZeRO stage, offload, sharded optimizer and chunks.
+
+        Each has one micro-batch, no sequence parallelism and no recomputation.
+        """
         for engine in self.engines:
             if not self.techniques(engine, layout.tp):
                 continue
             for stage, offload, sharded in self._states(engine, layout):
-                deals_out = "offload_ratio" in OFFERS[engine].switches and stage == 3 and offload != "none"
+                has_ratio = "offload_ratio" in OFFERS[engine].switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
                         self.shape,
@@ -92,14 +94,14 @@ class Question:
                         engine=engine,
                         sharded_optimizer=sharded,
                         offload=offload,
-                        offload_ratio=self.offload_ratio if deals_out else 1.0,
+                        offload_ratio=self.offload_ratio if has_ratio else 1.0,
                         stage_layers=self._stage_layers(layout.pp),
                         optimizer_mode=self.optimizer_mode,
                         **self.traits.get(engine, {}),
                     )
 
     def techniques(self, engine: str, tp: int) -> list[tuple[bool, Recompute]]:
-        """(sequence_parallel, recompute) of each way to save activations that the engine has under `tp`."""
+        """(sequence_parallel, recompute) of each way to save activations that the engine supports under `tp`."""
         can_split = "sequence_parallel" in OFFERS[engine].switches and tp > 1 and self.shape.seq % tp == 0
         known = [way for way in RECOMPUTES if engine != "hf-deepspeed" or way != "selective"]
         return [
@@ -110,15 +112,15 @@ class Question:
         ]
 
     def can_run(self, layout: Layout) -> bool:
-        """Whether some engine and batch run under a layout that has no obstacle."""
+        """Whether any engine and batch can run under a layout without an obstacle."""
         return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
 
     def _choices(self, name: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values to try of a field: only the settled one, or all that are known."""
-        return (self.settled[name],) if name in self.settled else known
+        """The values of a field to try: the fixed one alone, or all that are known."""
+        return (self.fixed[name],) if name in self.fixed else known
 
     def _obstacle(self, layout: Layout) -> str | None:
-        """As `check_split`, `check_nodes` and `solve_batch` refuse it, in a few words."""
+        """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
         if self.shape.heads % layout.tp:
             return "tp does not divide the heads"
         if self.shape.padded_vocab % layout.tp:
@@ -136,14 +138,14 @@ class Question:
         return None
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
-        """(zero_stage, offload, sharded_optimizer) that the engine has under that layout."""
+        """Each (zero_stage, offload, sharded_optimizer) that the engine supports under the layout."""
         offer = OFFERS[engine]
         if any(size > 1 and axis not in offer.axes for axis, size in (("tp", layout.tp), ("pp", layout.pp))):
             return
         for asked in self._choices("zero_stage", offer.zero_stages):
             stage = stage_that_runs(engine, asked, self.dtype)
-            # A stage that runs as another one is tried only if it is asked for.
-            searched_already = stage != asked and "zero_stage" not in self.settled
+            # A stage that would run as another one is tried only if the user asks for it.
+            searched_already = stage != asked and "zero_stage" not in self.fixed
             if asked not in offer.zero_stages or (layout.pp > 1 and asked > 1) or searched_already:
                 continue
             for offload in self._choices("offload", OFFLOADS):
@@ -154,7 +156,7 @@ class Question:
                         yield stage, offload, sharded
 
     def _chunks(self, engine: str, pp: int) -> list[int]:
-        """Interleaved chunks a stage. Only Megatron-LM has them; its stages and chunks are all of one depth."""
+        """Interleaved chunks of a stage. Only Megatron-LM has them, and all its stages and chunks are equally deep."""
         if engine != "megatron-lm":
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
         if self.shape.layers % pp:
@@ -163,10 +165,8 @@ class Question:
         return [chunks for chunks in self._choices("vp", divisors(deep) if pp > 1 else (1,)) if deep % chunks == 0]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
-        """Layers of each stage; None if they are as even as can be."""
-        if self.partition == "layers" or pp == 1:
-            return None
-        return _blocks(self.shape, pp, self.partition)
+        """Layers of each stage; None if they are as even as possible."""
+        return None if self.partition == "layers" or pp == 1 else _blocks(self.shape, pp, self.partition)
 
 
 def _can_offload(engine: str, stage: int, offload: Offload) -> bool:
@@ -185,7 +185,7 @@ def _blocks(shape: ModelShape, pp: int, partition: Partition) -> tuple[int, ...]
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All of them, ascending.
+    """All divisors, ascending.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
@@ -200,20 +200,19 @@ def question_of(
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
 ) -> Question:
-    """The search for an experiment: its model, batch, dtype and switches, its layout open but for the dotted keys that
-    `holds` names. `engines` are those to try, by default the usual ones; engine.name in `holds` means the
-    experiment's.
+    """The question for an experiment: its model, batch, dtype and switches; its layout is open.
 
-    Raises LayoutError or ConfigError for what contradicts itself.
+    `holds`: dotted keys whose values are fixed. `engines`: those to try, by default USUAL_ENGINES; if `holds` has
+    engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
     _check_sizes(experiment)
     shape, asked, engine = resolve_shape(experiment.model), experiment.layout, experiment.engine
-    settled = {}
-    for key in _SETTLING:
+    fixed = {}
+    for key in _FIXABLE:
         table, _, name = key.partition(".")
         value = getattr(getattr(experiment, table), name)
         if key in holds and value is not None:
-            settled[name] = value
+            fixed[name] = value
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or USUAL_ENGINES
     tried = tuple(name for name in tried if _takes(name, engine, switches))
@@ -231,7 +230,7 @@ def question_of(
         dtype=experiment.train.dtype,
         global_batch=batch,
         engines=tried,
-        settled=settled,
+        fixed=fixed,
         traits={name: traits_of(engine, name, profile.device) for name in tried},
         tp_across_nodes=asked.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
@@ -241,8 +240,10 @@ def question_of(
 
 
 def check_possible(question: Question, experiment: Experiment, profile: ClusterProfile, name: str) -> None:
-    """LayoutError or ConfigError if no layout can run at all, whatever it needs: why, and which numbers of GPUs work.
-    `question` is the experiment's."""
+    """Raises LayoutError or ConfigError if no layout of the experiment's `question` can run, whatever memory it needs.
+
+    The error says why, and which numbers of GPUs work.
+    """
     layouts = list(question.layouts())
     unobstructed = [layout for layout, obstacle in layouts if obstacle is None]
     if any(question.can_run(layout) for layout in unobstructed):
@@ -252,28 +253,30 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         raise ConfigError(
             "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
         )
-    if len(layouts) == 1:
-        _refuse(question, layouts[0][0])
-    if unobstructed:  # an engine's switches are in the way: its own message
+    if len(layouts) == 1:  # the launcher refuses it with a message of its own
+        layout, per_node = layouts[0][0], question.gpus_per_node
+        check_split(question.shape, layout)
+        check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
+    if unobstructed:  # an engine's switches are in the way, and its own message says which
         _resolve_with(question, experiment, profile, unobstructed[0])
-    settled = {axis: question.settled[axis] for axis in ("tp", "pp", "dp") if axis in question.settled}
-    if not layouts and len(settled) == 3:
-        _resolve_with(question, experiment, profile, Layout(**settled))
-    words = " with " + ", ".join(f"{axis} {size}" for axis, size in settled.items()) if settled else ""
+    fixed = {axis: question.fixed[axis] for axis in ("tp", "pp", "dp") if axis in question.fixed}
+    if not layouts and len(fixed) == 3:
+        _resolve_with(question, experiment, profile, Layout(**fixed))
+    given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
     if not layouts:
-        reasons = [f"{' x '.join(settled)} does not divide {question.gpus}"]
+        reasons = [f"{' x '.join(fixed)} does not divide {question.gpus}"]
     counts = working_counts(question)
     if reasons == ["dp does not divide the global batch"]:
         counts = []
     hint = f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
     if reasons == [_TP_SPANS]:
-        hint += ", or --allow-tp-across-nodes if the slow links are meant"
-    raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{words}: {', '.join(reasons)}", hint)
+        hint += ", or --allow-tp-across-nodes to accept the slow links"
+    raise LayoutError(f"no layout of {name} can run on {question.gpus} GPUs{given}: {', '.join(reasons)}", hint)
 
 
 def working_counts(question: Question) -> list[int]:
-    """The three numbers of GPUs nearest to the one asked for on which some layout can run, in order."""
+    """The three numbers of GPUs, nearest to the question's own, on which some layout can run; ascending."""
     per_node, gpus = question.gpus_per_node, question.gpus
     nodes = gpus // per_node
     near = [per_node * count for count in range(max(1, nodes - 64), nodes + 66)]
@@ -290,7 +293,7 @@ def working_counts(question: Question) -> list[int]:
 
 
 def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
-    """As `resolve` counts them, all of whole nodes."""
+    """The number of GPUs, as `resolve` counts them: all nodes have equally many."""
     asked, per_node = experiment.layout, profile.gpus_per_node
     gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
     nodes = asked.nodes or nodes_for(gpus, per_node)
@@ -307,7 +310,7 @@ def _gpus(experiment: Experiment, profile: ClusterProfile) -> int:
 
 
 def _check_sizes(experiment: Experiment) -> None:
-    """Refuses what no machine has, before anything is divided by it or by all its divisors."""
+    """Refuses sizes that no machine has, before anything is divided by them or by all their divisors."""
     for table in ("model", "layout"):
         for name, size in asdict(getattr(experiment, table)).items():
             if isinstance(size, bool) or not isinstance(size, int):
@@ -319,7 +322,7 @@ def _check_sizes(experiment: Experiment) -> None:
 
 
 def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
-    """The global batch of the experiment's own layout; of one replica if that cannot run here."""
+    """The global batch under the experiment's own layout; under one replica if that layout cannot run here."""
     try:
         return resolve(experiment, profile).batch.global_batch
     except UserError:
@@ -333,16 +336,9 @@ def _takes(name: str, engine: Engine, keys: Collection[str]) -> bool:
 
 
 def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
-    """Raises what `resolve` does of the experiment's own engine under the layout."""
+    """Raises what `resolve` raises for the experiment's own engine under the layout."""
     asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
     engine = experiment.engine
-    if "zero_stage" not in question.settled:
+    if "zero_stage" not in question.fixed:
         engine = replace(engine, zero_stage=None)
     resolve(replace(experiment, layout=asked, engine=engine), profile)
-
-
-def _refuse(question: Question, layout: Layout) -> None:
-    """The launcher's own refusal of one layout, if it has one."""
-    per_node = question.gpus_per_node
-    check_split(question.shape, layout)
-    check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)

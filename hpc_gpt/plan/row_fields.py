@@ -1,6 +1,6 @@
-"""A published row's fields: one schema that checks them, and what their words say.
+"""The fields of a published row: one schema that checks them, and functions that interpret their text.
 
-Words are those of the sources and of our own records: a form that neither has is refused or says nothing.
+The forms are those of the sources and of our own records; any other form is refused or ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from hpc_gpt.settings.engines import OFFERS
 from hpc_gpt.settings.experiment import Recompute
 from hpc_gpt.words import plain
 
-# The `program` of a row that is a record of our own: its engines hold their states as they do here.
+# The `program` of a row from our own record: its engine holds its states as ours does.
 OURS = "hpc-gpt"
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
 _FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
 _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
-# Nothing published is near these; above them a row is a slip of the pen, and a prediction of it would not end.
+# Far above anything published: a larger figure is a mistake, and predicting it could take for ever.
 _MOST = {
     **dict.fromkeys(("layers", "heads", "kv_heads", "gpus_per_node"), 10_000),
     **dict.fromkeys(("ffn", "vocab", "gpus", "grad_accum"), 10_000_000),
@@ -32,7 +32,7 @@ _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
 
 class Unusable(ValueError):
-    """Why a row cannot be predicted, in words; the field is named."""
+    """The reason why a row cannot be predicted, with the name of the field."""
 
 
 def _read_count(name: str, value: object) -> int:
@@ -76,8 +76,8 @@ def _read_text(name: str, value: object) -> str:
     return str(value)[:1000].lower().strip()
 
 
-# How a field is read, by its type: whole numbers from 1, measured numbers above 0, true or false, words in small
-# letters (of a table, what it holds), and what is checked by its user.
+# How a field is read, by its type: whole numbers from 1, measured numbers above 0, flags, text in lower case (of a
+# table, its keys and values), and objects that the function which uses them checks.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "int": _read_count,
     "float": _read_figure,
@@ -90,7 +90,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields that are read; 0, empty or None if a row does not state one. `given` is the row as its file has it."""
+    """The fields that are read; 0, empty or None if the row does not state one. `given`: the row as it is in the
+    file."""
 
     given: Mapping[str, Any]
     source: str = ""
@@ -160,18 +161,18 @@ class Fields:
     noisy: bool | None = None
 
     def shown(self, name: str) -> str:
-        """A field as the row has it, for a message."""
+        """A field's value in the file, for a message."""
         return shown(self.given.get(name))
 
 
 def read_fields(row: Mapping[str, Any]) -> Fields:
-    """The fields of a row; Unusable for one that is not what the schema says. Unknown fields are ignored."""
+    """The fields of a row. Unknown fields are ignored. Raises Unusable for one that does not fit the schema."""
     stated = [entry for entry in fields(Fields)[1:] if row.get(entry.name) is not None]
     return Fields(row, **{entry.name: _READERS[str(entry.type)](entry.name, row[entry.name]) for entry in stated})
 
 
 def stage_figures(stage: str, value: object) -> tuple[float, float, float]:
-    """A stage's steady, peak allocated and peak reserved GiB; Unusable."""
+    """A stage's (steady, peak allocated, peak reserved) GiB. Raises Unusable."""
     if not isinstance(value, (list, tuple)) or len(value) != 3 or None in value:
         raise Unusable(f"memory_by_stage_gib: stage {stage} has not three figures")
     where = f"memory_by_stage_gib: stage {stage}"
@@ -184,7 +185,7 @@ def stage_figures(stage: str, value: object) -> tuple[float, float, float]:
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, and short."""
+    """A value for a message: on one line, and short."""
     try:
         text = repr(value)
     except ValueError:  # a whole number of more than 4,300 digits
@@ -194,8 +195,8 @@ def shown(value: object) -> str:
 
 
 def refuse_unmodelled(row: Fields) -> None:
-    """Mixtures of experts have another shape, context parallelism splits the sequence, and a schedule other than 1F1B
-    has another bubble or holds activations otherwise."""
+    """Raises Unusable for a mixture of experts (another shape), context parallelism (it splits the sequence), and other
+    schedules than 1F1B (another bubble, other activations in flight)."""
     if row.ep > 1:
         raise Unusable(f"MoE is not modelled (ep {row.ep})")
     if row.moe:
@@ -209,7 +210,7 @@ def refuse_unmodelled(row: Fields) -> None:
 
 
 def dtype_of(row: Fields, device: str) -> str:
-    """fp16, bf16 or fp32; FP8 is refused. A V100 has no bf16, so if nothing is stated it is fp16 there."""
+    """fp16, bf16 or fp32; Unusable for FP8. If none is stated: fp16 on a V100, which has no bf16, else bf16."""
     if re.search(r"fp8|float8|fp4", f"{row.dtype} {row.options}"):
         raise Unusable(f"FP8 is not modelled (dtype {row.shown('dtype')})")
     for name in ("fp16", "bf16", "fp32"):
@@ -221,7 +222,7 @@ def dtype_of(row: Fields, device: str) -> str:
 
 
 def recompute_of(row: Fields) -> Recompute | None:
-    """`full (config use_checkpoint=true)` is full; None if the row does not state it."""
+    """The row's recomputation, by the beginning of its text; None if it is not stated."""
     for way in get_args(Recompute):
         if row.recompute.startswith(way):
             return way  # type: ignore[no-any-return]
@@ -231,7 +232,7 @@ def recompute_of(row: Fields) -> Recompute | None:
 
 
 def degrees_of(row: Fields) -> dict[str, int]:
-    """`zero1(dp2)+tp2+pp4` as dp 2, tp 2, pp 4; empty if the row has no such words."""
+    """`zero1(dp2)+tp2+pp4` as dp 2, tp 2, pp 4; empty if `parallelism` has no degrees."""
     found = re.findall(r"(?<![a-z])(tp|pp|dp|cp|ep)(\d{1,6})", row.parallelism)
     degrees = {name: int(size) for name, size in found}
     if any(size < 1 for size in degrees.values()):
@@ -243,9 +244,9 @@ def degrees_of(row: Fields) -> dict[str, int]:
 
 
 def is_llama_like(row: Fields) -> bool:
-    """Gated MLP, no biases, no learned positions: stated, or told by the name or another width of the MLP than 4 h.
+    """Whether the model has a gated MLP, no biases and no learned positions: as stated, else by its name or MLP width.
 
-    Three matrices of 8/3 h hold as much as two of 4 h: another width is a gated MLP's.
+    A gated MLP has three matrices, of 8/3 h to hold as many parameters as two of 4 h: any width but 4 h means gated.
     """
     if row.swiglu is not None:
         return row.swiglu
@@ -254,7 +255,7 @@ def is_llama_like(row: Fields) -> bool:
 
 @dataclass(frozen=True)
 class Stack:
-    """The engine that a row was run by, under its name in an experiment, and how it holds its states."""
+    """The engine of a row, by its name in an experiment, and how it holds its states."""
 
     engine: str
     zero_stage: int
@@ -264,12 +265,12 @@ class Stack:
 
 
 def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
-    """The engine: `engine` if it is one of ours, else by the words of `stack`, `sharding`, `options` and the citation,
-    else by the ZeRO stage."""
-    said = f"{row.parallelism} {row.stack} {row.options}"
-    cited = said if row.stack else f"{said} {row.citation} {row.source}"
+    """The engine: `engine` if it is one of ours, else by the text of `stack`, `sharding`, `options` and the citation,
+    else by the ZeRO stage. Raises Unusable for a combination that no engine has."""
+    text = f"{row.parallelism} {row.stack} {row.options}"
+    cited = text if row.stack else f"{text} {row.citation} {row.source}"
     zero, deepspeed = row.zero_stage, "deepspeed" in cited
-    if zero is None and (named := _ZERO.search(said)):
+    if zero is None and (named := _ZERO.search(text)):
         zero = int(named[1])
     fsdp = bool(_FSDP.search(cited) or row.sharding) or row.fsdp > 1
     if fsdp:
@@ -282,7 +283,7 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
         engine = row.engine
     elif fsdp:
         engine = "ddp" if zero == 0 else "fsdp"
-    elif pp == tp == 1 and not zero and re.search(r"\bddp\b", said):
+    elif pp == tp == 1 and not zero and re.search(r"\bddp\b", text):
         engine = "ddp"
     elif (deepspeed or zero) and pp == tp == 1 and re.search(r"\bhf\b", cited):
         engine = "hf-deepspeed"
@@ -297,14 +298,14 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     if engine == "megatron-lm":
         rule = "megatron-2021-fp16" if dtype == "fp16" and not sharded else "megatron"
     elif engine not in ("fsdp", "ddp") and row.program != OURS:
-        # Before BF16_Optimizer a pipeline in bf16 held what it holds in fp16; who sums in fp32 says so.
+        # Before BF16_Optimizer a pipeline in bf16 held the same as in fp16; sources that sum in fp32 state it.
         sums_in_fp32 = engine == "deepspeed-3d" and re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype)
         rule = "bf16-optimizer" if sums_in_fp32 else "deepspeed-fp16"
     return Stack(engine, zero, rule, _offload_of(row), sharded)
 
 
 def _zero_of_sharding(sharding: str, zero: int | None) -> int:
-    """FSDP's names for how much is sharded, as ZeRO's stages."""
+    """The ZeRO stage of one of FSDP's sharding strategies."""
     if "hybrid" in sharding:
         raise Unusable(f"hybrid sharding is not modelled (sharding {sharding!r})")
     if "no_shard" in sharding:
@@ -315,7 +316,7 @@ def _zero_of_sharding(sharding: str, zero: int | None) -> int:
 
 
 def _offload_of(row: Fields) -> Offload:
-    """What is on the host: `offload`, else the options' own columns, `{"Opt Offl": "Y", "Par Offl": "N"}`."""
+    """What is offloaded: `offload`, else by the columns of the options, `{"Opt Offl": "Y", "Par Offl": "N"}`."""
     if row.offload in get_args(Offload):
         return row.offload  # type: ignore[return-value]
     options = row.given.get("options")
@@ -327,9 +328,9 @@ def _offload_of(row: Fields) -> Offload:
 
 
 def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
-    """Whether attention keeps no scores: stated, or as every stack of the device's time does it.
+    """Whether attention keeps no scores: as stated, else as is usual for the device and the stack.
 
-    FlashAttention needs Ampere; FSDP came with PyTorch 2's fused attention, and stacks for Hopper have it throughout.
+    FlashAttention needs Ampere; FSDP came with PyTorch 2's fused attention, and all stacks for Hopper have it.
     """
     if row.flash_attention is not None:
         return row.flash_attention
@@ -340,8 +341,8 @@ def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
 
 
 def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
-    """Whether kept activations wait on the host: DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and
-    only it splits layers under ZeRO-3."""
+    """Whether kept activations are on the host. DeepSpeed's Megatron for ZeRO-3 ships with --checkpoint-in-cpu, and
+    only that program splits layers under ZeRO-3."""
     if row.act_cpu_offload:
         return True
     if stack.engine != "deepspeed-zero" or stack.zero_stage != 3 or recompute_of(row) != "full":
@@ -350,6 +351,6 @@ def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:
 
 
 def optimizer_mode_of(row: Fields) -> OptimizerMode:
-    """How one of our own runs computed its update; fused if nothing is stated, and on the host."""
+    """How one of our own runs computed its update; fused if nothing else is stated."""
     mode = row.optimizer_mode
     return mode if mode in get_args(OptimizerMode) else "fused"  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""Files of rows, and of records of runs as rows, so that one's own jobs calibrate like what others published.
+"""Read files of published rows, and records of runs as rows, so that a user's own jobs can calibrate too.
 
-Two shapes of a file of rows: `{"rows": [...]}` and `{"clusters": {name: [...]}}`. A record is record.json's keys, or
-one of `report --json`'s records. It is read as JSON alone.
+A file of rows is `{"rows": [...]}` or `{"clusters": {name: [...]}}`. A record has the keys of record.json, as the
+records of `report --json` do; it is read as plain JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hpc_gpt.plan.rows import LeftOut, Rows, row_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.small_files import read_json
 
-# A row's field by the record's key.
+# Fields of a row that a record has under the same name, and those that it has under another one.
 _SAME = ("gpus", "tp", "pp", "dp", "zero_stage", "hidden", "layers", "heads", "vocab", "seq", "recompute", "dtype")
 _OTHERWISE = {"micro_bs": "micro_batch", "global_bs": "global_batch", "engine": "engine", "sec_per_iter": "step_s"}
-# Switches of the experiment, as a record keeps them in `settings`, and the row's fields they become.
+# Switches in a record's `settings`, and the row's fields that they give.
 _SWITCHES = {
     "engine.sequence_parallel": "sequence_parallel",
     "engine.sharded_optimizer": "distributed_optimizer",
@@ -37,12 +37,12 @@ _MOST_FOLDERS = 100_000
 
 
 def read_rows(path: Path) -> Rows:
-    """Every row of a file of either shape. ConfigError if it cannot be read or has neither shape."""
+    """The rows of a file. ConfigError if it cannot be read, or is no file of rows."""
     return rows_of(_content(path, "give a file of rows that can be read", _ROWS_HINT), str(path))
 
 
 def rows_of(content: object, where: str) -> Rows:
-    """The rows of a file's parsed JSON, which is `where`. Rows of one machine share its value."""
+    """The rows of the parsed JSON of the file `where`. Rows of one machine share a Machine."""
     machine = lru_cache(maxsize=1000)(machine_named)
     tables = content if isinstance(content, Mapping) else {}
     clusters = {None: tables["rows"]} if isinstance(tables.get("rows"), list) else tables.get("clusters")
@@ -58,10 +58,11 @@ def rows_of(content: object, where: str) -> Rows:
 
 
 def read_any(path: Path, profile: ClusterProfile | None) -> Rows:
-    """The rows of a file or folder of any kind that can calibrate.
+    """The rows of any file or folder that can calibrate: rows, records, runs.
 
-    Records take the profile's machine, since they do not say what joins nodes: ConfigError if there is no profile. One
-    of another cluster, or of our own on a CPU, is left out; a foreign one that states no device is the profile's.
+    Records do not state the network between nodes, so they get the profile's machine: ConfigError without a profile. A
+    record of another cluster, or of our own run on a CPU, is left out; a foreign record without a device gets the
+    profile's.
     """
     if path.is_dir():
         found = [(str(file.parent), _content(file, _HINT, _HINT)) for file in _record_files(path)]
@@ -80,9 +81,9 @@ def read_any(path: Path, profile: ClusterProfile | None) -> Rows:
 
 
 def _rows_of_records(records: list[tuple[str, object]], profile: ClusterProfile | None) -> Rows:
-    """Records, each with where it is from, as rows of the profile's machine."""
+    """Records, each with its file or folder, as rows of the profile's machine."""
     if profile is None:
-        raise ConfigError("records do not say what joins the nodes", "give --cluster, whose profile does")
+        raise ConfigError("records do not state the network between nodes", "give --cluster, whose profile does")
     machine = machine_of(profile)
 
     def of_profile(device: str, per_node: int, fabric: str | None) -> Machine:
@@ -101,7 +102,7 @@ def _rows_of_records(records: list[tuple[str, object]], profile: ClusterProfile 
 
 
 def _elsewhere(record: Mapping[str, Any], where: str, profile: ClusterProfile) -> LeftOut | None:
-    """A record that another cluster left, by the settings in its run folder, or a CPU in a GPU's place."""
+    """The record left out if its run folder says another cluster, or if our run used a CPU instead of a GPU."""
     cluster = _dotted(read_json(Path(where) / "resolved.json"), "cluster.name")
     if cluster is not None and cluster != profile.name:
         reason = f"it ran on cluster {cluster!r:.60}, not on {profile.name}"
@@ -117,7 +118,7 @@ def _name_of(record: Mapping[str, Any], where: str) -> str:
 
 
 def _record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfile) -> dict[str, Any]:
-    """A record's figures under a row's fields, with what the switches of one of our own runs say."""
+    """A record's figures as the fields of a row, with the switches of our own runs."""
     settings = record.get("settings")
     row = {name: record.get(name) for name in _SAME}
     row |= {name: record.get(key) for name, key in _OTHERWISE.items()}
@@ -131,7 +132,7 @@ def _record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfil
         "untied": _dotted(settings, "model.tied") is False or None,
     }
     row |= {name: value for key, name in _SWITCHES.items() if (value := _dotted(settings, key)) is not None}
-    # PyTorch's kernels, of which `math` alone keeps the scores, on any device.
+    # Of PyTorch's attention kernels only `math` keeps the scores.
     own = None if record.get("engine") == "megatron-lm" else _dotted(settings, "engine.attention")
     if (attention := record.get("attention_used") or own) is not None:
         row["flash_attention"] = attention != "math"
@@ -144,7 +145,7 @@ def _record_as_row(record: Mapping[str, Any], where: str, profile: ClusterProfil
 
 
 def _dotted(tables: object, key: str) -> Any:
-    """`engine.offload` of nested tables or of a table with dotted keys."""
+    """The value of a key like `engine.offload` in nested tables, or in a table with dotted keys."""
     if not isinstance(tables, Mapping):
         return None
     if key in tables:
@@ -154,7 +155,7 @@ def _dotted(tables: object, key: str) -> Any:
 
 
 def _record_files(folder: Path) -> Iterator[Path]:
-    """record.json of a run folder, or of every run of a logs folder (sweeps' runs lie one folder deeper)."""
+    """record.json of a run folder, or of every run in a logs folder (a sweep's runs are one folder deeper)."""
     if (folder / "record.json").is_file():
         yield folder / "record.json"
         return
@@ -163,7 +164,8 @@ def _record_files(folder: Path) -> Iterator[Path]:
 
 
 def _content(path: Path, hint: str, json_hint: str) -> object:
-    """A file's JSON; ConfigError. A number of thousands of digits is infinite, so that it costs its row alone."""
+    """A file's JSON. ConfigError if it cannot be read. A number of 400 digits or more becomes infinite, so that only
+    its row is refused."""
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))

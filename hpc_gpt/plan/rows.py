@@ -1,6 +1,6 @@
-"""Published rows as values: a training, a machine and what was measured, or the reason why a row is left out.
+"""Normalise published rows: a training, a machine and the measured figures, or the reason why a row is left out.
 
-A row's content never raises: what is missing, absurd or not modelled leaves that row out with the field named.
+No content of a row raises: a field that is missing, absurd or not modelled leaves the row out, and the reason names it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from hpc_gpt.words import plain
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
-_PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, times tp
-_MOST_BALANCED = 300  # layers, above which balancing them takes long
+_PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, per tp
+_MOST_BALANCED = 300  # layers: balancing more takes long
 _MOST_MICRO_BATCHES = 10_000_000
 MachineOf = Callable[[str, int, str | None], Machine]
 
 
 @dataclass(frozen=True)
 class Published:
-    """What was measured, None for what was not. `by_stage`: (stage, (steady, peak allocated, peak reserved)) in GiB."""
+    """The measured figures; None for one that is missing. `by_stage`: (stage, (steady, peak allocated, peak reserved))
+    in GiB."""
 
     step_s: float | None
     memory_gib: float | None
@@ -57,7 +58,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """One published layout. `assumed` says what the source does not state and was taken nevertheless."""
+    """One published layout. `assumed`: values that the source does not state, and that were assumed."""
 
     id: str
     source: str
@@ -71,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row that is not predicted, and why: the field or what is not modelled."""
+    """A row that is not predicted, with the reason."""
 
     id: str
     source: str
@@ -95,7 +96,7 @@ class Rows:
 
 
 def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf = machine_named) -> Row | LeftOut:
-    """One row, the `number`th of its list."""
+    """The row at place `number` of its list, counted from 1."""
     if not isinstance(row, Mapping):
         return LeftOut(f"row {number}", cluster or "", cluster, f"not a table of fields: {shown(row)}")
     name = _printable(row.get("id")) or f"row {number}"
@@ -104,13 +105,13 @@ def row_of(row: object, number: int, cluster: str | None, machine_of: MachineOf 
         return _row(read_fields(row), name, source, cluster, machine_of)
     except (Unusable, UserError) as fault:
         reason = " ".join(str(fault).split())[:300]
-    except (ArithmeticError, ValueError, TypeError, RecursionError) as fault:  # whatever else a hostile field can do
+    except (ArithmeticError, ValueError, TypeError, RecursionError) as fault:  # from a hostile field
         reason = f"a field cannot be used: {shown(str(fault))}"
     return LeftOut(name, source, cluster, reason)
 
 
 def _printable(value: object) -> str:
-    """A row's own id or source as one printable line."""
+    """A row's id or source as one printable line."""
     if value is None or isinstance(value, (Mapping, list)):
         return ""
     return plain(str(value)[:200])
@@ -151,8 +152,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         flash=keeps_no_scores(row, device, stack.engine),
         stage_layers=_stage_layers(row, layout.pp),
         compiled="compile" in row.options,
-        # Who states the flash-attn package under FSDP uses its loss too (flash_attn.losses.cross_entropy, the default
-        # of stacks like llm-foundry).
+        # FSDP stacks with the flash-attn package use its loss too (flash_attn.losses.cross_entropy, the default of
+        # llm-foundry and others).
         fused_loss=stack.engine == "fsdp" and bool(row.flash_attention),
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
         optimizer_mode=optimizer_mode_of(row),
@@ -173,12 +174,12 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
 
 
 def _layout(row: Fields, assumed: list[str]) -> Layout:
-    """tp, pp and dp: stated, in the words of `parallelism`, or what the GPUs leave."""
-    said, gpus = degrees_of(row), row.gpus
-    found = {name: getattr(row, name) or said.get(name, 0) for name in ("tp", "pp", "dp")}
+    """tp, pp and dp: as stated, as `parallelism` has them, or computed from the number of GPUs."""
+    stated, gpus = degrees_of(row), row.gpus
+    found = {name: getattr(row, name) or stated.get(name, 0) for name in ("tp", "pp", "dp")}
     unknown = [name for name, degree in found.items() if not degree]
-    # Data parallelism is what is left; who shards everything, or states only ZeRO, splits no layer.
-    sharded = bool(row.sharding or row.fsdp or said or "zero" in row.parallelism) or row.zero_stage == 3
+    # A row that states sharding or only ZeRO splits no layer, so that only dp is unknown.
+    sharded = bool(row.sharding or row.fsdp or stated or "zero" in row.parallelism) or row.zero_stage == 3
     for name in ("tp", "pp"):
         if name in unknown and (len(unknown) > 1 or not gpus) and sharded:
             found[name] = 1
@@ -198,7 +199,7 @@ def _layout(row: Fields, assumed: list[str]) -> Layout:
 
 
 def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, int]:
-    """Samples of a micro-batch, micro-batches of a step, and the global batch as published (0: not stated)."""
+    """(samples of a micro-batch, micro-batches of a step, global batch as published or 0 if it is not stated)."""
     micro, passes, dp = row.micro_bs, row.grad_accum, layout.dp
     global_batch = row.global_bs or _global_from_tokens(row) or (row.batch_per_dp or row.local_bs) * dp
     if not micro:
@@ -210,7 +211,7 @@ def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, i
         micro = global_batch // (dp * passes)
     global_batch = global_batch or micro * passes * dp
     if not global_batch:
-        if layout.pp > 1:  # enough to fill the pipeline
+        if layout.pp > 1:  # as many as fill the pipeline
             assumed.append(f"{layout.pp} micro-batches")
             return micro, layout.pp, 0
         assumed.append("1 micro-batch")
@@ -226,7 +227,7 @@ def _batch(row: Fields, layout: Layout, assumed: list[str]) -> tuple[int, int, i
 
 
 def _global_from_tokens(row: Fields) -> int:
-    """`tokens_per_batch` over seq. A round count of millions that seq does not divide is one of 2^20 each."""
+    """`tokens_per_batch` over seq. Whole millions that seq does not divide are taken as multiples of 2^20."""
     if not row.seq <= row.tokens_per_batch < 1e12:
         return 0
     count = int(row.tokens_per_batch)
@@ -236,7 +237,8 @@ def _global_from_tokens(row: Fields) -> int:
 
 
 def _chunks(row: Fields, pp: int, assumed: list[str]) -> int:
-    """Interleaved chunks a stage. If only the schedule says so: the fewest, above one, that divide its layers."""
+    """Interleaved chunks of a stage. If only the schedule says that it is interleaved: the fewest that divide the
+    layers."""
     if pp == 1:
         return 1
     if row.vp or "interleav" not in row.schedule or row.layers % pp:
@@ -248,9 +250,9 @@ def _chunks(row: Fields, pp: int, assumed: list[str]) -> int:
 
 
 def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
-    """Layers of each stage if `partition` is not even: a list of them, or DeepSpeed's names for its methods.
+    """Layers of each stage if `partition` is not even: a list, or one of DeepSpeed's methods. None if it is even.
 
-    `type:transformer|embedding` counts embedding and head as a layer each; "parameters" makes stages hold as many.
+    `type:transformer|embedding` counts embedding and head as a layer each; "parameters" balances the parameters.
     """
     given, layers = row.partition, row.layers
     if pp < 2 or pp > layers:
@@ -295,7 +297,7 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> PublishedShape:
 
 
 def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Machine:
-    """The row's machine. What joins nodes matters only if there are several."""
+    """The row's machine. Its fabric may be unknown if the GPUs are on one node."""
     per_node, fabric = row.gpus_per_node, row.fabric
     if not per_node:
         raise Unusable("gpus_per_node is missing")
@@ -313,7 +315,7 @@ def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Mach
 
 
 def _published(row: Fields, training: Training, global_batch: int, peak_tflops: float) -> Published:
-    """The figures of a row. `global_batch` in samples as published: if it is 0 only seconds can be read as seconds."""
+    """The measured figures of a row. `global_batch`: samples as published; without it rates give no step time."""
     by_stage = _by_stage(row, training.pp)
     memory, kind = row.memory_gib or None, row.memory_kind or None
     if kind is not None and kind not in MEMORY_KINDS:
@@ -347,7 +349,7 @@ def _by_stage(row: Fields, pp: int) -> tuple[tuple[int, tuple[float, float, floa
 
 
 def _seconds_from_rates(row: Fields, training: Training, global_batch: int, peak: float) -> float | None:
-    """Seconds of a step by the first of the rates that the row states."""
+    """Seconds of a step from the first rate that the row states; None without one."""
     if not global_batch:
         return None
     if row.samples_per_sec:
@@ -360,7 +362,7 @@ def _seconds_from_rates(row: Fields, training: Training, global_batch: int, peak
             return _positive(one_second / row.tflops_per_gpu)
     share = row.mfu / 100 if row.mfu > 1 else row.mfu
     if share > 1:
-        raise Unusable(f"mfu is {row.shown('mfu')}, more than all")
+        raise Unusable(f"mfu is {row.shown('mfu')}, but must be at most 100 %")
     needed = _tflops_of_one_second("model", training, global_batch) if share * peak > 0 else None
     return _positive(needed / (share * peak)) if needed is not None else None
 
@@ -370,10 +372,10 @@ def _positive(seconds: float) -> float | None:
 
 
 def _tflops_of_one_second(kind: str, training: Training, batch: int) -> float | None:
-    """TFLOP/s per GPU that a step of one second would be, by the formula that `tflops_kind` names.
+    """TFLOP/s per GPU at a step of one second, by the formula that `tflops_kind` names; None if it names none.
 
     "hardware, size*4*2" and "size*factor*2" are the seed's; "eq.3" and other hardware figures Narayanan's; "12*l*h^2"
-    his without attention and head; "model" PaLM's (formulas.py has them all). None if the words name no formula.
+    Narayanan's without attention and head; "model" PaLM's (formulas.py has them all).
     """
     shape, gpus = training.shape, training.gpus
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": batch, "gpus": gpus, "step_s": 1}
@@ -388,6 +390,8 @@ def _tflops_of_one_second(kind: str, training: Training, batch: int) -> float | 
         return model
     if "hardware" not in kind:
         return None
-    if shape.gated or shape.kv_share != 1:  # eq. 3 is of GPT-2's shape: as many passes over these parameters
+    if (
+        shape.gated or shape.kv_share != 1
+    ):  # eq. 3 is for GPT-2's shape, so the passes over these parameters are counted
         return model * (4 / 3 if recompute == "full" else 1.0)
     return formulas.tflops_hardware(vocab=shape.padded_vocab, recompute=recompute, **sizes, **counted)

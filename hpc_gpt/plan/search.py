@@ -1,7 +1,7 @@
-"""Every way of running a model on so many GPUs: which fit in memory, and which of those is fastest.
+"""Search all ways to run a model on a number of GPUs: which fit in memory, and which of those is the fastest.
 
-Memory is asked first, time only of what fits. Of each layout the best few are kept, so that what a search holds does
-not grow with what it looks at.
+Memory is predicted first, time only for what fits. Only the best few of each layout are kept, to bound the memory of
+the search.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from hpc_gpt.plan.training import Training
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 
-KEPT = 3  # of each layout
-# Speeds whose ratio is below this count as one, and the plainer settings come first.
+KEPT = 3  # candidates of each layout
+# Speeds with a smaller ratio count as equal; then the plainer settings come first.
 NEAR = 1.01
-# From this share of the card on a prediction leaves no room for its own error: such a candidate must be faster than
-# one with room by as much as a run is worth that may end for want of memory.
+# Above this share of the card the prediction's own error could exceed it: such a candidate may run out of memory, so it
+# must be faster by the second figure than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
-_ENGINES = ("deepspeed-3d", "ddp", "deepspeed-zero", "fsdp", "megatron-lm", "hf-deepspeed")  # the plainer first
+_ENGINES = ("deepspeed-3d", "ddp", "deepspeed-zero", "fsdp", "megatron-lm", "hf-deepspeed")  # the plainest first
 _DAY_S = 86400.0
 FAMILY = (
     "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
     "hidden / layers from 96 to 256 as from GPT-3 13B to 1T"
 )
 _WIDEST = 65536
-# No engine holds a parameter's states in fewer bytes of all GPUs together, by what is offloaded: 16 and more with
-# nothing (2 + 2 + 12, or DeepSpeed's 14 after a step), only the weight without its optimizer, next to nothing.
+# Lower bounds on the bytes a parameter on all GPUs together, by offload. None: 2 + 2 + 12, or DeepSpeed's 14 after a
+# step. Optimizer: the weight. Full: next to nothing.
 _LEAST_BYTES = {"none": 12.0, "optimizer": 2.0, "full": 0.25}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run it, with what is predicted of it. `step` is None if it does not fit."""
+    """One way to run the model, with its predictions. `step` is None if it does not fit."""
 
     training: Training
     memory: Memory
@@ -59,17 +59,17 @@ class Candidate:
 
     @property
     def deciding(self) -> StageMemory:
-        """The stage that needs most."""
+        """The stage that needs the most memory."""
         return self.memory.stages[self.memory.deciding]
 
     @property
     def need_gib(self) -> float:
-        """GiB of the stage that decides, as the card sees them: reserved and context."""
+        """GiB that the deciding stage takes of the card: reserved memory and context."""
         return self.deciding.nvidia_smi
 
     @property
     def is_tight(self) -> bool:
-        """Whether the prediction's own error may tip it over."""
+        """Whether it may run out of memory within the prediction's own error."""
         return self.need_gib > TIGHT * self.card_gib
 
     @cached_property
@@ -79,7 +79,7 @@ class Candidate:
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """Ascending: the fastest first, a tight one as if it were slower, to a step of NEAR; then the plainer."""
+        """The key to sort by, best first: speed in steps of NEAR (less for a tight candidate), then plainness."""
         run = self.training
         plainness = (
             OFFLOADS.index(run.offload),
@@ -100,10 +100,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Searched:
-    """`candidates` fit, best first, at most KEPT of a layout. `too_large` has of every layout of which none fits the
-    one that comes nearest. `left_out` counts layouts by why they cannot run.
+    """`candidates`: those that fit, best first, at most KEPT of a layout. `too_large`: for every layout without one,
+    the candidate nearest to fitting. `left_out`: the number of layouts by the reason why they cannot run.
 
-    `fitting` and `not_fitting` count settings; `asked` those whose memory was predicted for it.
+    `fitting` and `not_fitting` count settings; `asked` counts predictions of memory.
     """
 
     question: Question
@@ -135,7 +135,7 @@ class _Tally:
 def search(
     question: Question, machine: Machine, constants: Constants = DEFAULT, keep: int = KEPT, first: bool = False
 ) -> Searched:
-    """All that the question leaves open, tried. `first`: stop at the first that fits, whatever its speed."""
+    """Tries everything that the question leaves open. `first`: stop at the first that fits, whatever its speed."""
     tally, candidates, too_large = _Tally(), [], []
     for layout, obstacle in question.layouts():
         if obstacle is not None:
@@ -162,7 +162,7 @@ def search(
 def _search_layout(
     question: Question, layout: Layout, machine: Machine, constants: Constants, keep: int, first: bool, tally: _Tally
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best of a layout, the one nearest to fitting)."""
+    """(the best candidates of a layout, the one nearest to fitting)."""
     heap: list[tuple[tuple[float, ...], int, Candidate]] = []
     nearest: Candidate | None = None
     batches, ways = question.batches(layout.dp), list(question.ways(layout))
@@ -191,11 +191,13 @@ def _search_layout(
 def _tried(
     question: Question, way: Training, batches: Sequence[tuple[int, int]], machine: Machine, tally: _Tally
 ) -> Iterator[tuple[Candidate, bool]]:
-    """Every setting of a way that fits, and of each series of growing micro-batches the first that does not.
+    """Each setting of a way with whether it fits: all that do, and of every series of growing micro-batches the first
+    that does not.
 
-    A larger micro-batch never needs less; parameters, gradients and optimizer depend on neither it nor recomputation.
+    A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
+    micro-batch nor recomputation.
     """
-    # Megatron-LM wants whole rounds of the stages when it interleaves.
+    # Interleaved, Megatron-LM needs a multiple of pp micro-batches.
     batches = [pair for pair in batches if way.vp == 1 or pair[1] % way.pp == 0]
     series = question.techniques(way.engine, way.tp)
     for place, (parallel, recompute) in enumerate(series):
@@ -218,14 +220,14 @@ def _tried(
             tally.not_fitting += len(batches) - number
             states = candidate.deciding
             if states.parameters + states.gradients + states.optimizer > machine.memory_gib:
-                # The states alone are too large, so no setting of this way fits.
+                # The states alone are larger than the card, so no setting of this way fits.
                 tally.not_fitting += len(batches) * (len(series) - place - 1)
                 return
             break
 
 
 def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
-    """Whether a node's memory, if it is known, holds what its GPUs offload."""
+    """Whether the host's memory, if it is known, holds what a node's GPUs offload."""
     if training.offload == "none" or machine.host_memory_gib is None:
         return True
     each = max(stage.host for stage in memory.stages)
@@ -233,7 +235,7 @@ def _fits_host(training: Training, memory: Memory, machine: Machine) -> bool:
 
 
 def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int | None:
-    """The first doubling of the GPUs, in whole nodes, on which something fits; None if none up to `most` does."""
+    """The smallest doubling of the question's GPUs, in whole nodes, on which something fits; None up to `most`."""
     per_node = question.gpus_per_node
     gpus = question.gpus
     while gpus < most:
@@ -245,7 +247,7 @@ def fewest_gpus(question: Question, machine: Machine, most: int = 65536) -> int 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest that fits with its search, and the next of the family, which does not fit or leaves no room."""
+    """The largest model that fits, its search, and the next larger one, which does not fit or leaves no room."""
 
     model: ModelShape
     searched: Searched
@@ -254,10 +256,10 @@ class Largest:
 
 
 def family(model: ModelShape) -> list[ModelShape]:
-    """Every shape of the family with the model's vocabulary and sequence, by parameters.
+    """All shapes of the FAMILY with the model's vocabulary and sequence, sorted by parameters.
 
-    Widths and depths as the published ones: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 96 x 12288 = 128 a layer;
-    Narayanan et al. 2021 (arXiv:2104.04473), table 1, 128 x 25600 = 200; seed 001's 64 x 16384 = 256.
+    Hidden / layers as published: Brown et al. 2020 (arXiv:2005.14165), table 2.1, 12288 / 96 = 128; Narayanan et al.
+    2021 (arXiv:2104.04473), table 1, 25600 / 128 = 200; seed 001, 16384 / 64 = 256.
     """
     shapes = [
         replace(model, hidden=hidden, layers=layers, heads=hidden // 128)
@@ -269,25 +271,24 @@ def family(model: ModelShape) -> list[ModelShape]:
 
 
 def largest(question: Question, model: ModelShape, machine: Machine, constants: Constants = DEFAULT) -> Largest:
-    """The largest of the family for which `question`, asked of it, has an answer with room on the card (TIGHT).
+    """The largest model of the family that fits with room on the card (TIGHT) under `question`.
 
-    From the largest down, one after the other: a smaller model may fail where a larger one fits, as its layers do not
-    divide so. LayoutError if not even the smallest fits.
+    All are tried from the largest down: a smaller model may fail although a larger one fits, if its layers do not
+    divide. LayoutError if not even the smallest fits.
     """
     shapes = family(model)
     with_room = replace(machine, memory_gib=TIGHT * machine.memory_gib)
-    least = _LEAST_BYTES[question.settled.get("offload", "full")]
+    least = _LEAST_BYTES[question.fixed.get("offload", "full")]
     most = machine.memory_gib * 2**30 * question.gpus / least
     tried = 0
-    for place in range(len(shapes) - 1, -1, -1):
-        shape = shapes[place]
-        if shape.params > most:
-            continue
-        tried += 1
-        asked = replace(question, shape=shape)
-        if search(asked, with_room, first=True).candidates:
-            larger = shapes[place + 1] if place + 1 < len(shapes) else None
-            return Largest(shape, search(asked, machine, constants), larger, tried)
+    larger: ModelShape | None = None
+    for shape in reversed(shapes):
+        if shape.params <= most:
+            tried += 1
+            asked = replace(question, shape=shape)
+            if search(asked, with_room, first=True).candidates:
+                return Largest(shape, search(asked, machine, constants), larger, tried)
+        larger = shape
     raise LayoutError(
         f"no model of the family fits on {question.gpus} {machine.device} with what is asked for",
         "leave --tp, --pp, --dp and the batch open, or use more GPUs",
@@ -296,10 +297,8 @@ def largest(question: Question, model: ModelShape, machine: Machine, constants: 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a candidate's step time comes to: throughput, FLOPs by every formula, and what a budget of tokens costs.
-
-    FLOPs are TFLOP/s of one GPU, by the formulas of hpc_gpt.formulas; `budget_tokens` is what `days` and `gpu_hours`
-    are for. `mfu` and `hfu` are 0 to 1.
+    """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of hpc_gpt.formulas, and the
+    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1.
     """
 
     step_s: float
@@ -319,7 +318,7 @@ class Figures:
 
 
 def figures_of(training: Training, step: StepTime, machine: Machine, budget_tokens: float) -> Figures:
-    """The figures of a training whose step is predicted to take so long; `step.band` gives the range of its seconds."""
+    """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
     shape, gpus, step_s = training.shape, training.gpus, step.step_s
     counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
     sizes: dict[str, Any] = {"layers": shape.layers, "hidden": shape.hidden}

@@ -1,6 +1,6 @@
-"""Bytes a parameter that each way of training holds: weights, gradients, optimizer; at work, in the step, between.
+"""Bytes a parameter of each way to train: weights, gradients and optimizer states, in the passes and in the step.
 
-`bytes_rule` of a Training names one of RULES; None means the engine's own way here (`rule_of`).
+`bytes_rule` of a Training names one of RULES; None means our engine's own (`rule_of`).
 
 megatron-2021-fp16: 2 + 2 + 12, in the step 6 more: fp32 copies of the fp16 gradients, freed before the next step's
 first gradient, and a flat copy for the all-reduce (Megatron-LM 2.4; planner README: 20 after a step, 22 peak).
@@ -9,22 +9,22 @@ deepspeed-fp16: ZeRO-0 2 + 2 + 12, in the step 4 more; ZeRO-1 4 + 12/dp, in the 
 ZeRO-3 16/dp (Rajbhandari et al. 2020, section 5; DeepSpeed runtime/fp16/fused_optimizer.py and runtime/zero).
 deepspeed-bf16: the same with gradients summed in fp32 (data_types.grad_accum_dtype), 4 each and no copy in the step.
 bf16-optimizer: 2 + (2 + 4) + 12/dp (DeepSpeed runtime/bf16_optimizer.py).
-bf16-optimizer-immediate: 2 + 4 + 12/dp, a 16-bit gradient being added to its fp32 sum at once (immediate_grad_update).
+bf16-optimizer-immediate: 2 + 4 + 12/dp: a 16-bit gradient is added to its fp32 sum at once (immediate_grad_update).
 masters: 2 + 4 + 4 + 8, the moments over dp if sharded (train/engines/master_weights.py); with the compiled update and
-one gradient a step 2 + 2 + 4 + 8, as it stays in 16 bits (flat_masters.py). DDP's buckets of half gradients 2 more.
+one gradient a step 2 + 2 + 4 + 8, as it stays in 16 bits (flat_masters.py). DDP's 16-bit gradient buckets: 2 more.
 fsdp: weights 4, gradients 4, moments 8, all over dp (PyTorch's FSDP with mixed precision).
-fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO has master weights of its own, 4 more.
+fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO adds master weights, 4 more.
 
-Under our own configuration ZeRO-3 keeps its gradients' sums from step to step (grad_partitions_flat_buffer). Of what
-is offloaded the host has master weights, moments and fp32 gradients, 16; with ZeRO-1 and -2 also a copy of the weights
-on its way back and the sums of a step, with ZeRO-3 in fp16 the sums a second time (stage_1_and_2.py, stage3.py; of bf16
-and fp32 train/engines/zero_sums.py; measured as `memory.zero_buffers` was).
+In our own configuration ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer). With
+offload the host has master weights, moments and fp32 gradients, 16; under ZeRO-1 and -2 also a copy of the weights that
+is sent back and the sums of a step, under ZeRO-3 in fp16 the sums twice (stage_1_and_2.py, stage3.py; for bf16 and fp32
+train/engines/zero_sums.py; measured like `memory.zero_buffers`).
 
-The optimizer's update needs more for a moment (`update_bytes`). torch 2.13's AdamW (torch/optim/adam.py): fused kernels
-keep everything in registers. foreach makes the square roots of all second moments at once, 4 bytes each. for-loop does
-so a tensor at a time, twice (root and quotient), while the tensor before still has its own. Under ZeRO a tensor is a
-rank's flat share of all parameters that decay alike, so that the loop has one tensor, and needs twice what foreach
-does. Measured with torch's profiler on a CPU to within 1 % of a parameter's bytes: ddp in bf16 18 fused, 22 foreach;
+The optimizer's update needs temporaries (`update_bytes`). torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep
+everything in registers. foreach computes the square roots of all second moments at once, 4 bytes each. for-loop does
+so one tensor at a time, twice (root and quotient), while the tensor before still has its own. Under ZeRO a tensor is a
+rank's flat share of all parameters with the same weight decay, so the loop has one tensor and needs twice as much as
+foreach. Measured with torch's profiler on a CPU to within 1 % of a parameter's bytes: ddp in bf16 18 fused, 22 foreach;
 ZeRO-1 in bf16 18, 22, and 26 for-loop.
 """
 
@@ -53,8 +53,8 @@ RULES = (
 class Held:
     """Bytes a parameter on one GPU.
 
-    `gradients` and `step_gradients`: while micro-batches run, and while the optimizer works. `renewed`: what is freed
-    and allocated anew in every step, which leaves holes. `host`: what offloading moved to the host.
+    `gradients`: in the passes; `step_gradients`: in the optimizer step. `renewed`: freed and allocated again in every
+    step, which leaves holes. `host`: offloaded to the host.
     """
 
     parameters: float
@@ -66,7 +66,7 @@ class Held:
 
 
 def rule_of(training: Training) -> str:
-    """The rule a training goes by; ConfigError for a name that is none."""
+    """The name of the training's rule. ConfigError for an unknown `bytes_rule`."""
     if training.bytes_rule is not None:
         if training.bytes_rule not in RULES:
             raise ConfigError(f"no bytes rule {training.bytes_rule!r}", f"use one of {', '.join(RULES)}")
@@ -89,7 +89,7 @@ def rule_of(training: Training) -> str:
 
 
 def held(training: Training) -> Held:
-    """Bytes a parameter of the training."""
+    """Bytes a parameter that the training holds."""
     rule, stage, dp, sharded = rule_of(training), training.zero_stage, training.dp, training.sharded_optimizer
     if rule == "megatron-2021-fp16":
         return Held(2, 2, 12, 8, 6)
@@ -104,8 +104,8 @@ def held(training: Training) -> Held:
         bucket = 2 if dp > 1 else 0
         return Held(2, 4 + bucket, 4 + (8 / dp if sharded else 8), 4 + bucket, 4)
     if rule == "fsdp":
-        whole = stage in (1, 2)  # weights stay gathered, in 16 bits beside their fp32 shards
-        states = Held(4 / dp + (2 if whole else 0), 4 / dp, 8 / dp, 4 / dp, 4 / dp)
+        gathered = 2 if stage in (1, 2) else 0  # weights stay gathered in 16 bits, in addition to their fp32 shards
+        states = Held(4 / dp + gathered, 4 / dp, 8 / dp, 4 / dp, 4 / dp)
         if training.offload == "full":
             return Held(0, 0, 0, 0, 0, states.parameters + states.gradients + states.optimizer)
         return states
@@ -117,9 +117,10 @@ def held(training: Training) -> Held:
 
 
 def _zero(training: Training, weight: int, gradient: int, master: int) -> Held:
-    """ZeRO's stages: the optimizer over dp from 1 on, gradients from 2, weights in 3. Of bytes a parameter each.
+    """ZeRO's stages, for so many bytes a parameter: optimizer over dp from stage 1 on, gradients from 2, weights in 3.
 
-    The optimizer works on fp32 copies of its share of the gradients, made in the step and freed after it.
+    The optimizer works on fp32 copies of its share of the gradients, which are allocated in the step and freed after
+    it.
     """
     stage, dp = training.zero_stage, training.dp
     parameters = weight / dp if stage == 3 else float(weight)
@@ -128,7 +129,7 @@ def _zero(training: Training, weight: int, gradient: int, master: int) -> Held:
     copy = (4 / dp if stage >= 1 else 4.0) if gradient == 2 else 0.0
     host = 0.0
     if training.offload != "none" and stage >= 1:
-        # The host has master weights, moments and the fp32 gradients; with ZeRO-2 and -3 a gradient leaves as it comes.
+        # The host has master weights, moments and fp32 gradients; under ZeRO-2 and -3 each gradient is sent at once.
         host, optimizer, copy = optimizer + 4 / dp, 0.0, 0.0
         gradients = 0.0 if stage >= 2 else gradients
         if training.offload == "full":
@@ -137,10 +138,10 @@ def _zero(training: Training, weight: int, gradient: int, master: int) -> Held:
 
 
 def _as_ours(training: Training, states: Held, weight: int, gradient: int) -> Held:
-    """What DeepSpeed 0.19.8 holds otherwise: see above.
+    """The states with what DeepSpeed 0.19.8 holds in our configuration (module docstring).
 
-    With an `offload_ratio` below 1 the groups of ZeRO-3 that stay on the GPU have master weights, moments and the
-    optimizer's fp32 gradients there (stage3.py, subgroup_to_device); the sums of all fp16 gradients are the host's.
+    With an `offload_ratio` below 1, the ZeRO-3 groups that stay on the GPU have master weights, moments and the
+    optimizer's fp32 gradients there (stage3.py, subgroup_to_device); the sums of all fp16 gradients are on the host.
     """
     stage, dp = training.zero_stage, training.dp
     if training.offload != "none" and stage in (1, 2):
@@ -156,10 +157,10 @@ def _as_ours(training: Training, states: Held, weight: int, gradient: int) -> He
 
 
 def update_bytes(training: Training, params: float, matrix: float, table: float) -> float:
-    """Bytes made in the step and freed in it, beside Held's; `params` of one GPU of the stage.
+    """Bytes of the update's temporaries, in addition to Held's; `params`: parameters of one GPU of the stage.
 
-    `matrix`: parameters of a layer's largest one, of which two follow upon each other. `table`: of the embedding, 0
-    if the stage has none. 0 of somebody else's run, whose rule counts everything.
+    `matrix`: parameters of a layer's largest matrix, of which two are updated in a row. `table`: parameters of the
+    embedding, 0 if the stage has none. Returns 0 for another program's run, whose rule counts everything.
     """
     if training.bytes_rule is not None or training.offload != "none":
         return 0.0
@@ -173,16 +174,16 @@ def update_bytes(training: Training, params: float, matrix: float, table: float)
     if mode == "foreach":
         return 4 * params / shared
     if mode == "for-loop":
-        # Whole parameters are dealt out over ddp's ranks, parts of each over FSDP's.
+        # DDP's sharded optimizer distributes whole parameters over the ranks, FSDP a part of each.
         return 4 * max(3 * matrix, 2 * table) / (training.dp if training.engine == "fsdp" else 1)
     return 0.0
 
 
 def _with_flat_gradients(training: Training, made: float) -> float:
-    """Bytes a parameter of a rank's share: what the update makes, and the gradients laid end to end for it.
+    """Bytes a parameter of a rank's share: the `made` temporaries, and the gradients flattened for the update.
 
-    ZeRO-3's sums are what its update reads (train/engines/zero_sums.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients,
-    and free the parameters' own before the update; bf16's sums are flat already.
+    ZeRO-3's update reads its sums (train/engines/zero_sums.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and free
+    the parameters' own before the update; in bf16 the sums are flat already.
     """
     if training.zero_stage == 3 or training.dtype == "bf16":
         return made
@@ -191,13 +192,13 @@ def _with_flat_gradients(training: Training, made: float) -> float:
 
 
 def moved_bytes(training: Training) -> float:
-    """Bytes read and written for a parameter in a step, by counting, with the norm and the clipping.
+    """Bytes read and written a parameter in a step, counted by hand, with norm and clipping.
 
-    fused: fp32 master weight, two moments and the gradient read, three of them written, 2 of the half weight; and once
-    more over the gradient for its norm and its scale. foreach and for-loop: weight decay 8, the first moment 12, the
-    second 8 + 12, root, quotient and sum with epsilon 8 each, the weight 16, in place of fused's 28. What more launches
-    cost is not counted. compiled: one pass reads master weight, moments and gradient and writes master weight, moments
-    and half weight, after one that reads the gradient for the norm.
+    fused: reads fp32 master weight, two moments and gradient, writes three of them and 2 for the 16-bit weight; then
+    reads and writes the gradient for its norm and scale. foreach and for-loop, instead of fused's 28: weight decay 8,
+    first moment 12, second 8 + 12, root, quotient and sum with epsilon 8 each, weight 16; further launches are not
+    counted. compiled: one pass reads the gradient for the norm; the next reads master weight, moments and gradient and
+    writes master weight, moments and 16-bit weight.
     """
     if training.optimizer_mode in ("foreach", "for-loop"):
         return 80 + 2 + 2 * 4
@@ -208,10 +209,10 @@ def moved_bytes(training: Training) -> float:
 
 
 def sums_in_half(training: Training) -> bool:
-    """Whether the compiled update finds its gradients in 16 bits: a step has one of each (engines/ddp.py)."""
+    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (engines/ddp.py)."""
     return _is_compiled(training) and training.micro_batches == training.dp == 1
 
 
 def _is_compiled(training: Training) -> bool:
-    """Only engine ddp has it, and only for half weights."""
+    """Whether the update is compiled: only engine ddp's is, and only for 16-bit weights."""
     return training.optimizer_mode == "compiled" and training.engine == "ddp" and training.dtype != "fp32"

@@ -1,4 +1,4 @@
-"""What is predicted: a model's shape, its layout over GPUs and how it is trained, here or by who published it."""
+"""The input of a prediction: a model's shape, its layout, and how it is trained, by us or by others."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 @dataclass(frozen=True)
 class PublishedShape(ModelShape):
-    """A decoder that others trained: Llama's with `gated`, `kv_heads`, untied, no biases and no learned positions.
+    """A decoder that others trained. Llama's has `gated`, `kv_heads`, no tying, no biases and no learned positions.
 
-    `ffn` is the width of the MLP, 4 x hidden if it is None.
+    `ffn` is the width of the MLP; None means 4 x hidden.
     """
 
     kv_heads: int | None = None
@@ -60,9 +60,9 @@ class PublishedShape(ModelShape):
 
 @dataclass(frozen=True)
 class Training:
-    """A shape, its layout and everything that decides memory or time. `engine` is a name, as in an experiment.
+    """A shape, its layout, and everything else that memory or time depends on. `engine` is a name of an experiment's.
 
-    `bytes_rule` names how somebody else's engine holds its states (states.RULES); None means ours.
+    `bytes_rule` names how another program's engine holds its states (states.RULES); None means our engine.
     """
 
     shape: ModelShape
@@ -76,18 +76,18 @@ class Training:
     sequence_parallel: bool = False
     zero_stage: int = 0
     dtype: str = "bf16"
-    flash: bool = False  # an attention kernel that keeps no matrix of scores
+    flash: bool = False  # the attention kernel keeps no matrix of scores
     engine: str = "megatron-lm"
     bytes_rule: str | None = None
     sharded_optimizer: bool = False
     offload: Offload = "none"
     offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host
-    stage_layers: tuple[int, ...] | None = None  # None: as even as can be
+    stage_layers: tuple[int, ...] | None = None  # None: as even as possible
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile fuses the passes over activations
-    activations_on_host: bool = False  # what is kept for the backward pass waits in the host's memory
-    optimizer_mode: OptimizerMode = "fused"  # of what is on the GPU; the host updates what is offloaded
-    loss_chunks: int = 1  # logits are made and used in so many pieces, and made again in the backward pass
+    activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
+    optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
+    loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
@@ -114,7 +114,7 @@ class Training:
 
     @property
     def sharding(self) -> int:
-        """What is sharded over dp, as ZeRO counts stages. FSDP shards everything unless its stage is less."""
+        """What is sharded over dp, as a ZeRO stage. FSDP shards everything unless its stage says less."""
         return 3 if self.engine == "fsdp" and self.zero_stage == 0 else self.zero_stage
 
     @property
@@ -123,12 +123,12 @@ class Training:
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether DeepSpeed runs it, ours or somebody else's."""
+        """Whether DeepSpeed runs it, in our engine or another program's."""
         return has_zero(self.engine)
 
 
 def training_of(resolved: Resolved) -> Training:
-    """What would run, for the planner to predict. A folder on NVMe counts as the host's memory."""
+    """The training of a resolved experiment. Offload to NVMe counts as the host's memory."""
     engine, model, batch, dtype = resolved.engine, resolved.model, resolved.batch, resolved.train.dtype
     pp = resolved.layout.pp
     return Training(
@@ -148,11 +148,10 @@ def training_of(resolved: Resolved) -> Training:
 
 
 def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
-    """Fields of a Training that follow from switches and device alone: of the engine `name`, under those of `engine`
-    that it has.
+    """Fields of a Training that follow from the device and those switches of `engine` that the engine `name` has.
 
-    Our engines use PyTorch's attention kernels, of which only `math` keeps a matrix of scores. Megatron-LM's kernels
-    that keep none need an Ampere or later.
+    Our engines use PyTorch's attention kernels: only `math` keeps a matrix of scores. Megatron-LM's kernels that keep
+    none need an Ampere or newer device.
     """
     if name == "megatron-lm":
         return {"flash": not (device or "").startswith("v100")}
@@ -166,13 +165,13 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
 
 
 def update_mode(train: Train) -> OptimizerMode:
-    """How the GPU computes the update: fused by default. `host` is that kernel on the processor."""
+    """How the GPU computes the update; fused by default. `host` is the fused kernel on the CPU."""
     mode = train.optimizer_mode
     return "fused" if mode is None or mode == "host" else mode
 
 
 def engine_for(training: Training, base: Engine) -> Engine:
-    """The `[engine]` of an experiment that runs the training, with those switches of `base` that the engine has."""
+    """The `[engine]` table that runs the training, with those switches of `base` that its engine has."""
     switches = {name: getattr(base, name) for name in OFFERS[training.engine].switches}
     if training.pp == 1:
         switches["partition"] = "layers"
@@ -188,21 +187,21 @@ def engine_for(training: Training, base: Engine) -> Engine:
 
 
 def _chunks(engine: Engine, layers: int, pp: int) -> int:
-    """Interleaved chunks a stage, as Megatron-LM's own arguments ask for them."""
-    words = [part for word in engine.megatron_args for part in word.split("=", 1)]
-    if _INTERLEAVED not in words[:-1]:
+    """Interleaved chunks of a stage, by Megatron-LM's own arguments."""
+    arguments = [part for argument in engine.megatron_args for part in argument.split("=", 1)]
+    if _INTERLEAVED not in arguments[:-1]:
         return 1
-    deep = words[words.index(_INTERLEAVED) + 1]
+    deep = arguments[arguments.index(_INTERLEAVED) + 1]
     return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
 
 
-def _with_chunks(words: Sequence[str], training: Training) -> tuple[str, ...]:
-    """Megatron-LM's arguments with the training's chunks in place of any that were there."""
-    kept: list[str] = []
-    for place, word in enumerate(words):
-        is_value = place > 0 and words[place - 1] == _INTERLEAVED
-        if not is_value and word.partition("=")[0] != _INTERLEAVED:
-            kept.append(word)
+def _with_chunks(arguments: Sequence[str], training: Training) -> tuple[str, ...]:
+    """Megatron-LM's arguments with the training's chunks instead of any given before."""
+    kept = [
+        argument
+        for before, argument in zip(("", *arguments), arguments, strict=False)
+        if _INTERLEAVED not in (before, argument.partition("=")[0])
+    ]
     if training.vp > 1:
         kept += [_INTERLEAVED, str(training.shape.layers // (training.pp * training.vp))]
     return tuple(kept)

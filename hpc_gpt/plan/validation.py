@@ -1,4 +1,4 @@
-"""Every row of a file predicted, beside what was published of it; and how far off the predictions are."""
+"""Predict every row of a file, compare with its published figures, and score the errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Chosen = tuple[Constants, str]
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row, what is predicted of it, and whose constants it was predicted with."""
+    """A row with its predictions, and the name of the constants that were used."""
 
     row: Row
     step: StepTime
@@ -38,12 +38,12 @@ class Predicted:
 
     @property
     def memory_kind(self) -> str:
-        """The kind the row was measured in, nvidia-smi if it was not."""
+        """The kind of memory that the row states; nvidia_smi if it states none."""
         return self.row.published.memory_kind or "nvidia_smi"
 
     @property
     def memory_gib(self) -> float:
-        """Of the stage that needs most, in the row's kind. Stages that the source does not list do not count."""
+        """GiB of the stage that needs the most, in the row's kind, among the stages that the source lists."""
         stages = self.memory.stages
         listed = [stages[stage] for stage, _ in self.row.published.by_stage] or list(stages)
         if self.memory_kind == "component":
@@ -65,7 +65,7 @@ class Predicted:
 
 
 def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -> Callable[[Row], Chosen]:
-    """Whose constants a row takes: `always`, else `chosen_for`'s, else those of data sheets."""
+    """A function from a row to its constants: `always`, else those of `chosen_for`, else those of data sheets."""
 
     def choose(row: Row) -> Chosen:
         cluster = always or chosen_for(row, clusters)
@@ -75,7 +75,7 @@ def choosing(clusters: Sequence[Calibrated], always: Calibrated | None = None) -
 
 
 def predict_rows(rows: Rows, choose: Callable[[Row], Chosen]) -> list[Predicted | LeftOut]:
-    """Every entry of a file, in its order. What cannot be predicted after all is left out with the reason."""
+    """Every entry of a file in its order; a row that cannot be predicted is left out with the reason."""
     return [entry if isinstance(entry, LeftOut) else _predict_row(entry, *choose(entry)) for entry in rows.entries]
 
 
@@ -85,21 +85,21 @@ def _predict_row(row: Row, constants: Constants, name: str) -> Predicted | LeftO
         step = predict_step(row.training, row.machine, constants)
         predicted = Predicted(row, step, memory, fits(memory, row.machine), name)
         if not (math.isfinite(step.step_s) and math.isfinite(predicted.memory_gib)):
-            raise ValueError("a prediction beyond all numbers")
+            raise ValueError("the prediction is not finite")
     except (UserError, ArithmeticError, ValueError) as fault:
         return LeftOut(row.id, row.source, row.cluster, f"cannot be predicted: {' '.join(str(fault).split())[:200]}")
     return predicted
 
 
 def predicted_only(entries: Iterable[Predicted | LeftOut]) -> list[Predicted]:
-    """Those that are not left out."""
+    """The entries that are not left out."""
     return [entry for entry in entries if isinstance(entry, Predicted)]
 
 
 def without_source(rows: Sequence[Row]) -> list[Predicted]:
-    """Every source's rows with constants fitted to the other sources': of the same device if there are such.
+    """Every source's rows, predicted with constants fitted to other sources: those of the same device if there are any.
 
-    These are the errors to expect of rows that nobody has seen. Sources that state no time are left out.
+    These are the errors to expect on unseen rows. Sources without a time are left out.
     """
     predicted: list[Predicted] = []
     for source in dict.fromkeys(row.source for row in fastest(rows)):
@@ -113,9 +113,9 @@ def without_source(rows: Sequence[Row]) -> list[Predicted]:
 
 
 def without_row(rows: Sequence[Row]) -> list[Predicted]:
-    """Every row of each cluster with constants fitted to the cluster's other rows.
+    """Every row of each cluster, predicted with constants fitted to the cluster's other rows.
 
-    A cluster of many rows is dealt into FOLDS parts, and each part predicted with constants of the others.
+    A cluster with more than FOLDS rows is split into FOLDS parts, each predicted from the others.
     """
     predicted: list[Predicted] = []
     for cluster in dict.fromkeys(row.cluster for row in rows if row.cluster is not None):
@@ -128,13 +128,14 @@ def without_row(rows: Sequence[Row]) -> list[Predicted]:
 
 
 def _predict_from(fitted_to: Sequence[Row], rows: Sequence[Row]) -> list[Predicted]:
-    """The rows with constants fitted to others, or those of data sheets if none of these states a time."""
+    """The rows, predicted with constants fitted to `fitted_to`, or with those of data sheets if none of these has a
+    time."""
     chosen = (calibrate("others", fitted_to).constants, "others") if fastest(fitted_to) else (DEFAULT, DATA_SHEET)
     return predicted_only(_predict_row(row, *chosen) for row in rows)
 
 
 def as_table(entry: Predicted | LeftOut) -> dict[str, object]:
-    """One row of the output. Keys are the same for every row; what does not apply is null."""
+    """One row of the output. Every row has the same keys; a figure that does not apply is null."""
     tables: dict[str, object] = dict.fromkeys(_KEYS)
     if isinstance(entry, LeftOut):
         return tables | {"id": entry.id, "source": entry.source, "left_out": entry.reason}
@@ -174,7 +175,7 @@ def _stage(entry: Predicted, stage: int, figures: tuple[float, float, float]) ->
 
 @dataclass(frozen=True)
 class Errors:
-    """Of some rows: how many, the mean absolute error as a share, and the share of rows within 10 or 15 %."""
+    """The number of rows, their mean absolute error as a share, and the shares of rows within 10 % and 15 %."""
 
     rows: int
     mean: float | None
@@ -185,8 +186,6 @@ class Errors:
 
 @dataclass(frozen=True)
 class SourceScore:
-    """One source's errors."""
-
     source: str
     time: Errors
     memory: Errors
@@ -194,7 +193,8 @@ class SourceScore:
 
 @dataclass(frozen=True)
 class Pick:
-    """Rows that differ by layout alone: what was predicted fastest, and how much slower it was than the fastest."""
+    """Rows that differ only in layout: the one predicted to be fastest, and how much slower it is than the true
+    best."""
 
     source: str
     gpus: int
@@ -210,25 +210,25 @@ class Pick:
 
 @dataclass(frozen=True)
 class Scores:
-    """All of a file. `time_mean` and `memory_mean` are means over sources; the shares are of all rows."""
+    """The scores of a file. `time_mean` and `memory_mean` are means over sources; `time` and `memory` are of all
+    rows."""
 
     sources: tuple[SourceScore, ...]
     time: Errors
     memory: Errors
     time_mean: float | None
     memory_mean: float | None
-    said_to_fit: tuple[str, ...]  # that ran out
-    said_not_to: tuple[str, ...]  # that ran
+    said_to_fit: tuple[str, ...]  # but ran out of memory
+    said_not_to: tuple[str, ...]  # but ran
     fits_judged: int
     picks: tuple[Pick, ...]
 
     def to_tables(self) -> dict[str, object]:
-        """As JSON's own kinds."""
         return dict(finite(asdict(self)))
 
 
 def score(predicted: Sequence[Predicted]) -> Scores:
-    """The scores of a file's predicted rows. Noisy rows and those without a figure are not in the means."""
+    """The scores of a file's predicted rows. Noisy rows and rows without a figure do not count."""
     by_row = {id(entry.row): entry for entry in predicted}
     counted = [by_row[id(row)] for row in fastest(entry.row for entry in by_row.values())]
     weighed = [entry for entry in predicted if entry.memory_error is not None and not entry.row.published.noisy]
@@ -256,7 +256,7 @@ def score(predicted: Sequence[Predicted]) -> Scores:
 
 
 def _errors(signed: Iterable[float | None]) -> Errors:
-    """The errors of some rows, each predicted over published less 1."""
+    """The errors of rows, from each row's predicted over published less 1."""
     sizes = [error for error in signed if error is not None]
     if not sizes:
         return Errors(0, None, None, None, None)
@@ -271,7 +271,7 @@ def _errors(signed: Iterable[float | None]) -> Errors:
 
 
 def _picks(counted: Sequence[Predicted]) -> list[Pick]:
-    """Groups of rows of one source, model, batch and machine in two layouts or more."""
+    """A pick for each group of rows with the same source, model, batch and machine in two settings or more."""
     groups: dict[tuple[object, ...], list[Predicted]] = {}
     for entry in counted:
         training, machine = entry.row.training, entry.row.machine
@@ -291,7 +291,7 @@ def _picks(counted: Sequence[Predicted]) -> list[Pick]:
 
 
 def _tells_fit(entry: Predicted) -> bool:
-    """Whether a row ran out, or ran: of one that fits something was measured, else it is theory."""
+    """Whether a row ran out of memory, or ran: if nothing was measured of a row that fits, it is theory."""
     published = entry.row.published
     measured = published.step_s is not None or (published.memory_gib is not None and entry.memory_kind != "component")
     return published.fits is False or (published.fits is True and measured)

@@ -1,1 +1,1 @@
-"""A submitted run's whole life on this machine, under stand-ins for Slurm's commands that really run it."""
+"""Rehearse the whole life of a submitted run on this machine: stand-ins for Slurm's commands really run it."""

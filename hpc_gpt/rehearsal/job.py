@@ -1,7 +1,7 @@
-"""A job on virtual nodes, its steps and their ranks: their variables, which ranks run where, how they start and end.
+"""A job on virtual nodes, its steps and their ranks: environment, placement on nodes, start and end.
 
 Every rank and every script is a real process of this machine, in a session of its own as under slurmstepd. Variables,
-places and Slurm's own lines are those of a real 22.05.
+placement and Slurm's messages are those of a real 22.05.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CLUSTER = PARTITION = "rehearsal"
 
 @dataclass
 class Rank:
-    """One process of a step, None if it could not be started. `code`: its exit code, or 128 + the number of the signal
-    that ended it, which is `ended_by`."""
+    """One rank of a step; `process` is None if it could not be started. `code`: its exit code, or 128 + the signal that
+    ended it (`ended_by`)."""
 
     number: int
     node: str
@@ -45,19 +45,20 @@ class Rank:
     ended_by: int = 0
 
     def signal(self, *numbers: int) -> None:
-        """Signals the rank's processes, unless the rank has ended."""
+        """Signals the rank's processes unless the rank has ended."""
         if self.code is None and self.process is not None:
             signal_session(self.process.pid, *numbers)
 
     def poll(self) -> None:
-        """Notes its end."""
+        """Notes whether it has ended."""
         if self.code is None and self.process is not None and (code := self.process.poll()) is not None:
             self.code, self.ended_by = (code, 0) if code >= 0 else (128 - code, -code)
 
 
 @dataclass
 class Step:
-    """What one srun has started. `errors`: a descriptor of srun's stderr. `ended` is set when all ranks have ended."""
+    """The step that one srun has started. `errors`: a descriptor of srun's stderr. `ended` is set after all ranks
+    ended."""
 
     job: int
     id: int
@@ -83,8 +84,8 @@ class Step:
             os.write(self.errors, (line + "\n").encode())
 
     def end(self, why: str, kill_at: float | None) -> None:
-        """SIGTERM and SIGCONT to all ranks, and slurmstepd's line, which ends in `why`. SIGKILL follows at `kill_at`;
-        None if the job has its own."""
+        """Sends SIGTERM and SIGCONT to all ranks, and writes slurmstepd's line, which ends in `why`. SIGKILL follows at
+        `kill_at`; None if the job's own applies."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         self.say(f"slurmstepd: error: *** STEP {self.name} ON {self.ranks[0].node} CANCELLED AT {now}{why} ***")
         self.terminated = True
@@ -93,9 +94,9 @@ class Step:
             rank.signal(signal.SIGTERM, signal.SIGCONT)
 
     def watch(self, kill_wait_s: float, now: float) -> None:
-        """Reports the ranks that have ended, and ends the others if a failed one takes them along.
+        """Reports the ranks that have ended, and ends the others after a failure with --kill-on-bad-exit.
 
-        Does nothing to a step that has ended: the number of its stderr may be another file's by then.
+        Does nothing to a step that has ended: its descriptor of stderr may be another file's by then.
         """
         if self.ended.is_set():
             return
@@ -103,7 +104,7 @@ class Step:
             rank.poll()
         failed = [rank for rank in self.ranks if rank.code and rank.number not in self.reported]
         left = [rank for rank in self.ranks if rank.code is None]
-        # Ranks that are ended together are reported when all have ended, on one line a node.
+        # Ranks that are ended together are reported together, on one line a node.
         if failed and not (self.terminated and left):
             self._report(failed)
         if failed and left and self.kill_on_bad_exit and not self.terminated:
@@ -120,7 +121,7 @@ class Step:
             self.ended.set()
 
     def _report(self, failed: Sequence[Rank]) -> None:
-        """How ranks ended, in srun's words: those of one node that ended alike on one line."""
+        """Writes srun's messages about failed ranks: one line for those of a node that ended in the same way."""
         groups: dict[tuple[str, str], list[int]] = {}
         for rank in failed:
             self.reported.add(rank.number)
@@ -132,7 +133,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Srun:
-    """One srun: its options by long name, its command, the folder it was called in, and its stdout and stderr."""
+    """One srun: its options by long name, command, environment, folder, and descriptors of stdout and stderr."""
 
     options: Mapping[str, str]
     command: Sequence[str]
@@ -144,12 +145,12 @@ class Srun:
 
 @dataclass
 class Job:
-    """What the scheduler knows of a job. Times are seconds since 1970, None if Slurm would say Unknown.
+    """The scheduler's record of a job. Times are seconds since 1970, None if Slurm would print Unknown.
 
-    `exclude`: hosts that it may not have. `errors`: a descriptor of the script's stderr, where Slurm's own lines go.
-    `becomes`: the state of a COMPLETING job when its processes have ended, an end or PENDING; `account_as`: the same in
-    sacct's words, `accounted` those of its earlier starts. `term_after`: SIGTERM is still to be sent, when that process
-    has ended, with those words.
+    `exclude`: hosts that it may not get. `errors`: a descriptor of the script's stderr, for Slurm's own lines.
+    `becomes`: the state of a COMPLETING job after its processes have ended, an end or PENDING; `account_as`: the same
+    state for sacct; `accounted`: sacct's states of earlier starts. `term_after`: (process, reason) of a SIGTERM that is
+    to be sent after that process has ended.
     """
 
     id: int
@@ -189,13 +190,13 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """The file of the script's stdout and stderr, by --output or Slurm's own pattern."""
+        """The file of the script's stdout and stderr, by --output or Slurm's default pattern."""
         pattern = self.request.options.get("output", "slurm-%j.out")
         fields = {"j": str(self.id), "x": self.request.name, "u": getpass.getuser()}
         return Path(self.work_folder) / output_path(pattern, fields)
 
     def sessions(self, steps: bool, script: bool) -> Iterator[int]:
-        """The sessions of the job's script, and of its ranks."""
+        """The sessions of the job's script and of its ranks."""
         if script and self.batch is not None:
             yield self.batch.pid
         if steps:
@@ -203,18 +204,18 @@ class Job:
                 yield from (rank.process.pid for rank in step.ranks if rank.process is not None)
 
     def signal(self, *numbers: int, steps: bool = True, script: bool = True) -> None:
-        """Signals to its ranks, and to its script."""
+        """Signals its ranks and its script."""
         for session in self.sessions(steps, script):
             signal_session(session, *numbers)
 
     def end_steps(self, why: str) -> None:
-        """SIGTERM to all ranks; `why` is the end of Slurm's line."""
+        """Sends SIGTERM to all ranks; `why` is the end of Slurm's line."""
         for step in self.steps:
             if not step.ended.is_set():
                 step.end(why, None)
 
     def start_script(self, always: Mapping[str, str], devices: Mapping[str, str]) -> None:
-        """Starts the script on the job's first node. Raises OSError if its output or folder cannot be opened."""
+        """Starts the script on the job's first node. Raises OSError if its folder or its output cannot be opened."""
         environment = {**self.environment, **always, **_script_variables(self), **devices}
         if not self.restarts:
             environment.pop("SLURM_RESTART_COUNT", None)
@@ -233,9 +234,9 @@ class Job:
     def start_step(
         self, srun: Srun, always: Mapping[str, str], devices: Callable[[Job, int], Mapping[str, str]]
     ) -> Step:
-        """Starts all ranks of a step. `devices` gives the variables of the node at a place of the job.
+        """Starts all ranks of a step. `devices`: a function from the job and a node's place to the node's variables.
 
-        Raises RequestFault, in srun's words, for a step that the job has no room for.
+        Raises RequestFault, with srun's message, for a step that the job has no room for.
         """
         nodes, shares = _places(self, srun.options)
         kills = srun.options.get("kill-on-bad-exit", "0") in ("", "1")
@@ -263,7 +264,7 @@ class Job:
 
 
 def _places(job: Job, options: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    """(the step's nodes, the ranks on each) by srun's options, else the job's."""
+    """(the step's nodes, the number of ranks on each) by srun's options, else by the job's."""
     wanted = expand_hosts(options.get("nodelist", ""))
     asked, per_node, ntasks = (
         int(options[name].partition("-")[0]) if name in options else None
@@ -285,7 +286,7 @@ def _places(job: Job, options: Mapping[str, str]) -> tuple[list[str], list[int]]
 
 
 def task_counts(tasks: int, nodes: int, per_node: int | None = None) -> list[int]:
-    """Ranks on each node: as many as asked for a node, else spread evenly, the first nodes one more.
+    """The number of ranks on each node: `per_node` if it is given, else evenly, with one more on the first nodes.
 
     >>> task_counts(5, 2), task_counts(4, 2, 3)
     ([3, 2], [3, 1])
@@ -336,7 +337,8 @@ def _script_variables(job: Job) -> dict[str, str]:
 def _rank_variables(
     job: Job, step: int, nodes: Sequence[str], shares: Sequence[int], rank: int, place: int
 ) -> dict[str, str]:
-    """The SLURM_* variables of one rank of a step, which has `shares` ranks on its `nodes`; `place` is its node's."""
+    """The SLURM_* variables of one rank of a step, which has `shares` ranks on its `nodes`; `place`: its node's
+    index."""
     variables = {
         "SLURM_STEPID": step,
         "SLURM_STEP_ID": step,

@@ -1,7 +1,7 @@
-"""What a job or a step asks for: options, requests, times, signals and hosts, read and written as Slurm does.
+"""The request of a job or a step: options, times, signals and hosts, parsed and printed like Slurm's.
 
-A profile or an experiment may give sbatch and srun any option of Slurm 22.05, so they accept all of them;
-`ignored_options` names those that a rehearsal does not act on. The other commands have the options that hpc-gpt and its
+A profile or an experiment may give sbatch and srun any option of Slurm 22.05, so the stand-ins accept all of them;
+`ignored_options` lists those that a rehearsal does not act on. The other commands have the options that hpc-gpt and its
 scripts use.
 """
 
@@ -17,7 +17,7 @@ from itertools import groupby
 from hpc_gpt.launch.render import script_directives
 from hpc_gpt.settings.experiment import limit_s
 
-# Names with their letter: options with a value, with an optional value, without one.
+# Names with their letters: options with a value, with an optional value, without a value.
 _BOTH = (
     """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container
     core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
@@ -47,10 +47,10 @@ _OPTIONS = {
     "scancel": ("signal/s state/t", "", "quiet/Q"),
     "sacct": ("format/o jobs/j", "", "allocations/X duplicates/D noheader/n parsable2/P"),
 }
-# Options that start something else than a job's script and its ranks.
+# Options that start anything but a job's script and its ranks.
 _NOT_REHEARSED = {"sbatch": ("array", "wrap"), "srun": ("het-group", "jobid", "multi-prog", "no-allocate")}
-# Options that would change where output goes, where something runs or when: a rehearsal goes on without them, and says
-# so. All others that have no effect here are granted: they ask for what only a site has.
+# Options that would change the place of output or ranks, or the time: a rehearsal continues without them and reports
+# it. All other options without an effect here ask for what only a site has, and are granted.
 _IGNORED = {
     "sbatch": ("batch", "error", "export-file", "get-user-env", "hold", "input", "nodefile", "wait"),
     "srun": ("bcast", "error", "exclude", "input", "nodefile", "output", "pty", "relative"),
@@ -59,15 +59,15 @@ _LEAD_S = 60
 
 
 class RequestFault(ValueError):
-    """What a command refuses, in its words."""
+    """A refusal with the command's own message."""
 
 
 class OptionFault(RequestFault):
-    """A word that is no option, or an option that lacks its value, in getopt's words."""
+    """An unknown option, or an option without its value, with getopt's message."""
 
 
 def not_rehearsed(what: str) -> RequestFault:
-    """The refusal of something that only a real Slurm can do."""
+    """The refusal of what only a real Slurm can do."""
     return RequestFault(
         f"{what} is not known to a rehearsal, which answers what hpc-gpt and its scripts ask; a real Slurm knows it"
     )
@@ -75,7 +75,7 @@ def not_rehearsed(what: str) -> RequestFault:
 
 @dataclass(frozen=True)
 class SignalAhead:
-    """`--signal=[B:]NUMBER@SECONDS`: sent `lead_s` before the time limit, to the ranks or to the script alone."""
+    """`--signal=[B:]NUMBER@SECONDS`: sent `lead_s` before the time limit, to the ranks or only to the script."""
 
     number: int
     lead_s: int
@@ -84,7 +84,8 @@ class SignalAhead:
 
 @dataclass(frozen=True)
 class Request:
-    """One job's request. `limit_s` None: no limit. `begin`: seconds since 1970. `options`: all, by long name."""
+    """One job's request. `limit_s` None: no limit. `begin`: seconds since 1970. `options`: all of them, by long
+    name."""
 
     name: str
     nodes: int
@@ -100,47 +101,47 @@ class Request:
     options: Mapping[str, str]
 
 
-def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(long name -> value, "" for an option alone; the words after the options) of a command's line.
+def parse_options(command: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(long name -> value or "", the arguments after the options) of a command line.
 
     Raises OptionFault, or RequestFault for what only a real Slurm knows.
     """
     names, letters = _options_of(command)
     found: dict[str, str] = {}
-    left = list(words)
+    left = list(arguments)
     while left and left[0].startswith("-") and left[0] != "-":
-        word = left.pop(0)
-        if word == "--":
+        argument = left.pop(0)
+        if argument == "--":
             break
-        is_long = word.startswith("--")
+        is_long = argument.startswith("--")
         if is_long:
-            name, equals, value = word[2:].partition("=")
+            name, equals, value = argument[2:].partition("=")
             fits = [known for known in names if known.startswith(name)]
             name = fits[0] if name not in names and len(fits) == 1 else name
         else:
-            name, value = letters.get(word[1], word[1]), word[2:]
+            name, value = letters.get(argument[1], argument[1]), argument[2:]
             equals = value
         kind = names.get(name)
         if name in _NOT_REHEARSED.get(command, ()) or (kind is None and command not in _NOT_REHEARSED):
-            raise not_rehearsed(f"{command} {word}")
+            raise not_rehearsed(f"{command} {argument}")
         if kind is None:
             raise OptionFault(f"unrecognized option '--{name}'" if is_long else f"invalid option -- '{name}'")
         if kind == "plain" and equals:
             if is_long:
                 raise OptionFault(f"option '--{name}' doesn't allow an argument")
-            left.insert(0, f"-{value}")  # letters in one word: -lK1
+            left.insert(0, f"-{value}")  # several letters together: -lK1
             value = ""
         elif kind == "valued" and not equals:
             if not left:
                 missing = f"option '--{name}' requires an argument"
-                raise OptionFault(missing if is_long else f"option requires an argument -- '{word[1]}'")
+                raise OptionFault(missing if is_long else f"option requires an argument -- '{argument[1]}'")
             value = left.pop(0)
         found[name] = value
     return found, left
 
 
 def ignored_options(command: str, options: Mapping[str, str]) -> list[str]:
-    """The options of a sbatch or srun that a rehearsal does not act on, as one writes them.
+    """The options of a sbatch or srun that a rehearsal does not act on, as on the command line.
 
     >>> ignored_options("srun", {"output": "x.log", "nodes": "2", "export": "ALL"})
     ['srun --output=x.log']
@@ -165,12 +166,13 @@ def _options_of(command: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def read_request(script: str, line: Mapping[str, str], name: str, now: float) -> Request:
-    """The request of a script whose file is `name`; options of sbatch's `line` go before the script's directives.
+    """The request of a script whose file is `name`. Options of sbatch's command `line` override the script's
+    directives.
 
     Raises RequestFault.
     """
-    words = [word for directive in script_directives(script) for word in _split(directive)]
-    options = {**parse_options("sbatch", words)[0], **line}
+    arguments = [argument for directive in script_directives(script) for argument in _split(directive)]
+    options = {**parse_options("sbatch", arguments)[0], **line}
     nodes = _count(options, "nodes")
     per_node = _count(options, "ntasks-per-node")
     ntasks = _count(options, "ntasks")
@@ -220,7 +222,7 @@ def _gpus(options: Mapping[str, str]) -> int:
 
 
 def _limit(text: str | None) -> int | None:
-    """Seconds of --time, in whole minutes as Slurm counts them."""
+    """Seconds of --time, rounded up to minutes as by Slurm."""
     try:
         limit = limit_s(text)
     except ValueError:
@@ -229,7 +231,7 @@ def _limit(text: str | None) -> int | None:
 
 
 def read_signal(text: str | None) -> SignalAhead | None:
-    """`--signal=USR2@120`; RequestFault if it names no signal.
+    """The request of `--signal=USR2@120`. RequestFault if it names no signal.
 
     >>> read_signal("B:TERM")
     SignalAhead(number=15, lead_s=60, to_script=True)
@@ -243,16 +245,16 @@ def read_signal(text: str | None) -> SignalAhead | None:
     return SignalAhead(number, int(found[3] or _LEAD_S), "B" in (found[1] or ""))
 
 
-def signal_number(word: str) -> int | None:
-    """A signal by its name, with or without SIG, or its number.
+def signal_number(text: str) -> int | None:
+    """The number of a signal that is given by name, with or without SIG, or by number; None for an unknown one.
 
     >>> signal_number("SIGUSR2") == signal_number("usr2") == signal.SIGUSR2
     True
     """
-    if word.isdigit():
-        return int(word) if int(word) in {*signal.Signals} else None
+    if text.isdigit():
+        return int(text) if int(text) in {*signal.Signals} else None
     try:
-        return signal.Signals["SIG" + word.upper().removeprefix("SIG")].value
+        return signal.Signals["SIG" + text.upper().removeprefix("SIG")].value
     except KeyError:
         return None
 
@@ -266,7 +268,7 @@ def read_time(text: str, now: float) -> float:
 
 
 def output_path(pattern: str, fields: Mapping[str, str]) -> str:
-    """A file's name with its %-fields filled in, as `%x-%j.out`. An unknown field stays; `%%` is one %."""
+    """The file name of a pattern like `%x-%j.out`. An unknown field stays as it is; `%%` gives one %."""
 
     def fill(found: re.Match[str]) -> str:
         if found[2] == "%":
@@ -280,16 +282,16 @@ def output_path(pattern: str, fields: Mapping[str, str]) -> str:
 _HOSTS = r"([^,\[\]]+)(?:\[([\d,-]+)\])?"
 
 
-def expand_hosts(words: str) -> list[str]:
-    """The hosts of a list as Slurm writes it, in its order. RequestFault for what is not a list.
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm hostlist, in its order. RequestFault if it is none.
 
     >>> expand_hosts("a,n[08-10,12]")
     ['a', 'n08', 'n09', 'n10', 'n12']
     """
-    if words and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", words):
-        raise RequestFault(f"Invalid hostlist: {words}")
+    if text and not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", text):
+        raise RequestFault(f"Invalid hostlist: {text}")
     hosts = []
-    for name, numbers in re.findall(_HOSTS, words):
+    for name, numbers in re.findall(_HOSTS, text):
         for part in numbers.split(","):
             first, _, last = part.partition("-")
             numbered = range(int(first), int(last or first) + 1) if first else ()
@@ -298,7 +300,7 @@ def expand_hosts(words: str) -> list[str]:
 
 
 def compress_hosts(hosts: Sequence[str]) -> str:
-    """The hosts as Slurm writes a list.
+    """The hosts as a Slurm hostlist.
 
     >>> compress_hosts(["n1", "n2", "n4"]), compress_hosts(["n1"])
     ('n[1-2,4]', 'n1')
@@ -313,14 +315,14 @@ def compress_hosts(hosts: Sequence[str]) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """`1-2,4`: neighbours together."""
+    """The numbers as ranges, like `1-2,4`."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     lists = [[number for _, number in run] for _, run in runs]
     return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in lists)
 
 
 def compress_counts(counts: Sequence[int]) -> str:
-    """A number for each node as Slurm's variables have them.
+    """A number for each node, in the form of Slurm's variables.
 
     >>> compress_counts([4, 4, 2])
     '4(x2),2'

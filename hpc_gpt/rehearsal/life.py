@@ -1,6 +1,6 @@
 """A run's whole life under the stand-ins: submitted, interrupted, resumed, finished, read back, each with its evidence.
 
-It takes the user's own path: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are shortened.
+It takes the user's path: `submit_run`, the rendered job.sh, its ranks, its folder. Only the waits are shortened.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.small_files import read_json_lines
 
-# Enough steps for two interruptions and a few undisturbed ones after each.
+# Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24
 SAVE_EVERY = 4
-# An attempt that is to be interrupted waits for that after so many steps: the save before a due one is complete then.
+# An attempt waits for its interruption after so many steps: when a save is due, the save before it is complete.
 _HOLD_AFTER_STEPS = 2 * SAVE_EVERY
-# Nothing here takes minutes, but ranks that share two cores start slowly.
+# Far more than needed, but ranks that share two cores start slowly.
 _PATIENCE_S = 600.0
 _VERB_S = 120.0
 _LAST_LINES_S = 45.0
@@ -44,7 +44,7 @@ _LOG_LINES = 12
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that holds, or does not: its name, the evidence, and the seconds since the rehearsal began."""
+    """A checked stage of the run's life: its name, the evidence, the seconds since the rehearsal began, the result."""
 
     name: str
     evidence: str
@@ -53,7 +53,7 @@ class Stage:
 
 
 class RehearsalFailed(Exception):
-    """The run, or a stage of its life, failed, with the first cause as message. `log`: the log's last lines."""
+    """A stage of the run's life failed. The message is the first cause; `log` has the last lines of the log."""
 
     def __init__(self, stage: str, cause: str, log: list[str]) -> None:
         super().__init__(cause)
@@ -63,8 +63,8 @@ class RehearsalFailed(Exception):
 
 @dataclass
 class Life:
-    """Rehearses one run, on so many `gpus` of this machine or, if 0, on its CPU. `began` is a monotonic time. `report`
-    gets each stage as it happens, `wait` what is waited for."""
+    """Rehearses one run on `gpus` GPUs of this machine, or on its CPU if that is 0. `began`: a monotonic time.
+    `report` is called with each stage as it happens, `wait` with what is waited for."""
 
     prepared: Prepared
     gpus: int
@@ -76,7 +76,7 @@ class Life:
     run: RunFolder | None = None
 
     def rehearse(self, quick: bool) -> None:
-        """The whole life. Raises RehearsalFailed, and what submit_run raises."""
+        """Rehearses the whole life. Raises RehearsalFailed, and what submit_run raises."""
         with _environment(self.slurm.environment):
             resumes = can_resume(self.resolved.engine)
             self.scheduler.hold(_HOLD_AFTER_STEPS if resumes else None)
@@ -98,14 +98,13 @@ class Life:
         self.say("left", "no process of the run is left")
 
     def say(self, name: str, evidence: str, ok: bool = True) -> None:
-        """Reports a stage. Raises RehearsalFailed unless it is `ok`."""
+        """Reports a stage. Raises RehearsalFailed if it is not `ok`."""
         self.report(Stage(name, evidence, self.age_s, ok))
         if not ok:
             raise RehearsalFailed(name, evidence, [])
 
     @property
     def age_s(self) -> float:
-        """Seconds since it began."""
         return time.monotonic() - self.began
 
     @property
@@ -132,7 +131,7 @@ class Life:
         attempt = self.run.attempt(number)
         self._until("started", f"the first step of attempt {number}", lambda: _steps(attempt), attempt)
         job = self._job_of(attempt)
-        ranks = len(job.steps[-1].ranks)  # the steps before are a preflight's, on the spare nodes as well
+        ranks = len(job.steps[-1].ranks)  # steps before are a preflight's, which includes spare nodes
         wanted = self.resolved.gpus
         state = read_status([self.run])[0].state
         evidence = (
@@ -153,12 +152,12 @@ class Life:
         ahead = job.request.signal
         if ahead is None:
             self.scheduler.bring_limit_forward(job, 0.0)
-            words = "the time limit was brought forward; the script asks for no signal ahead of it"
+            evidence = "the time limit was brought forward; the script asks for no signal ahead of it"
         else:
             self.scheduler.bring_limit_forward(job, ahead.lead_s)
             self._until("signal", "the signal", lambda: job.signalled_ahead, attempt)
-            words = f"USR2 to {self._ranks()}, {ahead.lead_s} s ahead of the limit (brought forward)"
-        self.say("signal", words)
+            evidence = f"USR2 to {self._ranks()}, {ahead.lead_s} s ahead of the limit (brought forward)"
+        self.say("signal", evidence)
         self._interrupted(run, attempt, "walltime")
 
     def _preempted(self, run: RunFolder) -> None:
@@ -172,7 +171,8 @@ class Life:
         self._interrupted(run, attempt, "preempted")
 
     def _interrupted(self, run: RunFolder, attempt: Attempt, expected: str) -> None:
-        """The attempt ends as expected, with all its steps saved, and the next one begins after its last step."""
+        """Checks that the attempt ends as expected with all its steps saved, and the next one begins after its last
+        step."""
         restarts = self._job_of(attempt).restarts
         self._until(expected, f"the end of attempt {attempt.number}", attempt.ended, attempt, expected)
         end = attempt.ended()
@@ -191,7 +191,7 @@ class Life:
             how = f"job {job.id} was back in the queue, restart {job.restarts}"
             self.say("requeued", how + waited, job.restarts == restarts + 1)
         else:
-            self.say("requeued", f"job {now.id} goes on{resubmitted}" + waited)
+            self.say("requeued", f"job {now.id} continues{resubmitted}" + waited)
         self._until("resumed", "its first step", lambda: _steps(following), following)
         first = min(_steps(following))
         self._started(following.number)
@@ -199,7 +199,8 @@ class Life:
             raise self._failure("resumed", f"attempt {following.number} began with step {first}, not {step} + 1", None)
 
     def _spare_waits(self, run: RunFolder, following: Attempt) -> str:
-        """Lets waiting jobs of the run begin at once until the attempt has begun; returns what was spared, in words."""
+        """Lets waiting jobs of the run begin at once until the attempt has begun; returns a text with the spared
+        wait."""
         spared = ""
 
         def ready() -> bool:
@@ -222,7 +223,7 @@ class Life:
             attempts = run.attempts()
             end = attempts[-1].ended() if attempts else {}
             if end and end.get("ended") != "done":
-                raise self._failure("finished", _ended_words(end), attempts[-1])
+                raise self._failure("finished", _ended_text(end), attempts[-1])
             return bool(end) and self._job_of(attempts[-1]).is_over
 
         self._until("finished", "the end of the run", over, None, stuck=lambda: self._ended_silently(run))
@@ -239,13 +240,13 @@ class Life:
             self.say("losses", f"those of all {len(whole)} steps are the unbroken run's to the last digit; {last}")
             return
         step = next(step for step in whole if broken[step] != whole[step])
-        words = f"step {step}: {broken[step]!r}, unbroken {whole[step]!r}"
-        # Sums of GPUs come in an order of their own unless train.deterministic is set.
+        difference = f"step {step}: {broken[step]!r}, unbroken {whole[step]!r}"
+        # GPUs sum in varying order unless train.deterministic is set.
         rounding = self.gpus > 0 and worst < 1e-3
-        self.say("losses", f"{words}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
+        self.say("losses", f"{difference}{'; that is rounding, as on GPUs' if rounding else ''}", rounding)
 
     def _losses(self, run: RunFolder) -> dict[int, float]:
-        """Step -> loss over all attempts; each step must be there once, or twice with one loss."""
+        """Step -> loss over all attempts. Raises RehearsalFailed if a step is missing or has two different losses."""
         losses: dict[int, float] = {}
         for attempt in run.attempts():
             for step, loss in _steps(attempt).items():
@@ -267,7 +268,7 @@ class Life:
         expected: str | None = None,
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Polls `ready`. Raises RehearsalFailed if the attempt has ended in another way than expected, the run is
+        """Waits for `ready`. Raises RehearsalFailed if the attempt ends in another way than expected, if the run is
         `stuck`, or after 10 minutes."""
         self.wait(what)
         end = time.monotonic() + _PATIENCE_S
@@ -275,7 +276,7 @@ class Life:
             found = bool(ready())
             ended = attempt.ended() if attempt is not None else {}
             if ended and ended.get("ended") != expected and (not found or expected is not None):
-                raise self._failure(stage, _ended_words(ended), attempt)
+                raise self._failure(stage, _ended_text(ended), attempt)
             if found:
                 return
             if self.scheduler.fault is not None:
@@ -287,13 +288,14 @@ class Life:
             time.sleep(_POLL_S)
 
     def _ended_silently(self, run: RunFolder) -> bool:
-        """Whether every job of the run is over, and its last attempt does not say how it ended."""
+        """Whether every job of the run is over, but its last attempt has not recorded how it ended."""
         attempts = run.attempts()
         jobs = self._jobs_of(run)
         return bool(jobs) and all(job.is_over for job in jobs) and not (attempts and attempts[-1].ended())
 
     def _failure(self, stage: str, cause: str, attempt: Attempt | None) -> RehearsalFailed:
-        """Waits for the job's end first: a rank that has printed nothing yet may be the one that failed."""
+        """The failure with its first cause, after the job's end: a rank that has printed nothing yet may have caused
+        it."""
         run = self.run
         if run is not None:
             end = time.monotonic() + _LAST_LINES_S
@@ -312,7 +314,7 @@ class Life:
         return job
 
     def _jobs_of(self, run: RunFolder) -> list[Job]:
-        """The jobs of a run, by the variable that they were submitted with."""
+        """The jobs of a run, by the HPC_GPT_RUN with which they were submitted."""
         jobs = self.scheduler.jobs.values()
         return [job for job in jobs if job.environment.get("HPC_GPT_RUN") == str(run.path)]
 
@@ -328,13 +330,13 @@ def _steps(attempt: Attempt) -> dict[int, float]:
     }
 
 
-def _ended_words(end: Mapping[str, object]) -> str:
+def _ended_text(end: Mapping[str, object]) -> str:
     return f"ended {end.get('ended')}" + (f": {end['cause']}" if end.get("cause") else "")
 
 
 @contextlib.contextmanager
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Sets this process's own variables for a while, so that what submits from here finds the stand-ins."""
+    """Replaces this process's environment for a while, so that the launcher finds the stand-ins."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
@@ -353,32 +355,34 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-# --- reading back: what `report` and `why` say of a run, each in a process of its own, as a user would ask -----------
+# --- reading back with `report` and `why`, each in its own process as by a user --------------------------------------
 
 
 def _read_back(run: RunFolder, environment: Mapping[str, str]) -> tuple[str, bool]:
-    """(what `report` and `why` say of a finished run, whether they agree with each other and with its folder)."""
-    report, words = _ask("report", run, environment)
-    why, more = _ask("why", run, environment)
-    if report is None or why is None:
-        return words or more, False
+    """(evidence from `report` and `why` of a finished run, whether they agree with each other and with its folder)."""
+    report, failed = _ask("report", run, environment)
+    if report is None:
+        return failed, False
+    why, failed = _ask("why", run, environment)
+    if why is None:
+        return failed, False
     (record,) = report["records"]
     attempts = len(record["attempts"])
     losses = f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}"
-    said = f"report: {record['ended']}, attempts {attempts}, {losses}; why: {why['ended']}"
-    return said, record["ended"] == why["ended"] == "done" and attempts == len(run.attempts())
+    evidence = f"report: {record['ended']}, attempts {attempts}, {losses}; why: {why['ended']}"
+    return evidence, record["ended"] == why["ended"] == "done" and attempts == len(run.attempts())
 
 
 def _first_cause(run: RunFolder, environment: Mapping[str, str]) -> str | None:
-    """The first cause over all ranks of a run that failed, as `why` has it: its class and its text."""
+    """The class and text of a failed run's first cause over all ranks, by `why`; None if it knows none."""
     why, _ = _ask("why", run, environment)
     if why is None or not why.get("ended") or why["ended"] in ("done", "pending", "running", "unknown"):
         return None
-    return _ended_words(why)
+    return _ended_text(why)
 
 
 def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-    """(the JSON that the verb prints, None if it fails; its exit code and stderr)."""
+    """(the JSON that the verb prints, None if it fails; a text with its exit code and stderr)."""
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt", verb, str(run.path), "--json"],
         env={**environment, "HPC_GPT_LOGS": str(run.path.parent.parent)},
@@ -387,9 +391,9 @@ def _ask(verb: str, run: RunFolder, environment: Mapping[str, str]) -> tuple[dic
         timeout=_VERB_S,
         check=False,
     )
-    words = f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}"
+    failed = f"hpc-gpt {verb} exits {done.returncode}: {done.stderr.strip()}"
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        return None, words
-    return (found, words) if isinstance(found, dict) and done.returncode == 0 else (None, words)
+        return None, failed
+    return (found if isinstance(found, dict) and done.returncode == 0 else None), failed

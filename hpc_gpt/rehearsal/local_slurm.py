@@ -1,8 +1,8 @@
-"""Slurm's commands without a Slurm: stand-ins in a folder for PATH, and the scheduler's answers to them.
+"""Stand-ins for Slurm's commands in a folder for PATH, and the scheduler's answers to them.
 
 They answer what job.sh and the launcher ask: sbatch of a script; srun inside a job; scontrol ping, show config, show
 hostnames, show job, update of StartTime and ExcNodeList, requeue; squeue of %i, %T and %r; scancel of jobs; sacct of
-JobID and State. Anything else is refused with a message that says so: a rehearsal that guesses is worth nothing.
+JobID and State. Anything else is refused with a message: a rehearsal must not guess.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hpc_gpt.rehearsal.processes import MARK
 from hpc_gpt.rehearsal.scheduler import Scheduler, Timing
 
 _ANSWERED = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sacct")
-# Slurm's other commands. Without a stand-in of its name the site's own would be called, and find no cluster.
+# Slurm's other commands. Without a stand-in the site's own command would be called, and would find no cluster.
 _REFUSED = ("sacctmgr", "salloc", "sattach", "sbcast", "sdiag", "sinfo", "sprio", "sreport", "sshare", "sstat",
             "strigger")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command prints, and its exit code."""
+    """A command's output and exit code."""
 
     out: str = ""
     err: str = ""
@@ -59,10 +59,10 @@ class Answer:
 
 
 class LocalSlurm:
-    """A folder with the stand-ins, and the scheduler behind them, until `close`; then no process and no folder is left.
+    """The folder of stand-ins and their scheduler. `close` ends all processes and removes the folder.
 
-    `environment` is what a command needs to find them. `ignored` has the options of sbatch and srun that were given and
-    not acted on. If this process is killed, a guard ends the rest.
+    `environment`: the variables with which a command finds the stand-ins. `ignored`: options of sbatch and srun that
+    were given but have no effect. If this process is killed, a guard cleans up.
     """
 
     def __init__(self, nodes: int, gpus: int = 0, timing: Timing | None = None, also: Mapping[str, str] | None = None):
@@ -78,7 +78,7 @@ class LocalSlurm:
             MARK: str(self.folder),
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.folder / "tmp"),
-            # If one of Slurm's own commands is called after all, it finds no cluster.
+            # If one of the site's own commands is called after all, it finds no cluster.
             "SLURM_CONF": str(self.folder / "no-slurm.conf"),
             "HPC_GPT_STATE": str(self.folder / "state"),
             **(also or {}),
@@ -94,7 +94,7 @@ class LocalSlurm:
         )
         self.scheduler = Scheduler(self.folder, nodes, own, gpus, timing)
         self._server = socket.socket(socket.AF_UNIX)
-        # Through a descriptor: a socket's own path may have at most 107 bytes.
+        # Through a descriptor, as the path of a socket may have at most 107 bytes.
         place = os.open(self.folder, os.O_PATH)
         self._server.bind(f"/proc/self/fd/{place}/socket")
         os.close(place)
@@ -142,7 +142,7 @@ class LocalSlurm:
                     answer = Answer(err=f'{name}: {fault}\nTry "{name} --help" for more information\n', code=255)
                 except RequestFault as fault:
                     answer = Answer(err=f"{name}: error: {fault}\n", code=1)
-                except Exception as fault:  # a command without an answer would wait for ever
+                except Exception as fault:  # without an answer the command would wait for ever
                     answer = Answer(err=f"{name}: error: a fault of the rehearsal: {fault!r}\n", code=1)
                 connection.sendall(json.dumps(asdict(answer)).encode())
                 connection.shutdown(socket.SHUT_WR)
@@ -153,30 +153,30 @@ class LocalSlurm:
     def _answer(self, name: str, asked: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> Answer:
         if name not in _ANSWERED:
             raise not_rehearsed(name)
-        options, words = parse_options(name, asked["words"])
+        options, arguments = parse_options(name, asked["arguments"])
         if name == "srun":
             folder = str(Path(asked["folder"]) / options.get("chdir", ""))
-            srun = Srun(options, words, asked["environment"], folder, *files)
+            srun = Srun(options, arguments, asked["environment"], folder, *files)
             return self._srun(srun, connection)
         with self.scheduler.lock:
             if name == "sbatch":
-                return self._sbatch(options, words, asked["environment"], asked["folder"])
+                return self._sbatch(options, arguments, asked["environment"], asked["folder"])
             if name == "scontrol":
-                return self._scontrol(words, "oneliner" in options, connection)
+                return self._scontrol(arguments, "oneliner" in options, connection)
             if name == "scancel":
-                return self._scancel(options, words)
-            if words:
-                raise not_rehearsed(f"'{' '.join(words)}'")
+                return self._scancel(options, arguments)
+            if arguments:
+                raise not_rehearsed(f"'{' '.join(arguments)}'")
             return self._squeue(options) if name == "squeue" else self._sacct(options)
 
     def _sbatch(
-        self, options: Mapping[str, str], words: Sequence[str], environment: Mapping[str, str], folder: str
+        self, options: Mapping[str, str], arguments: Sequence[str], environment: Mapping[str, str], folder: str
     ) -> Answer:
-        if len(words) != 1:
-            raise not_rehearsed("a script on stdin" if not words else "a script with arguments")
-        file = Path(folder) / words[0]
+        if len(arguments) != 1:
+            raise not_rehearsed("a script on stdin" if not arguments else "a script with arguments")
+        file = Path(folder) / arguments[0]
         if not file.is_file():
-            raise RequestFault(f"Unable to open file {words[0]}")
+            raise RequestFault(f"Unable to open file {arguments[0]}")
         script = file.read_text(encoding="utf-8", errors="surrogateescape")
         if not script.startswith("#!"):
             raise RequestFault(
@@ -207,14 +207,14 @@ class LocalSlurm:
         return Answer(code=step.code)
 
     def _forward(self, connection: socket.socket, step: Step) -> None:
-        """Passes signals that srun was sent on to its ranks; an srun that is killed ends them."""
+        """Forwards srun's signals to its ranks, and ends the ranks if srun is killed."""
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
                 self.scheduler.signal_step(step, int(line))
             self.scheduler.end_step(step)
 
-    def _scontrol(self, words: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
-        match [word.lower() if place < 2 else word for place, word in enumerate(words)]:
+    def _scontrol(self, arguments: Sequence[str], oneliner: bool, connection: socket.socket) -> Answer:
+        match [argument.lower() if place < 2 else argument for place, argument in enumerate(arguments)]:
             case ["ping"]:
                 return Answer("Slurmctld(primary) at rehearsal is UP\n")
             case ["show", "config"]:
@@ -228,7 +228,7 @@ class LocalSlurm:
                     return Answer(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
                 return Answer(show_job(job, oneliner))
             case ["update", *_]:
-                return self._update(words[1:])
+                return self._update(arguments[1:])
             case ["requeue", job_id]:
                 job = self.scheduler.find(job_id)
                 if job is None:
@@ -238,11 +238,11 @@ class LocalSlurm:
                 except RequestFault as fault:
                     return Answer(err=f"{fault}\n", code=1)
                 return Answer()
-        raise not_rehearsed(f"'scontrol {' '.join(words)}'")
+        raise not_rehearsed(f"'scontrol {' '.join(arguments)}'")
 
-    def _update(self, words: Sequence[str]) -> Answer:
-        """`scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
-        settings = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+    def _update(self, arguments: Sequence[str]) -> Answer:
+        """Answers `scontrol update JobId=7 StartTime=now+20 ExcNodeList=node1`."""
+        settings = {key.lower(): value for key, _, value in (argument.partition("=") for argument in arguments)}
         job_id = settings.pop("jobid", "")
         if unknown := settings.keys() - {"starttime", "excnodelist"}:
             raise not_rehearsed(f"'scontrol update {unknown.pop()}='")
@@ -257,7 +257,7 @@ class LocalSlurm:
         return Answer()
 
     def _squeue(self, options: Mapping[str, str]) -> Answer:
-        """Every job of a rehearsal is its user's, and none is an array: --user and --array change nothing."""
+        """Answers squeue. All jobs are the user's, and none is an array, so --user and --array change nothing."""
         form = options.get("format", "")
         if unknown := set(re.findall("%[^%]*?[a-zA-Z]", form)) - {"%i", "%T", "%r"}:
             raise not_rehearsed(f"'squeue -o {unknown.pop()}'")
@@ -277,14 +277,14 @@ class LocalSlurm:
         ]
         return Answer("".join(lines))
 
-    def _scancel(self, options: Mapping[str, str], words: Sequence[str]) -> Answer:
-        """A job that does not exist or is over is passed over without a message."""
-        if not words:
+    def _scancel(self, options: Mapping[str, str], arguments: Sequence[str]) -> Answer:
+        """Answers scancel. A job that does not exist or is over is ignored without a message."""
+        if not arguments:
             raise not_rehearsed("scancel without a job id")
         number = signal_number(options["signal"]) if "signal" in options else None
         if "signal" in options and number is None:
             raise RequestFault(f"Unknown job signal: {options['signal']}")
-        for job in filter(None, map(self.scheduler.find, words)):
+        for job in filter(None, map(self.scheduler.find, arguments)):
             if job.state != options.get("state", job.state).upper():
                 continue
             if number is None:
@@ -294,7 +294,7 @@ class LocalSlurm:
         return Answer()
 
     def _sacct(self, options: Mapping[str, str]) -> Answer:
-        """A line for each start of a job with --duplicates, else for its last one."""
+        """Answers sacct: a line for each start of a job with --duplicates, else for its last one."""
         fields = options.get("format", "").lower().split(",")
         if set(fields) - {"jobid", "state"} or not {"noheader", "parsable2", "jobs"} <= options.keys():
             raise not_rehearsed("sacct but with -n -P -j and -o JobID,State")
@@ -309,7 +309,7 @@ class LocalSlurm:
 
 
 def show_job(job: Job, oneliner: bool) -> str:
-    """What `scontrol show job` prints of one job, without what only a site has."""
+    """The output of `scontrol show job` for one job, without what only a site has."""
     request = job.request
     starts = job.started if job.started is not None else job.eligible if job.reason == "BeginTime" else None
     ends = job.ended if job.is_over or (job.state == COMPLETING and job.becomes != PENDING) else job.ends_at
@@ -342,7 +342,7 @@ def _stamp(moment: float | None, unknown: str) -> str:
 
 
 def _duration(seconds: int | None) -> str:
-    """`00:10:00`, `1-02:00:00`."""
+    """Seconds as `00:10:00` or `1-02:00:00`."""
     if seconds is None:
         return "UNLIMITED"
     days, rest = divmod(seconds, 86400)
@@ -350,18 +350,18 @@ def _duration(seconds: int | None) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _program(*words: str) -> list[str]:
-    return [sys.executable, "-I", "-S", processes.__file__, *words]
+def _program(*arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", processes.__file__, *arguments]
 
 
 def _process_of(connection: socket.socket) -> int:
-    """The pid at the other end."""
+    """The pid of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])
 
 
 def _line(connection: socket.socket) -> bytes:
-    """What arrives up to the end of the line."""
+    """The next line. ValueError if the connection ends before."""
     text = b""
     while not text.endswith(b"\n"):
         piece = connection.recv(1 << 16)

@@ -1,11 +1,11 @@
-"""The processes of a rehearsal: found by session or by the mark in their environment, signalled, and ended.
+"""Find the processes of a rehearsal, by session or by a mark in their environment, signal them and end them.
 
 Also the two programs that a rehearsal starts as `python -I -S processes.py …`, so nothing of hpc_gpt is imported:
 
-- `stand-in FOLDER NAME WORDS…` is one of Slurm's commands. It sends its words, folder, environment and output streams
-  to the rehearsal in FOLDER, prints the answer and exits with its code; with 1 if the rehearsal is over.
-- `guard FOLDER` waits for the end of its stdin, which the rehearsal holds open, so also when the rehearsal is killed.
-  Then it kills every process with the mark and removes the folder.
+- `stand-in FOLDER NAME ARGUMENTS…` is one of Slurm's commands. It sends its arguments, folder, environment and output
+  streams to the rehearsal in FOLDER, prints the answer and exits with its code; with 1 if the rehearsal is over.
+- `guard FOLDER` waits until its stdin is closed, by the rehearsal or because the rehearsal was killed. Then it kills
+  every process with the mark and removes the folder.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import socket
 import sys
 import time
 
-# The value is the rehearsal's folder. Every process that a rehearsal starts has it and passes it on.
+# Its value is the rehearsal's folder. Every process of a rehearsal inherits it.
 MARK = "HPC_GPT_REHEARSAL"
 _POLL_S = 0.02
 _PATIENCE_S = 20.0
-# What srun passes on to its ranks. Ctrl-C does not reach a job, which has no terminal.
+# The signals that srun forwards to its ranks. Ctrl-C does not reach a job, which has no terminal.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 def signal_session(session: int, *numbers: int) -> None:
-    """Sends signals to every process of a session, as Slurm does to a step's or a script's container."""
+    """Sends signals to every process of a session, as Slurm does to the container of a step or script."""
     for pid, (_, of) in _stats().items():
         if of == session:
             for number in numbers:
@@ -41,7 +41,7 @@ def session_lives(session: int) -> bool:
 
 
 def marked(folder: str | os.PathLike[str], job: int | None = None) -> list[int]:
-    """Pids of the rehearsal in `folder` that still run, without this process; with `job` those of one Slurm job."""
+    """The running processes of the rehearsal in `folder`, without this one; with `job` only those of one Slurm job."""
     mark, of_job = f"{MARK}={folder}".encode(), f"SLURM_JOB_ID={job}".encode()
     found = []
     for pid, (state, _) in _stats().items():
@@ -86,10 +86,10 @@ def _stats() -> dict[int, tuple[str, int]]:
     return found
 
 
-def _stand_in(folder: str, name: str, *words: str) -> int:
+def _stand_in(folder: str, name: str, *arguments: str) -> int:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        # Through a descriptor: a socket's own path may have at most 107 bytes.
+        # Through a descriptor, as the path of a socket may have at most 107 bytes.
         place = os.open(folder, os.O_PATH)
         connection.connect(f"/proc/self/fd/{place}/socket")
     except OSError:
@@ -97,7 +97,7 @@ def _stand_in(folder: str, name: str, *words: str) -> int:
         return 1
     for number in _FORWARDED if name == "srun" else ():
         signal.signal(number, lambda number, _frame: connection.sendall(f"{int(number)}\n".encode()))
-    asked = {"name": name, "words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    asked = {"name": name, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
     socket.send_fds(connection, [b"\n"], [1, 2])
     connection.sendall(json.dumps(asked).encode() + b"\n")
     answer = b""
@@ -106,11 +106,11 @@ def _stand_in(folder: str, name: str, *words: str) -> int:
     if not answer:
         sys.stderr.write(f"{name}: error: the rehearsal is over\n")
         return 1
-    said = json.loads(answer)
-    for stream, text in ((sys.stdout, said["out"]), (sys.stderr, said["err"])):
+    found = json.loads(answer)
+    for stream, text in ((sys.stdout, found["out"]), (sys.stderr, found["err"])):
         stream.buffer.write(text.encode("utf-8", "surrogateescape"))
         stream.flush()
-    return int(said["code"])
+    return int(found["code"])
 
 
 def _guard(folder: str) -> int:

@@ -1,7 +1,7 @@
-"""A small scheduler inside this process: queues jobs, starts them as real processes, signals, requeues and ends them.
+"""A small scheduler in this process: queues jobs, starts them as real processes, signals, requeues and ends them.
 
-Its nodes are only names: every process runs on this machine. What it does to a job, in which order and in which words,
-is what Slurm 22.05 was seen to do.
+Its nodes are only names: every process runs on this machine. Its actions, their order and its messages are those
+observed of Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IDS = 20000
 
 @dataclass(frozen=True)
 class Timing:
-    """Slurm's own waits in seconds: SIGTERM to SIGKILL, a preemption's notice, a requeued job's begin."""
+    """Slurm's waits in seconds: from SIGTERM to SIGKILL, the grace of a preemption, the delay of a requeued job."""
 
     kill_wait_s: float = 30.0
     grace_s: float = 120.0
@@ -38,10 +38,10 @@ class Timing:
 
 
 class Scheduler:
-    """Jobs on `nodes` virtual nodes, in the order in which they came. Any thread may call any method.
+    """Runs jobs on `nodes` virtual nodes in the order of submission. Any thread may call any method.
 
-    `folder` holds the scripts as they were submitted; every job has the variables `always`; `gpus` is the number of
-    this machine's GPUs, which a job's nodes share in order. `close` ends everything that runs.
+    `folder`: for the submitted scripts. `always`: variables of every job. `gpus`: this machine's number of GPUs, which
+    a job's nodes share in order. `close` ends everything that runs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scheduler:
         self.fault: Exception | None = None
         self._always = {**always, MARK: str(folder)}
         self._gpus = gpus
-        # The rendezvous port follows from a job's id: two rehearsals at once must differ in it.
+        # The rendezvous port follows from a job's id, which must differ between two rehearsals at once.
         self._next = 1 + secrets.randbelow(_IDS)
         self._closed = threading.Event()
         (folder / "spool").mkdir()
@@ -65,7 +65,7 @@ class Scheduler:
     # --- what the stand-ins ask for ---------------------------------------------------------------------------------
 
     def submit(self, request: Request, script: str, environment: Mapping[str, str], folder: str) -> Job:
-        """Queues a job whose sbatch was called in `folder`. Raises RequestFault for what no node could serve."""
+        """Queues a job whose sbatch was called in `folder`. Raises RequestFault for a request that cannot be met."""
         for condition in _conditions(request):
             if not re.fullmatch(r"singleton|afterany(:\d+)+", condition):
                 raise not_rehearsed(f"--dependency={condition}")
@@ -85,18 +85,17 @@ class Scheduler:
             return job
 
     def find(self, job_id: str) -> Job | None:
-        """The job of that id."""
         return self.jobs.get(int(job_id)) if job_id.isdecimal() else None
 
     def open_step(self, job: Job, srun: Srun) -> Step:
-        """Starts a step of the job; its `ended` is set when all its ranks have ended. Raises RequestFault."""
+        """Starts a step of the job. Raises RequestFault."""
         with self.lock:
             if job.state != RUNNING:
                 raise RequestFault(f"Unable to create step for job {job.id}: Job/step already completing or completed")
             return job.start_step(srun, self._always, self._devices)
 
     def signal_step(self, step: Step, number: int) -> None:
-        """What srun was sent: SIGTERM, SIGINT and SIGHUP end the step, others go to its ranks."""
+        """Acts on a signal to srun: SIGTERM, SIGINT and SIGHUP end the step, others are forwarded to its ranks."""
         with self.lock:
             if number not in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 for rank in step.ranks:
@@ -106,19 +105,19 @@ class Scheduler:
                 step.end("", time.time() + self.timing.kill_wait_s)
 
     def end_step(self, step: Step) -> None:
-        """Its srun has ended: so do the ranks."""
+        """Ends the ranks of a step whose srun has ended."""
         with self.lock:
             if not step.ended.is_set() and step.kill_at is None:
                 step.end("", time.time() + self.timing.kill_wait_s)
 
     def signal_ranks(self, job: Job, number: int) -> None:
-        """The signal to all ranks of a running job, as `scancel --signal` sends it."""
+        """Signals all ranks of a running job, as `scancel --signal` does."""
         with self.lock:
             if job.state == RUNNING:
                 job.signal(number, script=False)
 
     def cancel(self, job: Job) -> None:
-        """Ends a job as scancel does; nothing happens to one that is over."""
+        """Ends a job as scancel does, unless it is over."""
         with self.lock:
             if job.state == PENDING:
                 job.started = None
@@ -131,7 +130,7 @@ class Scheduler:
     def requeue(self, job: Job, asker: int | None = None) -> None:
         """Puts a job back into the queue. Raises RequestFault if it may not be requeued.
 
-        `asker` is the process that asks, perhaps of the job's own script: it gets its answer before the SIGTERM.
+        `asker`: the process that asks, maybe a child of the job's own script; it gets its answer before the SIGTERM.
         """
         with self.lock:
             if not job.request.requeue:
@@ -142,7 +141,7 @@ class Scheduler:
                 self._to_queue(job)
             elif job.state == RUNNING:
                 self._take_down(job, PENDING, " DUE TO JOB REQUEUE", "REQUEUED", asker)
-            else:  # it revives even a job that is being cancelled
+            else:  # even if the job is being cancelled
                 job.becomes, job.account_as = PENDING, "REQUEUED"
             job.restarts += 1
             job.preempted = job.preempted_until = None
@@ -150,20 +149,20 @@ class Scheduler:
     # --- what only a rehearsal can ask for --------------------------------------------------------------------------
 
     def bring_limit_forward(self, job: Job, left_s: float) -> None:
-        """Moves a running job's time limit, so that this many seconds are left."""
+        """Moves a running job's time limit so that `left_s` seconds are left."""
         with self.lock:
             job.ends_at = time.time() + left_s
 
     def preempt(self, job: Job) -> None:
-        """Another job wants its nodes: SIGTERM to its ranks, its grace begins, and then it is requeued."""
+        """Preempts a job: sends SIGTERM to its ranks; after its grace it is requeued."""
         with self.lock:
             job.preempted = time.time()
             job.preempted_until = job.preempted + self.timing.grace_s
             job.end_steps("")
 
     def hold(self, steps: int | None) -> None:
-        """Attempts that start from now on wait for a signal after this many steps; None: they do not."""
-        with self.lock:  # also those of a job that a held one has submitted
+        """Lets attempts that start from now on wait for a signal after so many steps; None: they do not wait."""
+        with self.lock:  # also attempts of a job that a waiting one has submitted
             self._always[_HOLD_AFTER] = "" if steps is None else str(steps)
 
     def begin_now(self, job: Job) -> None:
@@ -172,7 +171,7 @@ class Scheduler:
             job.eligible = min(job.eligible, time.time())
 
     def close(self) -> list[int]:
-        """Kills all jobs; returns the pids of what did not end."""
+        """Kills all jobs; returns the pids of processes that did not end."""
         self._closed.set()
         self._ticker.join()
         with self.lock:
@@ -198,11 +197,11 @@ class Scheduler:
                     for job in list(self.jobs.values()):
                         if job.state == PENDING:
                             self._consider(job, now)
-        except Exception as fault:  # for whoever waits for a job: no job changes any more
+        except Exception as fault:  # reported to the thread that waits for a job, as no job changes any more
             self.fault = fault
 
     def _watch(self, job: Job, now: float) -> None:
-        """One look at a job that has processes."""
+        """Updates a job that has processes."""
         for step in job.steps:
             step.watch(self.timing.kill_wait_s, now)
         if job.state == RUNNING:
@@ -222,7 +221,7 @@ class Scheduler:
             job.ended = now
             job.signal(signal.SIGKILL)
         if not any(session_lives(session) for session in job.sessions(steps=True, script=True)):
-            # What has left its session, as a daemon does, still has the rehearsal's mark.
+            # A process that has left its session, as a daemon does, still has the rehearsal's mark.
             for pid in marked(self.folder, job.id):
                 send(pid, signal.SIGKILL)
             self._set_ended(job, job.becomes)
@@ -234,7 +233,7 @@ class Scheduler:
             if not ahead.to_script:
                 job.signal(signal.SIGCONT, ahead.number, script=False)
             elif job.batch is not None:
-                # `B:` is for the shell itself: an srun would pass it on to its ranks.
+                # `B:` is for the shell alone: an srun would forward it to its ranks.
                 send(job.batch.pid, ahead.number)
         if job.ends_at is not None and now >= job.ends_at:
             self._take_down(job, "TIMEOUT", " DUE TO TIME LIMIT", "TIMEOUT")
@@ -248,7 +247,7 @@ class Scheduler:
                 job.preempted = None
 
     def _consider(self, job: Job, now: float) -> None:
-        """Starts a waiting job, or notes what it waits for."""
+        """Starts a waiting job, or notes the reason why it waits."""
         taken = {node for other in self.jobs.values() if other.state in (RUNNING, COMPLETING) for node in other.nodes}
         taken |= set(expand_hosts(job.exclude or ""))
         free = [node for node in self.nodes if node not in taken]
@@ -262,7 +261,7 @@ class Scheduler:
             self._start(job, free[: job.request.nodes], now)
 
     def _is_unmet(self, condition: str, job: Job) -> bool:
-        """A singleton waits for every earlier job of its name, `afterany:7` for job 7."""
+        """Whether a job still waits: a singleton for every earlier job of its name, `afterany:7` for job 7."""
         _, *ids = condition.split(":")
         others = [other for other in self.jobs.values() if not other.is_over]
         if ids:
@@ -277,12 +276,12 @@ class Scheduler:
         try:
             job.start_script(self._always, self._devices(job, 0))
         except OSError as fault:
-            # As a real job whose output cannot be opened: it ends without a line.
+            # Like a real job whose output cannot be opened, it ends without a line.
             job.exit, job.reason = (0, 53), f"RaisedSignal:53(Real-time_signal_19)  # {fault}"
             self._set_ended(job, "FAILED")
 
     def _devices(self, job: Job, place: int) -> dict[str, str]:
-        """CUDA_VISIBLE_DEVICES of the job's node at that place, if this machine has GPUs; none if too few."""
+        """CUDA_VISIBLE_DEVICES of the job's node at that place; empty if this machine has too few GPUs for the job."""
         if not self._gpus:
             return {}
         each = job.request.gpus_per_node
@@ -292,7 +291,7 @@ class Scheduler:
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _take_down(self, job: Job, becomes: str, why: str, account_as: str, asker: int | None = None) -> None:
-        """Ends a running job's processes: SIGTERM when the `asker` has its answer, SIGKILL later."""
+        """Ends a running job's processes: SIGTERM after the `asker` has its answer, SIGKILL later."""
         job.state, job.becomes, job.account_as = COMPLETING, becomes, account_as
         job.ended = time.time()
         job.kill_at = job.ended + self.timing.kill_wait_s
@@ -300,7 +299,7 @@ class Scheduler:
         self._terminate(job)
 
     def _terminate(self, job: Job) -> None:
-        """SIGTERM and SIGCONT to script and ranks, with Slurm's line about it, unless the asker still waits."""
+        """Sends SIGTERM and SIGCONT to script and ranks, and writes Slurm's line, unless the asker still waits."""
         assert job.term_after is not None
         asker, why = job.term_after
         if asker is not None and start_time(asker) is not None:
@@ -315,7 +314,7 @@ class Scheduler:
         job.signal(signal.SIGCONT, signal.SIGTERM, steps=False)
 
     def _set_ended(self, job: Job, becomes: str) -> None:
-        """The job has no process any more."""
+        """Records the end of a job whose processes have all ended."""
         job.accounted.append(job.account_as or becomes)
         job.ended = job.ended or time.time()
         if job.errors is not None:
@@ -329,7 +328,7 @@ class Scheduler:
     def _to_queue(self, job: Job) -> None:
         now = time.time()
         job.state, job.nodes, job.becomes, job.account_as, job.exit = PENDING, [], "", "", (0, 0)
-        # StartTime may have been set to a later time by then.
+        # StartTime may have been set to a later time.
         job.eligible = max(job.eligible, now + self.timing.requeue_s)
         job.started = job.ended = job.ends_at = None
         job.reason = "BeginTime" if job.eligible > now else "None"

@@ -1,6 +1,6 @@
-"""A rehearsal from beginning to end: the run made small enough for this machine, its checks, its life, its outcome.
+"""A rehearsal from beginning to end: make the run small enough for this machine, check it, run it, report the outcome.
 
-What of the real run this machine cannot show is named. Only a run that is kept is left of a rehearsal.
+What this machine cannot show of the real run is listed. Nothing is left of a rehearsal but a run that is to be kept.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.resolve import Resolved, experiment_of
 from hpc_gpt.tokens.run_data import ensure_data, located
 
-# Jobs of a singleton chain: the first, and one for each interruption.
-LINKS = 3
-# More nodes than a run asks for: one that is excluded has a substitute.
+# Jobs of a singleton chain: the first one, and one for each interruption.
+CHAIN_JOBS = 3
+# Nodes in addition to those that a run asks for, as substitutes for excluded ones.
 _MORE_NODES = 2
 _CHECK_S = 120
 _MODULE_INITS = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh")
-# Variables that the rehearsal sets for its own machine. A profile's would undo that.
+# Variables that the rehearsal sets for this machine, and that a profile's must not override.
 _OURS = ("PATH", "OMP_NUM_THREADS", "SLURM_CONF", "TMPDIR", "HPC_GPT_STATE", "HPC_GPT_LOGS", "HPC_GPT_MASTER_ADDR",
          "HPC_GPT_REHEARSAL", "CUDA_VISIBLE_DEVICES")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something of the real run that is not rehearsed, and why."""
+    """A part of the real run that is not rehearsed, and why."""
 
     what: str
     why: str
@@ -45,7 +45,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class SmallRun:
-    """The run to rehearse, what of the real one is missing, notes for the user, and the number of GPUs it uses."""
+    """The run to rehearse, the parts of the real one that are missing, notes for the user, and the GPUs it uses."""
 
     resolved: Resolved
     missing: tuple[Missing, ...]
@@ -67,10 +67,10 @@ def with_slurm(request: Request) -> tuple[Request, str]:
 
 
 def make_small(real: Resolved, gpus_here: int) -> SmallRun:
-    """The run of `real` at --smoke size, with the user's own directives and as much of the profile as works here.
+    """The run `real` at --smoke size, with the user's directives and as much of the profile as works here.
 
-    It has two nodes if the real one has several. GPUs are used if there is one for every rank.
-    Raises LayoutError or ConfigError if it cannot be made so small.
+    It has two nodes if the real one has several, and uses GPUs if there is one for every rank. Raises LayoutError or
+    ConfigError if it cannot be made so small.
     """
     profile, missing = _profile_here(real.cluster)
     ranks = 1
@@ -134,14 +134,14 @@ def _profile_here(profile: ClusterProfile) -> tuple[ClusterProfile, list[Missing
 
 
 def _has_modules() -> bool:
-    """Whether the script would find a `module` command: as a function it inherits, or by a file that defines it."""
+    """Whether the script would find a `module` command: an inherited function, or a file that defines it."""
     inits = [os.environ.get("MODULESHOME", "/nowhere") + "/init/bash", os.environ.get("LMOD_PKG", "/nowhere") +
              "/init/bash", *_MODULE_INITS]  # fmt: skip
     return "BASH_FUNC_module%%" in os.environ or any(os.access(init, os.R_OK) for init in inits)
 
 
 def _no_container(profile: ClusterProfile) -> str:
-    """Why the profile's container cannot be used here, or nothing."""
+    """Why the profile's container cannot be used here; empty if it can."""
     container = profile.container
     assert container is not None
     if container.kind == "pyxis":
@@ -154,7 +154,7 @@ def _no_container(profile: ClusterProfile) -> str:
 
 
 def _has_interface(value: str) -> bool:
-    """Whether an interface that the value names, by the start of its name, is here; `^` and `=` are NCCL's marks."""
+    """Whether this machine has an interface whose name begins with one in `value`, where NCCL allows `^` and `=`."""
     names = os.listdir("/sys/class/net") if Path("/sys/class/net").is_dir() else []
     return value.startswith("^") or any(
         name.startswith(part.lstrip("=")) for part in value.split(",") if part for name in names
@@ -162,7 +162,7 @@ def _has_interface(value: str) -> bool:
 
 
 def _of_the_job(real: Resolved) -> list[Missing]:
-    """What only the site's own Slurm can say."""
+    """The parts of the job that only the site's own Slurm can check."""
     job, missing = real.job, []
     asked = [f"{key} {value}" for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist",
              "exclude", "dependency") if (value := getattr(job, key))]  # fmt: skip
@@ -193,7 +193,7 @@ def _gpus_for(ranks: int, here: int) -> str:
 
 @dataclass
 class Outcome:
-    """The result of a rehearsal. `cause` is None if all of it holds; else `log` has the run's last lines."""
+    """The result of a rehearsal. `cause` is None if all stages succeeded; else `log` has the run's last lines."""
 
     stages: list[Stage] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
@@ -210,10 +210,10 @@ def rehearse(
     report: Callable[[Stage], None],
     wait: Callable[[str], None],
 ) -> Outcome:
-    """Rehearses `small`, whose script is in `prepared`; `real` is what would be submitted: checked, but not run.
+    """Rehearses `small`, whose script is in `prepared`; `real` would be submitted, and is only checked.
 
-    Runs are written to `keep`, or to a folder that is removed. `report` gets each stage as it happens, `wait` what is
-    waited for. Whatever ends the rehearsal, nothing is left running.
+    Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
+    with what is waited for. However the rehearsal ends, nothing is left running.
     """
     outcome = Outcome(missing=list(small.missing))
 
@@ -227,13 +227,13 @@ def rehearse(
         outcome.missing.append(data)
     else:
         note(Stage("data", data, time.monotonic() - began))
-    taken, words = _ask_slurm(real.script)
-    if taken is None:
-        outcome.missing.append(Missing("whether Slurm takes the job", words))
+    accepted, answer = _ask_slurm(real.script)
+    if accepted is None:
+        outcome.missing.append(Missing("whether Slurm accepts the job", answer))
     else:
-        note(Stage("slurm", f"sbatch --test-only: {words}", time.monotonic() - began, taken))
-        if not taken:
-            outcome.cause = f"slurm: {words}"
+        note(Stage("slurm", f"sbatch --test-only: {answer}", time.monotonic() - began, accepted))
+        if not accepted:
+            outcome.cause = f"slurm: {answer}"
             return outcome
     resolved = small.resolved
     nodes = resolved.nodes + (resolved.job.spare_nodes or 0) + _MORE_NODES
@@ -253,7 +253,7 @@ def rehearse(
 
 
 def check_data(resolved: Resolved) -> str | Missing:
-    """Checks what the real run would read, as submit does. The rehearsed run reads the standard library's sources."""
+    """Checks the data of the real run, as submit does. The rehearsed run reads the standard library's sources."""
     try:
         path = ensure_data(resolved)
     except DataError as fault:
@@ -262,7 +262,7 @@ def check_data(resolved: Resolved) -> str | Missing:
 
 
 def _check_script(script: str) -> tuple[str, bool]:
-    """(what `bash -n` says of a script, and shellcheck if it is installed; whether they find nothing)."""
+    """(findings of `bash -n`, and of shellcheck if it is installed; whether they find nothing)."""
     with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
@@ -272,14 +272,13 @@ def _check_script(script: str) -> tuple[str, bool]:
         for check in checks:
             done = subprocess.run(check, capture_output=True, text=True, timeout=_CHECK_S, check=False)
             if done.returncode:
-                words = (done.stderr or done.stdout).replace(file.name, "job.sh").strip()
-                return f"{check[0]}: {words}", False
+                return f"{check[0]}: {(done.stderr or done.stdout).replace(file.name, 'job.sh').strip()}", False
     names = "bash -n and shellcheck find" if len(checks) > 1 else "bash -n finds"
     return f"{names} nothing in its {script.count(chr(10))} lines", True
 
 
 def _ask_slurm(script: str) -> tuple[bool | None, str]:
-    """(whether a real `sbatch --test-only` takes the script, its text); None if there is no Slurm that answers."""
+    """(whether a real `sbatch --test-only` accepts the script, its text); None if no Slurm answers."""
     if not has_sbatch():
         return None, "there is no sbatch here"
     try:
@@ -292,12 +291,12 @@ def _ask_slurm(script: str) -> tuple[bool | None, str]:
 
 
 def _own_variables(ranks: int, gpus: int) -> dict[str, str]:
-    """What every job of the rehearsal has: this machine takes the place of a cluster's nodes."""
+    """The variables of every job of the rehearsal, by which this machine takes the place of a cluster's nodes."""
     cores = len(os.sched_getaffinity(0))
     return {
         "HPC_GPT_MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
-        # If there are too few GPUs for all ranks, none has one.
+        # If there are too few GPUs for all ranks, no rank gets one.
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     }

@@ -245,7 +245,7 @@ def heading(searched: Searched, name: str, params: int) -> str:
     """The question, and how many settings fit."""
     question, machine = searched.question, searched.machine
     batch = f"global batch {question.global_batch}" if question.global_batch else (
-        f"micro-batches: {question.settled['micro_batches']}"
+        f"micro-batches: {question.fixed['micro_batches']}"
     )  # fmt: skip
     total = searched.fitting + searched.not_fitting
     card = f"{question.gpus} {machine.device} ({machine.memory_gib:.3g} GiB)"
@@ -348,7 +348,7 @@ def search_tables(
         "dtype": question.dtype,
         "global_batch": question.global_batch,
         "engines": list(question.engines),
-        "settled": {_JSON_NAMES.get(name, name): value for name, value in question.settled.items()},
+        "settled": {_JSON_NAMES.get(name, name): value for name, value in question.fixed.items()},
         "candidates": [
             _candidate_tables(candidate, figures[place], loses(candidate, best or candidate))
             for place, candidate in enumerate(searched.candidates)

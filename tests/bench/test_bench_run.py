@@ -9,9 +9,8 @@ import pytest
 
 from hpc_gpt.bench import bench_run
 from hpc_gpt.bench.bench_run import Bench, make_folder
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.measurement import row_of
-from hpc_gpt.bench.preparation import Asked, prepare_cells
+from hpc_gpt.bench.preparation import Asked, Cell, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.readers.runs.run_read import is_bench, read_records
@@ -97,10 +96,10 @@ def test_an_unknown_device_has_a_hint_what_would_fill_its_mfu(tmp_path, measured
     assert "device tpu-9" in hint
     assert "peak_tflops" in hint
     assert bench.rows[0].record.tflops_model
-    told = new_bench(tmp_path, ["a"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
-    told.run()
-    assert told.hints == []
-    assert told.rows[0].record.mfu == pytest.approx(told.rows[0].record.tflops_model / 900)
+    benched = new_bench(tmp_path, ["a"], 1, replace(H200, machine=MachineFigures(peak_tflops={"bf16": 900.0})))
+    benched.run()
+    assert benched.hints == []
+    assert benched.rows[0].record.mfu == pytest.approx(benched.rows[0].record.tflops_model / 900)
     known = new_bench(tmp_path, ["b"], 1)
     known.run()
     assert known.hints == []

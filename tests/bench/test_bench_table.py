@@ -1,4 +1,4 @@
-"""The printed rows: a table, a block where there is little room, marks for what did not fit."""
+"""The printed rows: a table, a block if the terminal is narrow, marks for what did not fit."""
 
 from dataclasses import replace
 from pathlib import Path

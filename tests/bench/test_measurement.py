@@ -87,7 +87,7 @@ def test_a_row_without_memory_has_no_speed():
     assert row.record.micro_batch == 16
 
 
-def test_a_round_that_failed_is_told_of_and_not_counted():
+def test_a_round_that_failed_is_reported_and_not_counted():
     row = row_of("ddp", "id#1", [good(0.03), bad("error")])
     assert row.is_measured
     assert row.record.ended == "done"
@@ -102,11 +102,11 @@ def test_a_drift_of_the_device_is_said_from_3_percent_on():
 
     assert flags((100.0, 97.1), (100.0, 102.9)) == []
     assert flags((100.0, 96.0)) == ["the device's own matmul rate moved by -4.0 %, from 100 to 96 TFLOP/s"]
-    (told,) = flags((100.0, 100.0), (100.0, 105.0))
-    assert told.startswith("round 2: the device's own matmul rate moved by +5.0 %")
+    (flag,) = flags((100.0, 100.0), (100.0, 105.0))
+    assert flag.startswith("round 2: the device's own matmul rate moved by +5.0 %")
 
 
-def test_allocator_retries_are_told_of():
+def test_allocator_retries_are_reported():
     row = row_of("ddp", "id#1", [good(0.03, allocator_retries=0), good(0.06, allocator_retries=4)])
     assert row.record.allocator_retries == 4
     assert any("tried again 4 times" in flag for flag in row.record.flags)

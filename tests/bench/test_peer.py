@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from hpc_gpt.bench.cell import Cell
 from hpc_gpt.bench.peer import PeerEnd, add_peers, measure_peer, number_of, read_peer, read_peers, run_peer
+from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.errors import ConfigError, RunFolderError
 from tests.conftest import REPOSITORY
 
@@ -50,7 +50,7 @@ def test_a_pattern_is_for_all_peers_or_for_the_one_it_names():
         (["a", "b c=x"], ["x"], ["'a' is not NAME", "the name 'b c'", "'x' has no group"]),
     ],
 )
-def test_every_fault_is_told_with_what_to_do(peers, patterns, words):
+def test_every_fault_is_reported_with_what_to_do(peers, patterns, words):
     with pytest.raises(ConfigError) as refusal:
         read_peers(peers, patterns)
     lines = str(refusal.value).splitlines()
@@ -59,16 +59,16 @@ def test_every_fault_is_told_with_what_to_do(peers, patterns, words):
     assert "--peer" in refusal.value.hint
 
 
-def test_a_secret_in_a_faulty_word_is_not_repeated():
+def test_a_secret_in_a_faulty_value_is_not_repeated():
     with pytest.raises(ConfigError) as refusal:
         read_peers(["python train.py --hub_token hf_plantedplantedplanted1"], [])
     assert "planted" not in str(refusal.value)
 
 
-def test_a_peer_stands_behind_our_rows_and_has_no_name_of_theirs():
+def test_a_peer_comes_after_our_rows_and_has_none_of_their_names():
     ours, peers = [Cell("ddp")], read_peers(["nanogpt=x"], [])
     assert [cell.name for cell in add_peers(ours, peers)] == ["ddp", "nanogpt"]
-    with pytest.raises(ConfigError, match="--peer ddp: a row of ours"):
+    with pytest.raises(ConfigError, match="--peer ddp: one of our rows"):
         add_peers(ours, read_peers(["ddp=x"], []))
 
 
@@ -207,7 +207,7 @@ def test_a_pattern_gives_the_median_without_the_first_few(tmp_path):
 def test_a_pattern_wins_over_the_readers_and_a_difference_is_said(tmp_path):
     record = measured(tmp_path, NANOGPT, r"mfu ([\d.]+)%")
     assert (record.tokens_per_s, record.dialect) == (30.0, "nanogpt")
-    assert any("its figure is taken" in flag for flag in record.flags)
+    assert any("the latter is used" in flag for flag in record.flags)
 
 
 def test_a_pattern_that_finds_nothing_is_said(tmp_path):

@@ -1,4 +1,4 @@
-"""What is said where a run finds no memory."""
+"""The advice after a run that ran out of memory."""
 
 import resource
 
@@ -47,7 +47,7 @@ def test_what_no_micro_batch_makes_fit():
 
 
 def test_where_plan_thinks_that_it_fits_half_of_it():
-    assert advice_on_memory(resolved(V100, 2), V100, "gpu_memory").startswith("try --mbs 1; plan thinks")
+    assert advice_on_memory(resolved(V100, 2), V100, "gpu_memory").startswith("try --mbs 1; plan predicts")
 
 
 def test_of_a_device_that_is_not_known_half_of_it():

@@ -2,7 +2,7 @@
 
 The standard library's text, T 1024. Memory-mapped: micro-batches of 16 and 32 from a token file of bytes and from one
 of GPT-2's vocabulary. Streamed by two workers: bytes, and a byte-level BPE of GPT-2's size, made here from a part of
-the same text, as its own files are not in this repository; left out where the package `tokenizers` is missing.
+the same text, as its own files are not in this repository; left out if the package `tokenizers` is missing.
 
 The unit is 547,000 tokens/s, one H200 with gpt2. A rate is that of the process that is busiest, the rank or a worker,
 by the CPU's time that it used: what it would be with a core for each. Beside it the rate by the clock, which other

@@ -71,7 +71,7 @@ class Row:
         return torch.tensor(self.losses, dtype=torch.float64).unfold(0, WINDOW, 1).mean(-1).tolist()
 
     def deviation(self, plain: Row) -> float:
-        """The largest relative one of a mean; not a number where a loss is not."""
+        """The largest relative one of a mean; not a number if a loss is not."""
         means = zip(self.means(), plain.means(), strict=True)
         return float(torch.tensor([abs(own / other - 1) for own, other in means]).max())
 

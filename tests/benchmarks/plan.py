@@ -61,7 +61,7 @@ def main() -> None:
     if (asked.rows / "open.json").is_file():
         _figures(asked.rows, asked.write)
     else:
-        print(f"no rows at {asked.rows}: errors are not told")
+        print(f"no rows at {asked.rows}: no errors are printed")
     print("\nall layouts (goals 1 s, 10 s)\n")
     for name in SEARCHES:
         # Each in a process of its own, so that its memory is its own.

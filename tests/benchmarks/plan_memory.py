@@ -55,11 +55,11 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
 
 
 def predicted_gib(row: Row) -> float:
-    """In the row's kind, of the stages that the row tells of, else of all."""
+    """GiB in the row's kind, of the stages that the row lists, else of all."""
     kind = row.published.memory_kind or "nvidia_smi"
     stages = memory.predict_memory(row.training, row.machine).stages
-    told = [stages[stage] for stage, _ in row.published.by_stage] or stages
-    return max(float(getattr(stage, kind)) for stage in told)
+    listed = [stages[stage] for stage, _ in row.published.by_stage] or stages
+    return max(float(getattr(stage, kind)) for stage in listed)
 
 
 def is_theory(row: Row) -> bool:

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/read_logs.py [--gb GB] [--flat GB] [--folders COUNT] [--rounds N]
 
-Writes Megatron logs of that size into a temporary folder: lines of iterations alone, each with a line of timers behind
-it, and both behind a rank's label or a time of day. Each is read by `hpc-gpt report LOG`, the whole command, and by
+Writes Megatron logs of that size into a temporary folder: lines of iterations alone, each followed by a line of timers,
+and both after a rank's label or a time of day. Each is read by `hpc-gpt report LOG`, the whole command, and by
 `re.finditer` with one pattern of seven groups over the mapped file, in turn and on one core. The CPU seconds' ratio is
 what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append, and
 one of many run folders.

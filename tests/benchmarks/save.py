@@ -3,7 +3,7 @@
 One rank on a CPU with a GPT of 21M parameters, whose fp32 checkpoint is 0.24 GiB. Saves in turn the one way and the
 other, some of each, and trains while the background ones are written; medians, and their ratio, of this run alone.
 Beside them: until a background save was complete, and a step meanwhile as a multiple of one while nothing is written.
-The first background save takes the memory for its copies; it is told apart.
+The first background save takes the memory for its copies; it is printed separately.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure(name: str, folder: Path) -> str:
     now, later = statistics.median(at_once[1:]), statistics.median(stalls[1:])
     slower = statistics.median(meanwhile) / statistics.median(alone)
     return (
-        f"{name}: {size / 2**30:.2f} GiB; training stands still for {now:.2f} s, in the background for {later:.3f} s "
+        f"{name}: {size / 2**30:.2f} GiB; training stops for {now:.2f} s, in the background for {later:.3f} s "
         f"(the first time {stalls[0]:.2f} s): {now / later:.1f} times less; complete after "
         f"{statistics.median(complete[1:]):.2f} s, a step meanwhile takes {slower:.2f} times its time"
     )

@@ -99,7 +99,7 @@ def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
     assert done.returncode == 3
     assert "Error: ddp mbs 250000 ended as host_memory\n" in done.stderr
     nearest = int(
-        done.stderr.rpartition("plan thinks fits in the 5.0 GiB that ulimit -v leaves a process is --mbs ")[2].split(
+        done.stderr.rpartition("predicted to fit in the 5.0 GiB that ulimit -v leaves a process is --mbs ")[2].split(
             ","
         )[0]
     )

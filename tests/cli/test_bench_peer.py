@@ -111,7 +111,7 @@ def test_faults_of_peers_are_told_before_anything_runs(tmp_path):
 
 def test_a_peer_does_not_go_by_a_name_of_ours():
     message, _ = error_of(in_process("bench", *SMALL, "--peer", "ddp=true"))
-    assert message == "--peer ddp: a row of ours goes by that name"
+    assert message == "--peer ddp: one of our rows has that name"
 
 
 def _child(tmp_path):

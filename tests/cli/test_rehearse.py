@@ -78,7 +78,7 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
     assert "attempts 3" in said["record"]
     runs = [path.parent for path in kept.glob("*/*/resolved.json")]
     assert sorted(len(list(run.glob("attempts/*"))) for run in runs) == [1, 3]
-    for words in ("no GPU here", "whether Slurm takes the job"):
+    for words in ("no GPU here", "whether Slurm accepts the job"):
         assert any(words in f"{each['what']}: {each['why']}" for each in told["not_rehearsed"])
     assert list(scratch.iterdir()) == []
     for own in ("HPC_GPT_LOGS", "HPC_GPT_STATE", "HPC_GPT_CONFIG"):

@@ -145,7 +145,7 @@ for node in NODES:
 ranks = [node for node, _ in json.loads(sys.stdin.readline())["ranks"]]
 """
 LOST = {
-    # c waits for b in its own pair, while a and b stand in theirs.
+    # c waits for b in its own pair, while a and b wait in theirs.
     "a link that swallows all": ("for pair in ([0, 1], [1, 2]):\n    for at in pair:\n        "
                                  "say('began', ranks[at], exchange=['pair', 'nodes', pair])\n", "b", "no end within"),
     "a rank that was killed": ("for node in 'ac':\n    say('failed', node, words='Connection closed by peer')",

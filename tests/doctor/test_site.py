@@ -7,9 +7,9 @@ from hpc_gpt.doctor.site import (
     NodeKind,
     Partition,
     Site,
+    choice_lines,
     choose_kind,
     choose_partition,
-    chosen_words,
     guess_device,
     profile_text,
 )
@@ -63,11 +63,11 @@ def test_a_profile_with_all_that_slurm_says(tmp_path):
     text = profile_text(found, chosen)
     assert "# or gpu_long" in text
     assert "hardware threads a core" in text
-    assert "not to be seen from here" in text
-    told = "\n".join(chosen_words(found, chosen))
-    assert "--partition takes another: cpu" in told
-    assert "* 12 nodes: 8 a100 GPUs" in told
-    assert "  5 nodes: 4 v100 GPUs" in told
+    assert "cannot be checked here" in text
+    lines = "\n".join(choice_lines(found, chosen))
+    assert "--partition takes another: cpu" in lines
+    assert "* 12 nodes: 8 a100 GPUs" in lines
+    assert "  5 nodes: 4 v100 GPUs" in lines
 
 
 def test_a_partition_of_its_own_choice(tmp_path):
@@ -79,7 +79,7 @@ def test_a_partition_of_its_own_choice(tmp_path):
     assert "gpu" in refused.value.hint
 
 
-def test_a_site_that_does_not_requeue_sends_its_links_ahead(tmp_path):
+def test_a_site_that_does_not_requeue_submits_the_chain_ahead(tmp_path):
     found = a_site(GPU, config={"JobRequeue": "0"})
     assert loaded(tmp_path, profile_text(found, GPU)).chain == "singleton"
 

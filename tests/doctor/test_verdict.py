@@ -45,7 +45,7 @@ def test_sound_nodes_have_no_findings():
         ({"memory_free_gib": 40.0}, "40 GiB free, median of its peers 78"),
         ({"devices": 7}, "7 devices, 8 on other nodes"),
         ({"clock_skew_s": 75.0}, "its clock is 75.0 s ahead of the others'"),
-        ({"sees_run_folder": False}, "what it writes in the run folder, others do not see"),
+        ({"sees_run_folder": False}, "others do not see what it writes in the run folder"),
         ({"versions": {"torch": "2.12.1"}}, "torch 2.12.1 instead of 2.13.0, as on no other node"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_slow_copy_or_disk_and_a_clock_slightly_off_are_warnings():
     assert (found.node, found.ended, found.words) == (None, None, "b: its clock is 5.0 s behind the others'")
 
 
-def test_a_cpus_rates_are_told_and_not_judged():
+def test_a_cpus_rates_are_reported_and_not_judged():
     slow = {"device": "cpu", "judged": False, "matmul_tflops": 0.01, "memory_free_gib": 1.0}
     assert judge_devices(cluster(a={"device": "cpu", "judged": False}, b=slow), 1) == []
 
@@ -119,7 +119,7 @@ def pairs(*rates):
     ]
 
 
-def test_a_slow_node_is_told_from_its_neighbours_by_their_other_exchanges():
+def test_a_slow_node_is_distinguished_from_its_neighbours_by_their_other_exchanges():
     assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20), True)) == {
         "n2": "exchange of a pair of nodes 3 GB/s, median of its peers 20"
     }

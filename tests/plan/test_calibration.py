@@ -263,7 +263,7 @@ def test_comments_and_order_of_the_users_file_survive_and_the_old_table_goes():
     assert path.read_text() == first
 
 
-def test_a_table_that_cannot_be_told_from_the_rest_is_refused_and_nothing_written():
+def test_a_table_that_cannot_be_separated_from_the_rest_is_refused_and_nothing_written():
     for text in ("calibration = { rows = 3 }\n", "calibration.rows = 3\n", 'description = """\n[calibration]\n"""\n'):
         path = config_dir() / "clusters" / f"{NAME}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The machine of a device, a fabric, a profile; and what is asked for where they do not tell."""
+"""The machine of a device, a fabric, a profile; and what is asked for if they do not say."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def test_what_a_fabric_brings_a_node(words, gb_s):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        ("infiniband", "tells no rate"),
-        ("infiniband 0x200G", "tells no rate"),
-        ("infiniband fast", "tells no rate"),
+        ("infiniband", "has no rate"),
+        ("infiniband 0x200G", "has no rate"),
+        ("infiniband fast", "has no rate"),
         ("infinband 4x200G", "no kind 'infinband'"),
         ("4x200G", "no kind '4x200g'"),
         ("", "no kind ''"),
-        ("omni-path 99999999999999999999x100G", "tells no rate"),
+        ("omni-path 99999999999999999999x100G", "has no rate"),
     ],
 )
-def test_a_fabric_that_is_none_is_told_with_what_to_write(words, told):
-    with pytest.raises(ConfigError, match=re.escape(told)) as fault:
+def test_an_unknown_fabric_is_refused_with_what_to_write(words, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as fault:
         parse_fabric(words)
     assert re.search(r"KIND NxRATEG|4x200G|did you mean infiniband", fault.value.hint)
 
@@ -126,7 +126,7 @@ def test_jean_zay():
     assert "bf16" not in machine.peak_tflops
 
 
-def test_a_profile_without_a_fabric_is_told_which_fields_to_give():
+def test_a_profile_without_a_fabric_is_refused_with_the_fields_to_give():
     with pytest.raises(ConfigError, match=r"^profile site names no fabric$") as fault:
         machine_of(replace(SITE, fabric=None))
     assert "network_gb_s" in fault.value.hint
@@ -155,7 +155,7 @@ def test_figures_that_are_none_are_refused_with_the_file(tmp_path, figure):
         load_profile(path)
 
 
-def test_a_misspelt_figure_is_told(tmp_path):
+def test_a_misspelt_figure_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown key machine\.node_gbs; did you mean node_gb_s"):
         load_profile(write(tmp_path, "[machine]\nnode_gbs = 3\n"))
 

@@ -30,11 +30,11 @@ def experiment(layout=None, engine=None, **train):
 def test_nothing_holds_unless_it_is_said_to():
     asked = experiment({"tp": 5, "pp": 2, "micro_batch": 4}, {"recompute": "full", "zero_stage": 1})
     question = question_of(asked, PROFILE)
-    assert question.settled == {}
+    assert question.fixed == {}
     assert question.global_batch == 64
     assert question.gpus == 16
     holds = {"layout.tp", "layout.micro_batch", "engine.recompute"}
-    assert question_of(asked, PROFILE, holds).settled == {"tp": 5, "micro_batch": 4, "recompute": "full"}
+    assert question_of(asked, PROFILE, holds).fixed == {"tp": 5, "micro_batch": 4, "recompute": "full"}
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_what_is_said_to_work_works_and_what_is_not_does_not():
     asked = experiment({"gpus": 28, "pp": 8}, {"name": "deepspeed-3d"})
     question = question_of(asked, PROFILE, {"layout.pp"})
     words = "no layout of it can run on 28 GPUs with pp 8: pp does not divide 28"
-    with pytest.raises(LayoutError, match=words) as told:
+    with pytest.raises(LayoutError, match=words) as refusal:
         check_possible(question, asked, PROFILE, "it")
     counts = working_counts(question)
     assert counts == [8, 16, 32]
-    assert told.value.hint == "use --gpus 8 or 16 or 32"
+    assert refusal.value.hint == "use --gpus 8 or 16 or 32"
     for count in counts:
         works = replace(asked, layout=replace(asked.layout, gpus=count))
         check_possible(question_of(works, PROFILE, {"layout.pp"}), works, PROFILE, "it")

@@ -97,7 +97,7 @@ def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     assert len(read_any(logs / "a", profile).rows) == 1
 
 
-def test_a_record_of_another_device_or_of_no_step_is_told(tmp_path, profile):
+def test_a_record_of_another_device_or_of_no_step_is_reported(tmp_path, profile):
     path = tmp_path / "record.json"
     path.write_text(dataclasses.replace(RECORD, device="a100-80g").to_json())
     assert "device is a100-80g, but profile" in read_any(path, profile).left_out[0].reason
@@ -128,7 +128,7 @@ def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, prof
 def test_records_need_a_profile_and_rows_do_not(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(RECORD.to_json())
-    with pytest.raises(ConfigError, match="joins the nodes"):
+    with pytest.raises(ConfigError, match="network between nodes"):
         read_any(path, None)
     path.write_text(json.dumps({"rows": [row()]}))
     assert len(read_any(path, None).rows) == 1

@@ -250,7 +250,7 @@ def test_what_holds_is_not_searched(key, value):
     assert found.asked < open_.asked or key == "layout.micro_batches"  # the global batch is open then
 
 
-def test_a_settled_switch_leaves_engines_without_it_out():
+def test_a_fixed_switch_leaves_engines_without_it_out():
     asked = experiment(tiles=2, zero_stage=3)
     question = question_of(asked, PROFILE, {"engine.tiles", "engine.zero_stage"}, ENGINES)
     assert question.engines == ("deepspeed-zero",)
@@ -259,7 +259,7 @@ def test_a_settled_switch_leaves_engines_without_it_out():
 
 def test_a_node_that_cannot_hold_what_is_offloaded_does_not_fit():
     question = question_of(experiment(), PROFILE, engines=("deepspeed-zero",))
-    question = replace(question, settled={"offload": "optimizer", "zero_stage": 2})
+    question = replace(question, fixed={"offload": "optimizer", "zero_stage": 2})
     assert search(question, machine()).candidates
     assert not search(question, machine(host_memory_gib=0.5)).candidates
 
@@ -274,9 +274,9 @@ def test_the_first_that_fits_is_enough_where_that_is_asked():
 SMALLEST = {"micro_batch": 1, "micro_batches": 1, "offload": "none"}
 
 
-def question(gpus, engines=("deepspeed-3d",), **settled):
+def question(gpus, engines=("deepspeed-3d",), **fixed):
     model = preset("gpt2")
-    return Question(model, gpus, 4, "fp16", None, engines, {**SMALLEST, **settled}), model
+    return Question(model, gpus, 4, "fp16", None, engines, {**SMALLEST, **fixed}), model
 
 
 def v100(gib):

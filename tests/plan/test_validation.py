@@ -63,9 +63,9 @@ def test_memory_by_stage_is_compared_with_the_same_stage():
     stages = entry.memory.stages
     assert entry.memory_gib == max(stages[1].reserved, stages[3].reserved)
     assert entry.row.published.memory_gib == 12.0
-    told = as_table(entry)["stages"]
-    assert [stage["stage"] for stage in told] == [1, 3]
-    assert told[0]["reserved_gib"] == stages[1].reserved
+    listed = as_table(entry)["stages"]
+    assert [stage["stage"] for stage in listed] == [1, 3]
+    assert listed[0]["reserved_gib"] == stages[1].reserved
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_means_are_of_each_source_and_over_sources():
     assert scores.time.within_15 == pytest.approx(1 / 3)
 
 
-def test_wrong_fits_are_told_by_which_way_they_are_wrong():
+def test_wrong_fits_are_counted_by_which_way_they_are_wrong():
     huge = {"hidden": 16384, "layers": 96, "sec_per_iter": 99.0}
     small = {"hidden": 1024, "heads": 16, "layers": 16}
     scores = score(

@@ -1,4 +1,4 @@
-"""Slurm's commands, be they real or stand-ins, and the waiting for what they do."""
+"""Call Slurm's commands, real ones or stand-ins, and wait for their effect."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _in_order(name: str, lines: list[str]) -> list[str]:
                             "srun: Force Terminated", "srun: Warning")):  # fmt: skip
             continue
         if found := re.fullmatch(r"(srun: error: \w+: )tasks (\d+)-(\d+)(: .*)", line):
-            # Ranks that end within the same moment are told on one line, and what a moment is depends.
+            # Ranks that end at the same moment are reported on one line, and how long a moment is varies.
             kept += [f"{found[1]}task {rank}{found[4]}" for rank in range(int(found[2]), int(found[3]) + 1)]
             continue
         kept.append(line)

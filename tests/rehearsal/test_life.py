@@ -15,12 +15,12 @@ WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
 
 
 def concluded(broken: dict[int, float], gpus: int) -> Stage:
-    told: list[Stage] = []
+    stages: list[Stage] = []
     slurm: Any = SimpleNamespace(scheduler=None)
     prepared: Any = None
-    life = Life(prepared, gpus, slurm, Path(), told.append, lambda _: None, 0.0)
+    life = Life(prepared, gpus, slurm, Path(), stages.append, lambda _: None, 0.0)
     life._same_losses(broken, WHOLE)
-    (stage,) = told
+    (stage,) = stages
     return stage
 
 
@@ -33,9 +33,9 @@ def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypat
     prepared: Any = SimpleNamespace(resolved=SimpleNamespace(gpus=2))
     slurm: Any = SimpleNamespace(scheduler=SimpleNamespace(find={"7": job}.get, jobs={}, fault=None))
     run: Any = SimpleNamespace(attempt=lambda number: attempt, attempts=lambda: [attempt])
-    told: list[Stage] = []
-    Life(prepared, 0, slurm, Path(), told.append, lambda _: None, 0.0, run)._started(1)
-    assert [stage.evidence for stage in told] == ["2 ranks on node1 node2, step 1 is done; status says running"]
+    stages: list[Stage] = []
+    Life(prepared, 0, slurm, Path(), stages.append, lambda _: None, 0.0, run)._started(1)
+    assert [stage.evidence for stage in stages] == ["2 ranks on node1 node2, step 1 is done; status says running"]
 
 
 def test_equal_losses_are_said_to_be_equal() -> None:

@@ -9,12 +9,12 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.model_shape import ModelShape, preset
 
 
-def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", **settled):
+def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", **fixed):
     profile = load_profile(cluster)
     model = preset(name)
     asked = Question(
         model, gpus, profile.gpus_per_node, "fp16", 1024,
-        engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), settled=settled,
+        engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), fixed=fixed,
     )  # fmt: skip
     return search(asked, machine_of(profile)), model
 

@@ -1,7 +1,7 @@
-"""`python -m tests.torture`: so many faults of a seed, on a real Slurm cluster of virtual nodes on this machine.
+"""`python -m tests.torture`: a number of faults of a seed, on a real Slurm cluster of virtual nodes on this machine.
 
-Prints the order, then a line for each fault as its run is done. The results are kept under build/torture/: the same
-command again goes on after them. Needs root and Slurm's packages, as the tests of tests/slurm.
+Prints the order, then a line for each fault when its run is done. The results are kept under build/torture/, and the
+same command continues after them. Needs root and Slurm's packages, like the tests of tests/slurm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.torture.site import FOLDER, cluster_spec, lane_name
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where every run was done as if nothing had happened, else 1; 130 after Ctrl-C."""
+    """Returns 0 if every run ended as if nothing had happened, else 1; 130 after Ctrl-C."""
     asked = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kinds = asked.kinds.split(",") if asked.kinds else sorted(KINDS)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             found |= _strike(todo, folder, None if asked.only else results, asked)
         except (KeyboardInterrupt, SystemExit):
-            print("interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+            print("interrupted; the same command continues from here", file=sys.stderr, flush=True)
             os._exit(130)  # nobody waits for threads whose cluster is gone
         finally:
             free_small_disks()

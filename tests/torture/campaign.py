@@ -31,9 +31,9 @@ _TRIES = 3
 
 @dataclass
 class Verdict:
-    """How one fault went. `ended`: the class of each attempt; `by_hand`: ends after which the user went on.
+    """How one fault went. `ended`: the class of each attempt; `by_hand`: ends after which the user resumed.
 
-    `lost`: steps done before the fault that were done once more; `resumed`: where each later attempt went on.
+    `lost`: steps done before the fault that were done once more; `resumed`: where each later attempt resumed.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Verdict:
     def line(self) -> str:
         """The verdict on one line, and its problems on lines of their own."""
         more = [f"attempts {', '.join(self.ended) or 'none'}", f"{self.lost} steps done again"]
-        more += [f"the user went on after {ended}" for ended in self.by_hand]
+        more += [f"the user resumed after {ended}" for ended in self.by_hand]
         head = f"{'ok  ' if self.ok else 'LOST'} {self.number:3d} {self.what}: {'; '.join(more)}; {self.seconds:.0f} s"
         return "\n".join([head, *(f"         {words}" for words in self.problems)])
 
@@ -205,7 +205,7 @@ def free_small_disks(*folders: Path) -> None:
 
 
 def _leave_alone(scene: Scene, verdict: Verdict) -> None:
-    """Waits until `status` says done; where the run stops for its user, does what that would do: `submit --resume`."""
+    """Waits until `status` says done; if the run stops for its user, does `submit --resume` as the user would."""
     kind = KINDS[scene.planned.kind]
     end = time.monotonic() + PATIENCE_S
     while True:

@@ -21,7 +21,7 @@ _LEAVING_S = 20.0
 
 
 def reference_of(scene: Scene) -> dict[int, float]:
-    """Step -> loss of a run that nobody broke; AssertionError where it is not whole."""
+    """Step -> loss of an undisturbed run. AssertionError if a step is missing."""
     losses = scene.job.metrics(1)
     assert sorted(losses) == list(range(1, STEPS + 1)), f"the unbroken run's steps: {sorted(losses)}"
     return losses
@@ -53,7 +53,7 @@ def _losses(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
 
 
 def resumed_steps(scene: Scene) -> list[int | None]:
-    """The step from which each attempt after the first went on; None where none of its ranks got so far."""
+    """The step after which each attempt but the first resumed; None if none of its ranks got so far."""
     found = []
     for attempt in scene.run.attempts()[1:]:
         step = read_json(attempt.folder / "trainer.json").get("resumed_step")
@@ -79,7 +79,7 @@ def _resumed(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
         return
     sound = scene.newest_saved - (SAVE_EVERY if scene.newest_saved in scene.damaged else 0)
     if first < sound:
-        yield f"went on after step {first}, though step {sound} was saved and sound"
+        yield f"resumed after step {first}, though step {sound} was saved and sound"
     # One that was still being written at that moment may be lost with what follows it.
     allowed = SAVE_EVERY * (1 + scene.saving + len(scene.damaged))
     if scene.last_step - first > allowed:
@@ -112,10 +112,10 @@ def _record(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
         yield f"tokens_total {record['tokens_total']}, not {tokens}"
     if record["ended"] != "done":
         yield f"the record says ended {record['ended']}"
-    for told in record["attempts"] or ():
-        settled = settled_class(scene.run.attempt(told["attempt"]))
-        if told["ended"] != settled:
-            yield f"the record says attempt {told['attempt']} ended {told['ended']}, the judge {settled}"
+    for said in record["attempts"] or ():
+        judged = settled_class(scene.run.attempt(said["attempt"]))
+        if said["ended"] != judged:
+            yield f"the record says attempt {said['attempt']} ended {said['ended']}, the judge {judged}"
     if record["attempts"] is None or len(record["attempts"]) != len(scene.run.attempts()):
         yield f"the record has {record['attempts']} for {len(scene.run.attempts())} attempts"
 
@@ -153,19 +153,19 @@ def _explained(scene: Scene, reference: dict[int, float]) -> Iterator[str]:
     if fault := _fault_of(done):
         yield f"why: {fault}"
         return
-    told = json.loads(done.stdout)
-    if told["ended"] != "done":
-        yield f"why says ended {told['ended']}"
-    if len(told["attempts"]) != len(scene.run.attempts()):
-        yield f"why tells of {len(told['attempts'])} attempts, there are {len(scene.run.attempts())}"
-    for attempt in told["attempts"]:
+    said = json.loads(done.stdout)
+    if said["ended"] != "done":
+        yield f"why says ended {said['ended']}"
+    if len(said["attempts"]) != len(scene.run.attempts()):
+        yield f"why has {len(said['attempts'])} attempts, there are {len(scene.run.attempts())}"
+    for attempt in said["attempts"]:
         if attempt["ended"] in (None, "unknown", "running", "pending"):
             yield f"attempt {attempt['attempt']} ended {attempt['ended']}"
         elif attempt["ended"] != "done" and not attempt["cause"]:
             yield f"attempt {attempt['attempt']} ended {attempt['ended']} without a cause"
-        settled = settled_class(scene.run.attempt(attempt["attempt"]))
-        if attempt["ended"] != settled:
-            yield f"why says attempt {attempt['attempt']} ended {attempt['ended']}, the judge {settled}"
+        judged = settled_class(scene.run.attempt(attempt["attempt"]))
+        if attempt["ended"] != judged:
+            yield f"why says attempt {attempt['attempt']} ended {attempt['ended']}, the judge {judged}"
     for attempt in scene.run.attempts():
         if not attempt.ended():
             yield f"attempts/{attempt.number} has no ended.json"

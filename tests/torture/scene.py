@@ -63,11 +63,11 @@ class Scene:
             time.sleep(self.chance.uniform(0, 0.2))
 
     def wait_step(self, step: int) -> None:
-        """Waits until the first attempt has done `step`; Missed where the run is over by then."""
+        """Waits until the first attempt has done `step`. Raises Missed if the run is over before."""
         self.wait(f"step {step}", lambda: self.done_step() >= step)
 
     def wait(self, what: str, ready: Callable[[], object], limit_s: float = 240) -> None:
-        """Polls; Missed where the first attempt ends before, with what it was waiting for."""
+        """Polls. Raises Missed, with what it waited for, if the first attempt ends before."""
         end = time.monotonic() + limit_s
         while not ready():
             if (ended := self.run.attempt(1).ended()) or time.monotonic() > end:
@@ -75,7 +75,7 @@ class Scene:
             time.sleep(_POLL_S)
 
     def done_step(self) -> int:
-        """The last step that a line of figures tells of."""
+        """The last step with a line of metrics."""
         attempts = self.run.attempts()
         return max((self.job.last_step(attempt.number) for attempt in attempts), default=0)
 
@@ -123,7 +123,7 @@ class Scene:
     def slurm(self, *command: str, check: bool = True) -> str:
         """A Slurm command's output; one that cannot reach the controller is tried again, for half a minute.
 
-        Missed where the job is over.
+        Raises Missed if the job is over.
         """
         end = time.monotonic() + 30
         while True:
@@ -162,7 +162,7 @@ class Scene:
         return answer
 
     def state(self) -> tuple[str, str | None]:
-        """(state, cause) as `hpc-gpt status --json` tells them; state "no answer" where it gives none."""
+        """(state, cause) by `hpc-gpt status --json`; state "no answer" if it gives none."""
         done = self.hpc_gpt("status", str(self.run.path), "--json")
         try:
             (row,) = json.loads(done.stdout)["runs"]

@@ -8,7 +8,7 @@ from tests.slurm.cluster import Cluster, ClusterSpec, Nodes
 from tests.slurm.launcher import Launcher
 from tests.torture.order import SAVE_EVERY, STEPS
 
-# Of each lane's nodes a run takes two or four; the others stand in for one that is dead.
+# Of each lane's nodes a run takes two or four; the others replace one that is dead.
 NODES_A_LANE = 6
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "torture"
 

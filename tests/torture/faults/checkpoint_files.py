@@ -48,7 +48,7 @@ def delete_the_newest_checkpoint(scene: Scene) -> None:
 
 @kind(earliest=2)
 def corrupt_the_last_line_of_metrics(scene: Scene) -> None:
-    """Cut off, or followed by half a line or by noise; then the run dies, or goes on."""
+    """Cut off, or followed by half a line or by noise; then the run dies, or continues."""
     scene.wait_moment()
     scene.freeze()
     metrics = scene.run.attempts()[-1].metrics
@@ -66,7 +66,7 @@ def corrupt_the_last_line_of_metrics(scene: Scene) -> None:
     dies = scene.chance.random() < 0.7
     for pid in scene.job.ranks():
         send(pid, signal.SIGKILL if dies else signal.SIGCONT)
-    scene.detail = f"{how}, {'the run dies' if dies else 'the run goes on'}"
+    scene.detail = f"{how}, {'the run dies' if dies else 'the run continues'}"
 
 
 class _Dying:

@@ -10,7 +10,7 @@ from tests.slurm.cluster import send
 from tests.torture.faults.kind import kind
 from tests.torture.scene import Scene
 
-# One controller for all the runs that go on at once: nobody stops it while it is away.
+# One controller for all concurrent runs: nobody stops it while it is away.
 _CONTROLLER = threading.Lock()
 _ACCOUNTING = threading.Lock()
 

@@ -10,7 +10,7 @@ from tests.torture.order import SAVE_EVERY
 from tests.torture.scene import Scene
 
 
-# More failed saves than the run has left end it only where the disk is still full at its end.
+# More failed saves than the run has left end it only if the disk is still full at its end.
 @kind(earliest=SAVE_EVERY + 1, settings=("train.max_failed_saves=9",), small_disk=True, by_hand=("disk_full",))
 def fill_the_disk(scene: Scene) -> None:
     """Somebody fills it, and frees it some seconds later or when the run is over."""

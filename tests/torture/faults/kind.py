@@ -17,8 +17,8 @@ class Kind:
     """`strike` breaks the run at its moment.
 
     `earliest`: the first step at which it makes sense. `settings`: of the experiment, as for --set. `small_disk`: the
-    run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which it is the user who goes on, with
-    `submit --resume`; after any other end the run must go on by itself.
+    run's logs lie on a tmpfs of their own. `by_hand`: classes of an end after which the user resumes the run, with
+    `submit --resume`; after any other end the run must resume by itself.
     """
 
     name: str

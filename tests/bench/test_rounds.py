@@ -1,11 +1,13 @@
-"""In which order cells are measured, and what their rounds give together."""
+"""The order in which cells are measured, and the figures over all rounds."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.cell import order_of, ratios_to_first, spread_of
+from hpc_gpt.bench.bench_run import order_of
+from hpc_gpt.bench.bench_table import ratios_to_first
+from hpc_gpt.bench.measurement import spread_of
 
 speeds = st.floats(1e-3, 1e9)
 
