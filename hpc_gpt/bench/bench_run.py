@@ -20,7 +20,7 @@ from hpc_gpt.bench.cell import Cell, order_of, ratios_to_first
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, Measured, Row, measure, row_of
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.launch.following import GOOD_ENDS
-from hpc_gpt.readers.runs.run_read import BENCH_FILE
+from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile

@@ -1,8 +1,8 @@
-"""MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then a line a metric.
+"""MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then one line per metric.
 
-`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the
-allocated only the peak is read. Metrics that go by without their line of a batch are counted as left out. Each metric ends its line, with four
-decimals: fewer are a cut line.
+`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the allocated
+memory only the peak is read. Metrics without a line of their batch are counted as left out. Each metric ends its line
+and has four decimals: fewer mean that the line was cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIALECT = Dialect(
         Pattern(
             "step", "[batch=", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"
         ),
-        # The count of batches begins anew with each epoch.
+        # The count of batches restarts with each epoch.
         Pattern("step", "][batch=", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
         _metric("loss/train/total", "loss"),
         _metric("time/token", "consumed_tokens", r"\d{1,24}"),
@@ -37,7 +37,7 @@ DIALECT = Dialect(
         _metric("lr-DecoupledAdamW/group0", "lr", NUMBER),
         _metric("memory/peak_allocated_mem", "memory_allocated_gb", kind="memory"),
         _metric("memory/peak_reserved_mem", "memory_reserved_gb", kind="memory"),
-        # Before September 2023 what is in use now: of the reserved that is the peak, as long as none is given back.
+        # Before September 2023: reserved now, which is the peak as long as the allocator gives nothing back.
         _metric("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
         _metric("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
         Pattern(

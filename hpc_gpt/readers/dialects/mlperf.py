@@ -1,8 +1,8 @@
-"""MLPerf's log: a line of JSON an event. Times of day are in ms; `step` and `samples_count` count samples, not steps.
+"""MLPerf's log: one line of JSON per event. Times of day are in ms; `step` and `samples_count` count samples, not steps.
 
-v3.1 tracks `train_step_timing`, v5.0 `train_step_time`, both the mean over a block; v4 only the block's samples/s. The
-end of a block (`block_stop`) tells samples and time in every version. `eval_accuracy` is the validation loss of the GPT
-benchmarks, and an accuracy of others.
+v3.1 has `train_step_timing`, v5.0 `train_step_time`, both the mean over a block; v4 has only the samples/s of a block. The
+end of a block (`block_stop`) has samples and time in every version. `eval_accuracy` is the validation loss of the GPT
+benchmarks, and an accuracy in others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DIALECT = Dialect(
             _event("train_loss") + rf"\"value\": (?P<loss>{NUMBER}), " + _SAMPLES,
         ),
         Pattern("step", '"key": "block_stop"', _event("block_stop") + r"\"value\": [\w\"]{1,40}, " + _SAMPLES),
-        # An evaluation comes after its block, whose time does not hold it: so it is one more figure of the block.
+        # An evaluation follows its block, whose time does not include it: so it is a further figure of that block.
         Pattern(
             "more",
             '"key": "eval_accuracy"',

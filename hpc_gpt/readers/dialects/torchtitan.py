@@ -1,7 +1,7 @@
 """torchtitan. Its `tps` (before August 2024 `wps`) and its TFLOPs are per GPU; it prints no step time.
 
-`memory` is the peak of what the allocator reserved since the line before. In 2025 a header line names local and global
-batch as sequences; later ones count tokens a rank and a step. Validation has lines of its own.
+`memory` is the peak that the allocator reserved since the line before. In 2025 a header line gives local and global batch
+in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ DIALECT = Dialect(
             "Building device mesh with parallelism: ",
             r"\bBuilding device mesh with parallelism: "
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
-            # Replicas and shards are the ranks that split the batch; only where one of them is 1 is the other all of them.
+            # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
             + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})",
         ),
-        # The axes of a mesh stand in the order of their sizes; which there are differs, so each set is its own line. An
-        # axis of size 1 is left out.
+        # The axes of a mesh are in the order of their sizes. Each set of axes has its own pattern; an axis of size 1 is
+        # left out.
         *(
             Pattern(
                 "fact",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.columns import peak_memory_gib, show_name
 from hpc_gpt.report.page.anomalies import ENDED_WORDS, FAILED, ended_words
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from tests.readers.reading import read_lines
 
 

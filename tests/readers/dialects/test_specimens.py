@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, unit
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.matches import all_patterns, find
-from hpc_gpt.readers.logs.part import Part
-from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.readers.pattern import STEP_FACTS, STEP_FIELDS, Dialect, unit
 from hpc_gpt.runs.record import RECORD_KEYS
 from tests.readers.reading import read_lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.steps import StepTable
 
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers import steps as steps_module
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import blocks as blocks_module
-from hpc_gpt.readers.logs import lines, read_log
+from hpc_gpt.readers.logs import Part, lines, read_log
 from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import find
-from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import BlockReader
 from tests.readers.logs.comparable import comparable
 from tests.readers.reading import read_lines
@@ -119,7 +117,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "PENDING", 4)
     monkeypatch.setattr(lines, "MOST_PARTS", 4)
     monkeypatch.setattr(read_log, "_MOST_LINES", 3)
-    for module in (lines, blocks_module):
+    for module in (lines, read_log):
         monkeypatch.setattr(module, "ALL_TIMERS", 6)
         monkeypatch.setattr(module, "SOME_TIMERS", 4)
 
@@ -154,7 +152,7 @@ def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.Mon
         for step in (*range(1, 300), *range(100, 300))
     ]
     taken: list[int] = []
-    stretch = blocks_module._stretch
-    monkeypatch.setattr(blocks_module, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
+    stretch = read_log._stretch
+    monkeypatch.setattr(read_log, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
     assert_same("\n".join(steps), 1_000_000)
     assert len(taken) < 10

@@ -162,7 +162,7 @@ def test_memory_of_some_stages_is_one_figure_and_told():
     line += "reserved: 1.0"
     run = read(dump(), iterations(1, 3), line, iterations(4, 20))
     assert run.record.memory_allocated_gib == [1.0]
-    assert flags_with(run, "memory is told of 1 of 2 stages")
+    assert flags_with(run, "memory is printed of 1 of 2 stages")
 
 
 def test_done_is_the_last_planned_step_or_a_word_of_the_program():

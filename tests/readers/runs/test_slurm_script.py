@@ -76,7 +76,7 @@ def test_it_is_weaker_than_the_log_and_fills_what_the_log_leaves_out(script, tmp
     assert (record.gpus, record.tp, record.pp, record.dp, record.device) == (64, 4, 16, 1, "v100-32g")
     assert record.sources["gpus"] == "inferred: nodes 16 x gpus_per_node 4"
     assert (record.global_batch, record.name) == (512, "gpt2_perf_n16")
-    assert any("but the script beside says 1024" in flag for flag in record.flags)
+    assert any("but the script next to it says 1024" in flag for flag in record.flags)
     assert script in run.files
 
 
