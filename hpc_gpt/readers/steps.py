@@ -35,10 +35,6 @@ def no_places() -> Places:
     return np.zeros(0, np.int64)
 
 
-def _no_figures() -> Column:
-    return np.zeros(0)
-
-
 def _no_marks() -> Mask:
     return np.zeros(0, np.bool_)
 
@@ -69,8 +65,8 @@ class StepTable:
     stride: int = 1
     count: int = 0
     totals: dict[str, float] = field(default_factory=dict)
-    eval_step: Column = field(default_factory=_no_figures)
-    eval_loss: Column = field(default_factory=_no_figures)
+    eval_step: Column = field(default_factory=lambda: np.zeros(0))
+    eval_loss: Column = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))

@@ -16,6 +16,11 @@ def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") ->
     return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
 
 
+def _setting(name: str, group: str, value: str) -> Pattern:
+    """A line of the configuration, printed as YAML."""
+    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END)
+
+
 DIALECT = Dialect(
     name="composer",
     engine="composer",
@@ -46,17 +51,13 @@ DIALECT = Dialect(
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
         Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END),
-        Pattern("fact", "max_seq_len: ", LINE_START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
-        Pattern(
-            "fact",
-            "global_train_batch_size: ",
-            LINE_START + r"global_train_batch_size: (?P<global_batch>\d{1,9})" + END,
-        ),
-        Pattern("fact", "n_gpus: ", LINE_START + r"n_gpus: (?P<gpus>\d{1,7})" + END),
-        Pattern("fact", "n_params: ", LINE_START + r"n_params: (?P<params>\d{1,15})" + END),
-        Pattern("fact", "d_model: ", LINE_START + r"d_model: (?P<hidden>\d{1,9})" + END),
-        Pattern("fact", "n_layers: ", LINE_START + r"n_layers: (?P<layers>\d{1,9})" + END),
-        Pattern("fact", "n_heads: ", LINE_START + r"n_heads: (?P<heads>\d{1,9})" + END),
+        _setting("max_seq_len", "seq", r"\d{1,9}"),
+        _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
+        _setting("n_gpus", "gpus", r"\d{1,7}"),
+        _setting("n_params", "params", r"\d{1,15}"),
+        _setting("d_model", "hidden", r"\d{1,9}"),
+        _setting("n_layers", "layers", r"\d{1,9}"),
+        _setting("n_heads", "heads", r"\d{1,9}"),
     ),
     specimen="""\
 [batch=366/48000]:

@@ -44,6 +44,11 @@ def _option(name: str) -> Pattern:
     return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
 
 
+def _header(text: str, group: str) -> Pattern:
+    """A line of the header: a text, then a whole number, which ends the line."""
+    return Pattern("fact", text, rf"\b{text}(?P<{group}>{INT})" + END)
+
+
 def _shape(literal: str) -> Pattern:
     """A line of the model's configuration as JSON. The key keeps its quotes: other dumps use the bare name. The keys are
     sorted, so only the vocabulary can be last and have no comma."""
@@ -139,39 +144,23 @@ DIALECT = Dialect(
         Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
-        Pattern("fact", "Num examples = ", rf"\bNum examples = (?P<samples_per_epoch>{INT})" + END),
-        Pattern("fact", "Num Epochs = ", rf"\bNum Epochs = (?P<epochs>{INT})" + END),
-        Pattern(
-            "fact",
-            "Instantaneous batch size per device = ",
-            rf"\bInstantaneous batch size per device = (?P<micro_batch>{INT})" + END,
-        ),
+        _header("Num examples = ", "samples_per_epoch"),
+        _header("Num Epochs = ", "epochs"),
+        _header("Instantaneous batch size per device = ", "micro_batch"),
         Pattern(
             "fact",
             "Total train batch size (w. parallel",
             rf"\bTotal train batch size \(w\. parallel, distributed & accumulation\) = (?P<global_batch>{INT})" + END,
         ),
-        Pattern(
-            "fact",
-            "Gradient Accumulation steps = ",
-            rf"\bGradient Accumulation steps = (?P<micro_batches>{INT})" + END,
-        ),
-        Pattern("fact", "Total optimization steps = ", rf"\bTotal optimization steps = (?P<steps_planned>{INT})" + END),
-        Pattern(
-            "fact",
-            "Number of trainable parameters = ",
-            rf"\bNumber of trainable parameters = (?P<params>{INT})" + END,
-        ),
+        _header("Gradient Accumulation steps = ", "micro_batches"),
+        _header("Total optimization steps = ", "steps_planned"),
+        _header("Number of trainable parameters = ", "params"),
         Pattern(
             "fact",
             "|| all params: ",
             rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
         ),
-        Pattern(
-            "fact",
-            "Continuing training from global step ",
-            rf"\bContinuing training from global step (?P<resumed_step>{INT})" + END,
-        ),
+        _header("Continuing training from global step ", "resumed_step"),
         Pattern(
             "save",
             "Saving model checkpoint to ",

@@ -11,6 +11,7 @@ from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 _LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss
 _NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"
 _MEMORY = rf"memory: {{1,8}}(?P<memory_reserved_gib>{NUMBER})GiB\({NUMBER}%\) {{2}}"
+_MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 
 DIALECT = Dialect(
@@ -68,28 +69,14 @@ DIALECT = Dialect(
             Pattern(
                 "fact",
                 "D device mesh with [",
-                rf"-D device mesh with \[{names}\], \[{sizes}\]",
-                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in groups},
+                r"-D device mesh with \["
+                + ", ?".join("'dp(?:_shard|_replicate)?'" if axis == "dp" else f"'{axis}'" for axis in axes)
+                + r"\], \["
+                + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
+                + r"\]",
+                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
             )
-            for names, sizes, groups in (
-                (
-                    ", ?".join(rf"'{axis}'" for axis in axes),
-                    ", ?".join(rf"(?P<{group}>\d{{1,6}})" for group in groups),
-                    groups,
-                )
-                for axes, groups in (
-                    (("dp(?:_shard|_replicate)?",), ("dp",)),
-                    (("dp(?:_shard|_replicate)?", "tp"), ("dp", "tp")),
-                    (("pp", "dp(?:_shard|_replicate)?"), ("pp", "dp")),
-                    (("pp", "dp(?:_shard|_replicate)?", "tp"), ("pp", "dp", "tp")),
-                    (("dp(?:_shard|_replicate)?", "cp"), ("dp", "cp")),
-                    (("dp(?:_shard|_replicate)?", "cp", "tp"), ("dp", "cp", "tp")),
-                    (("pp", "dp(?:_shard|_replicate)?", "cp", "tp"), ("pp", "dp", "cp", "tp")),
-                    (("tp",), ("tp",)),
-                    (("pp",), ("pp",)),
-                    (("pp", "tp"), ("pp", "tp")),
-                )
-            )
+            for axes in map(str.split, _MESHES)
         ),
         Pattern(
             "fact",

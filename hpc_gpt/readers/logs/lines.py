@@ -19,7 +19,7 @@ from hpc_gpt.readers.logs.matches import (
     time_of,
     values_of,
 )
-from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, Pattern, scaled
+from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
 from hpc_gpt.readers.steps import StepRows, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
 
@@ -145,7 +145,12 @@ class LineReader:
             case "timers":
                 self.timers(values)
             case "failure":
-                self._failure(line, match, pattern, values, rank, at, place)
+                assert pattern.ended
+                if self._room("failures", len(part.failures)):
+                    words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
+                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or None
+                    whose = rank if named is None else named
+                    part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo))
             case "end":
                 assert pattern.ended
                 if self._room("ends", len(part.ends)):
@@ -314,25 +319,6 @@ class LineReader:
             if name in timers or self._room("timers", len(timers)):
                 total, count = timers.get(name, (0.0, 0))
                 timers[name] = (total + found[1], count + 1)
-
-    def _failure(
-        self,
-        line: str,
-        match: re.Match[str],
-        pattern: Pattern,
-        values: Mapping[str, float | str],
-        rank: int | None,
-        at: float | None,
-        place: Place,
-    ) -> None:
-        part = self.parts[-1]
-        if not self._room("failures", len(part.failures)):
-            return
-        assert pattern.ended
-        words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
-        named, node = _whole_rank(values.get("rank")), values.get("node")
-        rank = rank if named is None else named
-        part.failures.append(Failure(pattern.ended, words, place, rank, str(node) if node else None, at, pattern.echo))
 
     def _room(self, what: str, count: int) -> bool:
         """Return whether a part that has `count` of these may have one more; if not, count it as left out."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.readers.logs import Memory, Part
-from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_stages, derive, is_on, step_tokens
@@ -39,14 +39,14 @@ _NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_log) -> list[RunRead]:
+def read_foreign_runs(found: Discovered) -> list[RunRead]:
     """Return the runs in the logs that were found. Files that are no logs are counted in `found`."""
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     held = 0
     for path in found.logs:
-        log = read(path)
+        log = read_log(path)
         if log.refused is not None:
             found.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):

@@ -234,7 +234,7 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
     if state == "pending" and last and (words := words_between(last.attempt)):
         cause = words
     if state == "error" and last and not last.ended:
-        cause = "its process is gone and left no message"
+        cause = "its process is gone and wrote no end"
     if state == "refused" and standing.state.by == "submission":
         cause = submissions[-1].get("refused")
     where = _source_of_state(standing)

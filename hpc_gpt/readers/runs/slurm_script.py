@@ -119,8 +119,7 @@ def read_script(path: Path) -> Script | None:
         elif assigned := assignment(line):
             name, written, plain = assigned
             values = _known(directives) | {key: value for key, (value, _) in variables.items()}
-            value = expand(written, values, keep=True) if plain else written
-            assert value is not None
+            value = expand(written, values) if plain else written
             if name in variables and variables[name][0] != value and _WHOLE.fullmatch(variables[name][0]):
                 twice.add(name)  # for example in the branches of an `if`: nothing says which one ran
             variables[name] = (value, number)
@@ -190,8 +189,7 @@ def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> di
     """Return `--flag value` of every command, with variables replaced; the first of each name."""
     found: dict[str, tuple[str, int]] = {}
     for number, line in commands:
-        text = expand(line, values, keep=True) or ""
-        for flag in _FLAG.finditer(text):
+        for flag in _FLAG.finditer(expand(line, values)):
             value = (flag[2] or "").strip("\"'")
             if "$" not in value and "`" not in value:
                 found.setdefault(flag[1], (value, number))
@@ -273,10 +271,8 @@ def assignment(line: str) -> tuple[str, str, bool] | None:
     return found[1], word[1] if word[1] is not None else word[3], True
 
 
-def expand(text: str, variables: Mapping[str, str], keep: bool = False) -> str | None:
-    """Return the text with variables and arithmetic evaluated; None if a part of it is unknown.
-
-    With `keep`, unknown parts stay as written.
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Return the text with variables and arithmetic evaluated; unknown parts stay as written.
 
     >>> expand("$((NODES * ${GPUS}))", {"NODES": "16", "GPUS": "4"})
     '64'
@@ -287,9 +283,7 @@ def expand(text: str, variables: Mapping[str, str], keep: bool = False) -> str |
         text = _ARITHMETIC.sub(lambda found: _evaluated(found, variables), text)
         if text == before or len(text) > _LONGEST:
             break
-    if len(text) > _LONGEST or (not keep and ("$" in text or "`" in text)):
-        return text[:_LONGEST] if keep else None
-    return text
+    return text[:_LONGEST]
 
 
 def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:

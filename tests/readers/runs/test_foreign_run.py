@@ -317,7 +317,7 @@ def test_lines_without_a_number_are_placed_by_their_epochs():
     # Without the length of an epoch they are counted, and that is told.
     run = read([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(1, 26))
-    assert flags_with(run, "tell no step's number")
+    assert flags_with(run, "have no step numbers")
 
 
 def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
@@ -335,7 +335,7 @@ def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkey
     assert min(held.values()) >= 25
     assert found["exp2"].steps.stride >= 2
     assert found["exp2"].steps["step"][-1] == 400
-    assert any("lines of steps each" in flag for flag in found["exp2"].record.flags)
+    assert any("lines of steps every" in flag for flag in found["exp2"].record.flags)
 
 
 def test_a_log_that_ends_one_step_short_is_not_done():

@@ -154,7 +154,7 @@ def test_a_local_run_is_running_as_long_as_its_process_is(logs):
     assert read_run(run).ended == "running"
     run.add_submission({**me, "pid_start": "another"})
     record = read_run(run)
-    assert (record.ended, record.cause) == ("error", "its process is gone and left no word")
+    assert (record.ended, record.cause) == ("error", "its process is gone and wrote no end")
     assert record.attempts[0]["ended"] == "error"
     run.add_submission({**me, "pid_start": "another", "host": "elsewhere"})
     assert read_run(run).ended == "running"
