@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -320,9 +321,9 @@ def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, bet
         reader.parts[-1].dialects[name] = reader.parts[-1].dialects.get(name, 0) + len(those)
         _stated(reader, block, kind, int(timers[those[0]]), later)
     for index, (text, found) in between.items():
-        later.append((index, lambda n=int(block.numbers[index]), t=text, f=found: reader.apply(n, t, f)))  # type: ignore[misc]
-    for _, state in sorted(later, key=lambda each: each[0]):
-        state()
+        later.append((index, partial(reader.apply, int(block.numbers[index]), text, found)))
+    for _, call in sorted(later, key=lambda each: each[0]):
+        call()
     if between:
         reader.saw(last_at)
     _take_timers(reader, block, timers)
@@ -353,7 +354,7 @@ def _stated(reader: LineReader, block: Block, kind: LineKind, index: int, later:
     for name, value in kind.each.pattern.facts.items():
         if name not in STEP_FIELDS:
             place = Place(reader.file, int(block.numbers[index]))
-            later.append((index, lambda n=name, v=value, p=place: reader.fact(n, v, p, kind.each)))  # type: ignore[misc]
+            later.append((index, partial(reader.fact, name, value, place, kind.each)))
 
 
 def _take_rows(reader: LineReader, block: Block, name: str, of: Places, later: Later) -> None:
@@ -414,7 +415,7 @@ def _facts_of_steps(reader: LineReader, block: Block, lines: Places, later: Late
         for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
             index, value = int(having[first]), float(values[first])
             place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
-            later.append((index, lambda n=name, v=value, p=place, e=each: reader.fact(n, v, p, e)))  # type: ignore[misc]
+            later.append((index, partial(reader.fact, name, value, place, each)))
 
 
 def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:

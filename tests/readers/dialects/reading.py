@@ -15,7 +15,7 @@ def read_text(text: str) -> Part:
 
 
 def step_of(line: str, dialect: str) -> dict[str, float]:
-    """The one step that a line tells of, by field; the dialect must be the one that reads it."""
+    """Return the one step of a line, by field; the dialect must be the one that reads it."""
     part = read_text(line)
     assert list(part.steps) == [dialect]
     steps = part.steps[dialect]

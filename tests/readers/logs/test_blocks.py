@@ -81,7 +81,7 @@ def stretches(draw: st.DrawFn) -> str:
 
 
 def blocks(text: str, size: int) -> list[bytes]:
-    """The log in pieces that end behind a newline or a carriage return."""
+    """Return the log in pieces that end after a newline or a carriage return."""
     found, held = [], b""
     for piece in re.split(rb"(?<=[\r\n])", text.encode()):
         held += piece
@@ -146,7 +146,7 @@ def test_every_specimen_with_other_digits(line: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "[2024-04-06 03:02:12] "])
 def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are taken many at once also where an evaluation stands behind every tenth, and a second run begins."""
+    """Many steps are taken at once even if an evaluation follows every tenth, and a second run begins."""
     steps = [
         prefix + MEGATRON.format(step=step, ms=2000.5, loss="1.0E-01", skipped=0, batch=4) + ("" if step % 10 else EVAL)
         for step in (*range(1, 300), *range(100, 300))

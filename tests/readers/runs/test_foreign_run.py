@@ -1,4 +1,4 @@
-"""From a log's lines to a record: step time, batch, memory, ends, and what is told of each."""
+"""From the lines of a log to a record: step time, batch, memory, ends, and the flags of each."""
 
 import json
 from datetime import UTC, datetime
@@ -203,7 +203,7 @@ def test_tokens_a_second_of_one_gpu_alone_are_no_step_time():
     run = read([TITAN.format(step, step, "35,051") for step in range(1, 31)])
     assert run.record.tflops_printed == 3.59
     assert run.record.tokens_per_s is None
-    # One a second, by the lines' times of day: told to be no word of the program's.
+    # One step per second by the lines' times of day; a flag says that the program does not print it.
     assert run.record.step_s == pytest.approx(1.0)
     assert run.record.sources["step_s"].startswith("inferred: differences of the lines' times of day")
     assert flags_with(run, "prints no step time")
@@ -314,7 +314,7 @@ def test_lines_without_a_number_are_placed_by_their_epochs():
     text = "{{'loss': {:.4f}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {:.2f}}}"
     run = read(head, [text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(10, 251, 10))
-    # Without the length of an epoch they are counted, and that is told.
+    # Without the length of an epoch they are counted, and a flag says it.
     run = read([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(1, 26))
     assert flags_with(run, "have no step numbers")

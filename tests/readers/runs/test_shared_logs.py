@@ -55,7 +55,7 @@ def test_megatron_of_64_gpus(runs):
     assert (record.engine, record.dtype, record.recompute, record.seq) == ("megatron-lm", "fp16", "full", 1024)
     assert (record.layers, record.hidden, record.heads, record.vocab) == (64, 8192, 32, 50688)
     assert (record.ended, record.cause) == ("unknown", "the log ends at step 3 of 1000")
-    # The clock stands in the log until training begins: 413.4 s of steps are not in it.
+    # The log has times of day only until training begins: 413.4 s of steps are not in it.
     assert record.gpu_hours == pytest.approx(64 * (155.4838 + 129.0288 + 128.8915) / 3600)
     assert record.device is None
     assert record.mfu is None

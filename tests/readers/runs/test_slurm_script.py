@@ -1,4 +1,4 @@
-"""The script beside a log: read, never run; the weakest evidence."""
+"""The Slurm script of a log: it is read, never run, and the weakest evidence."""
 
 import pytest
 from hypothesis import given
