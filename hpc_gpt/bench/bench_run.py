@@ -25,7 +25,7 @@ from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.launch.control import GOOD_ENDS
-from hpc_gpt.readers.runs.run_read import BENCH_FILE
+from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile

@@ -19,7 +19,7 @@ from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import RunStatus
 from hpc_gpt.launch.submission import start_run, write_run
 from hpc_gpt.process import is_alive, send
-from hpc_gpt.readers.runs.run_read import add_figures
+from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Record

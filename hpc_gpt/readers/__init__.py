@@ -1,1 +1,1 @@
-"""From what a program left behind to a Record: logs to step tables to runs, and what an attempt failed of."""
+"""From logs and run folders to records: logs to step tables to runs, and the cause of each attempt's end."""

@@ -2,15 +2,15 @@
 
 The rules, in this order:
 
-1. A line that several patterns match is one failure: the one of the most telling class.
-2. What training went on after, by two steps or more in the same log, was survived and ended nothing.
-3. What one failure brings about elsewhere (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is
-   never the cause, unless nothing else is there; then the first of them is, and `sure` says so.
-4. In one file the first line counts, but for a collective that timed out or a cancel right before a failure of a
-   rank that says why.
-5. Between files the time of day counts if all have one. Within two seconds clocks may differ: the more telling
-   class goes first then, and `sure` says so. Without times the more telling class does.
-6. If a collective timed out, the rank is to blame that did not report it, or is at an earlier one than the others.
+1. A line that several patterns match is one failure, of the most specific class.
+2. A failure after which the same log has two or more steps was survived: it ended nothing.
+3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
+   only if there is nothing else; then the first echo is, and `sure` says so.
+4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
+   it that explains it.
+5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
+   more specific class decides, and `sure` says so. Without times the more specific class decides.
+6. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpc_gpt.readers.logs.part import Failure, Part
+from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.runs.state import OF_SCHEDULER
 from hpc_gpt.secrets import hide_secrets
 
-# torchelastic's report of a failed group: lines of one rank's host, number and exit code.
+# torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
 FIRST_OBSERVED = "the first that its launcher saw fail"
 _ROOT = re.compile(r"^Root Cause ")
 _HOST = re.compile(r"^host +: ")
@@ -34,7 +34,7 @@ _EXIT = re.compile(r"^exitcode +: (-?\d+)")
 _LONGEST_BLOCK = 8  # lines
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 _MISSING = re.compile(r"\bRanks? (\d{1,7})(?:, ?\d{1,7}){0,3} failed to pass monitoredBarrier")
-# Our own watchdog's message: the rank without a heartbeat, or the one that is late.
+# Our own watchdog's message names the rank without a heartbeat, or the late one.
 _WATCHDOG = re.compile(
     r"hang: no rank made a step for \d{1,9} s; ranks? (\d{1,7})[-\d, .()]{0,120} on \S{1,80} (is|are) "
 )
@@ -43,17 +43,17 @@ _NODE_IN_FILE = re.compile(r"(?:^|[/_.-])([a-z][a-z0-9-]{0,30}\d)(?=\.(?:out|err
 _OWN_EXIT = re.compile(r"\bexit code \d|\bended by signal (?!15\b)\d|\bexited on signal \d")
 _NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-# More ranks than this share that did not report are no one's fault.
+# If more than this share of the ranks did not report, no rank is blamed.
 _FEW = 0.25
 SKEW_S = 2.0
 NEAR_LINES = 200
 SURVIVED_STEPS = 2
 _KILLED = re.compile(r"\bKilled\b|\bSIGKILL\b|\bexit ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b")
-# What a rank says whose collective failed: the reason comes after it, or is another rank's.
+# Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
-_NO_WORD = "nothing says why the log ends"
-# How telling a class is: what explains other failures goes before what other failures explain.
-_TELLING = (
+_NO_CAUSE = "nothing says why the log ends"
+# The most specific class first: classes that explain other failures precede those that others explain.
+_SPECIFIC = (
     "gpu_memory",
     "host_memory",
     "disk_full",
@@ -76,11 +76,11 @@ _TELLING = (
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of state.ENDED, `unknown` if nothing says. `words`: the cause in one line, in the log's words
-    after the rank's number; fit to be shown, without secrets. `failure`: where the log says it, None without one.
-    `node`, `rank`: whose it is, if that is known; `blames_rank`: the rank was found by its silence. `ordered`: every
-    failure, one a line: the cause first, then what else went wrong in the order of the time, then what was survived,
-    then the echoes. `sure`: empty if the log says it, else what it rests on.
+    `ended`: a class of state.ENDED, `unknown` if nothing says it. `words`: the cause in one line, quoted from the log
+    after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
+    `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
+    `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.
+    `sure`: empty if the log says it, else what the cause is inferred from.
     """
 
     ended: str
@@ -95,20 +95,20 @@ class Cause:
 
     @property
     def failed_node(self) -> str | None:
-        """The node, if it is the node's fault: the next attempt leaves it out."""
+        """The node if it is at fault: the next attempt leaves it out."""
         blamed = self.ended == "node_failure" or (self.ended in ("hang", "collective_timeout") and self.blames_rank)
         return self.node if blamed else None
 
     @property
     def echoes(self) -> list[Failure]:
-        """The failures that the cause brought about."""
+        """The consequences of the cause."""
         return [failure for failure in self.ordered if failure.echo and failure != self.failure]
 
 
 def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
-    """The first cause over the parts of one attempt: all files of all its ranks, its scheduler's words among them.
+    """Return the first cause over the parts of one attempt: the files of all ranks, and of its scheduler.
 
-    `reached_end`: the steps it was to train were all trained. Then only a failure after the last step counts.
+    `reached_end`: all planned steps were trained. Then only a failure after the last step counts.
     """
     failures: list[Failure] = []
     survived: list[Failure] = []
@@ -130,8 +130,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
         chosen = min(echoes, key=_aftermath)
         sure = "only its consequences are in the logs"
     if chosen is None:
-        return Cause("unknown", _NO_WORD, None, None, survived, survived=survived)
-    # From every line that names both, as srun's and torchelastic's do; the first one counts.
+        return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    # From lines that name both, such as srun's and torchelastic's; the first one counts.
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why, node = chosen.rank, "", None
     if chosen.ended in ("collective_timeout", "hang"):
@@ -141,10 +141,10 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
         left = _only_one_that_left(echoes) if rank is None else None
         if left is not None and left is not chosen:
             rank = left.rank
-            sure = "; ".join(filter(None, (sure, "the rank is the one that the launcher says ended first")))
+            sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
         node = _node_of(chosen, rank, nodes, parts, why != "")
     if chosen.ended == "error" and _KILLED.search(chosen.words):
-        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, for want of memory")))
+        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
     words = one_line(chosen.words)
     number = rank if chosen.rank is None else chosen.rank
@@ -156,14 +156,14 @@ def first_cause(parts: Sequence[Part], reached_end: bool) -> Cause:
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool]:
-    """Sorts consequences: a process' own end before its peers' messages, then those that name a rank and a node."""
+    """Return a sort key of echoes: a process's own end before messages of its peers, then those with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
     first = failure.words.endswith(FIRST_OBSERVED)
     return ended_by_others, not first, failure.node is None, failure.rank is None
 
 
 def one_line(words: str) -> str:
-    """A failure's words fit to be shown: one line, no control characters, no secrets.
+    """Return a message in one printable line: no control characters, no secrets.
 
     >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
     'RuntimeError: [31m bad token=[removed]'
@@ -173,7 +173,7 @@ def one_line(words: str) -> str:
 
 
 def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
-    """The failures in the order of their lines, of those on one line the most telling."""
+    """Return the failures in the order of their lines, of those on one line the most specific."""
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         place = (failure.place.file, failure.place.line)
@@ -183,17 +183,17 @@ def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _plainness(failure: Failure) -> tuple[bool, bool]:
-    # That a line is a consequence is said by a pattern of its own, so it is worth more than the exception's bare name.
+    # An echo has a pattern of its own, which is more specific than the bare name of the exception.
     return failure.ended == "error" and not failure.echo, failure.ended == "error"
 
 
 def _survived_before(part: Part, reached_end: bool) -> int:
-    """The line before which a part's failures ended nothing, for training continued after it; 0 without one."""
+    """Return the line before which failures were survived because training continued after it; 0 if there is none."""
     needed = 1 if reached_end else SURVIVED_STEPS
     found = [0, *(where.line for ended, where in part.ends if ended == "done")]
     found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
-        # Of very many lines only a sample is kept: each stands for several.
+        # Of very many lines only a sample is kept: each represents several.
         enough = needed if steps.stride == 1 else 1
         found += [int(steps.line[-enough])] if len(steps) >= enough else []
     if len(part.progress) >= needed:
@@ -201,12 +201,12 @@ def _survived_before(part: Part, reached_end: bool) -> int:
     return max(found)
 
 
-def _telling(failure: Failure) -> int:
-    return _TELLING.index(failure.ended) if failure.ended in _TELLING else len(_TELLING)
+def _rank_of_class(ended: str) -> int:
+    return _SPECIFIC.index(ended) if ended in _SPECIFIC else len(_SPECIFIC)
 
 
 def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
-    """The failures that are no echoes, by time of day if all have one, else file by file in the order of lines."""
+    """Return the failures by time of day if all have one, else file by file in the order of lines."""
     order = {part.file: number for number, part in reversed(list(enumerate(parts)))}
     if causes and all(failure.at is not None for failure in causes):
         return sorted(causes, key=lambda failure: failure.at or 0.0)
@@ -214,7 +214,7 @@ def _ordered(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
 
 
 def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
-    """(the first cause, what it rests on) of failures that are no echoes."""
+    """Return (the first cause, what it is inferred from) of failures that are no echoes."""
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)
@@ -223,26 +223,28 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
         return heads[0] if heads else (None, "")
     timed = [failure.at for failure, _ in heads if failure.at is not None]
     if len(timed) < len(heads):
-        chosen, sure = min(heads, key=lambda head: (*_without_times(head[0]), head[0].at or math.inf))
+        # An exception without a time may be the effect of the scheduler's signal: it ranks as a cancellation.
+        chosen, sure = min(
+            heads,
+            key=lambda head: (
+                _rank_of_class("cancelled" if head[0].ended == "error" else head[0].ended),
+                head[0].at or math.inf,
+            ),
+        )
         others = {failure.ended for failure, _ in heads} - {chosen.ended}
         note = f"the files give no times to compare; {chosen.ended} goes before {', '.join(sorted(others))}"
         return chosen, sure or (note if others else "")
     first = min(timed)
     near = [head for head in heads if head[0].at is not None and head[0].at - first <= SKEW_S]
-    chosen, sure = min(near, key=lambda head: (_telling(head[0]), head[0].at))
+    chosen, sure = min(near, key=lambda head: (_rank_of_class(head[0].ended), head[0].at))
     apart = {failure.ended for failure, _ in near} - {chosen.ended}
     if apart and not sure:
         sure = f"{', '.join(sorted(apart))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
     return chosen, sure
 
 
-def _without_times(failure: Failure) -> tuple[int, int]:
-    # A rank's exception without a time may be the effect of the signal that the scheduler sent it.
-    return (_telling(replace(failure, ended="cancelled")), 0) if failure.ended == "error" else (_telling(failure), 0)
-
-
 def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
-    """The first of one file's failures, or one right after it that explains it."""
+    """Return the first failure of a file, or one right after it that explains it."""
     head = chain[0]
     for other in chain[1:]:
         if not _is_near(head, other):
@@ -260,20 +262,20 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 def _explains(other: Failure, head: Failure) -> bool:
     if head.ended in ("collective_timeout", "hang"):
-        # Timeouts take minutes: a failure after one, without a time, is an effect of the abort, but for these.
+        # Timeouts take minutes: a failure after one, without a time, is a consequence, except for these classes.
         return other.ended in ("gpu_memory", "host_memory", "node_failure", "disk_full") and other.rank != head.rank
     if head.ended == "cancelled":
         return other.ended in ("walltime", "preempted", "requeued", "node_failure", "host_memory")
     if head.ended != "error":
         return False
     if _IN_COLLECTIVE.search(head.words):
-        return _telling(other) < _telling(head)
+        return _rank_of_class(other.ended) < _rank_of_class(head.ended)
     other_rank = other.rank is not None and head.rank is not None and other.rank != head.rank
     return other_rank and other.ended in ("gpu_memory", "host_memory", "node_failure")
 
 
 def _rank_of_file(file: str) -> int | None:
-    """The rank whose log a file is by its name.
+    """Return the rank that a file name gives, None without one.
 
     >>> [_rank_of_file(name) for name in ("logs/rank_3.log", "rank12/stderr", "local_rank_1.log", "ranks.log")]
     [3, 12, None, None]
@@ -283,16 +285,16 @@ def _rank_of_file(file: str) -> int | None:
 
 
 def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """(the rank that kept the others waiting, why it is that one) of a collective that timed out; (None, "").
+    """Return (the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
 
-    In this order: the rank that our own watchdog names, or a barrier; the one that reports an earlier collective than
-    all others; the ranks that report nothing while all others do, the first of them.
+    In this order: the rank that our own watchdog or a barrier names; the one that reports an earlier collective than
+    the others; the first of the ranks that report nothing while the others do.
     """
     for failure in timeouts:
         if named := _WATCHDOG.search(failure.words):
-            return int(named[1]), f"the ranks' beats name rank {named[1]}"
+            return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
         if named := _MISSING.search(failure.words):
-            return int(named[1]), f"rank {named[1]} did not come to the barrier"
+            return int(named[1]), f"rank {named[1]} did not reach the barrier"
     reports: dict[int, Failure] = {}
     for failure in timeouts:
         if failure.rank is not None:
@@ -320,7 +322,7 @@ def _rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[
 
 
 def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
-    """What a launcher says of the one rank that ended of itself with an error, or first; None if it names several."""
+    """Return a launcher's message about the one rank that ended with an error, or first; None if it names several."""
     left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
     if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
         return root[0]
@@ -331,7 +333,7 @@ def _only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
 def _node_of(
     failure: Failure, rank: int | None, nodes: Mapping[int, str], parts: Sequence[Part], blamed: bool
 ) -> str | None:
-    """The node of a failure: the one its line names, else its rank's, else its file's, else the only one there is."""
+    """Return the node of a failure: the one in its line, else its rank's, else its file's, else the job's only one."""
     if failure.node and not blamed:
         return failure.node
     if rank is not None and rank in nodes:
@@ -351,10 +353,9 @@ def _node_of(
 
 
 def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, ascending by line, with each whole block as one: its rank, its node, its exit code.
+    """Return the failures, sorted by line, with each of torchelastic's blocks as one: its rank, node and exit code.
 
-    The block below `Root Cause` says that it was the first observed. Lines of a block that was cut off stay as they
-    are.
+    The block below `Root Cause` was observed first. Lines of a block that was cut off stay as they are.
     """
     joined: list[Failure] = []
     begun: list[Failure] = []
@@ -378,20 +379,16 @@ def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
     if rank is None:
         return None
     node = next((failure.node for failure in begun if _HOST.match(failure.words)), None)
-    words = f"rank {rank} {_how(end)}"
+    words = f"rank {rank} {_exit_text(end)}"
     if any(_ROOT.match(failure.words) for failure in begun):
         words = f"{words}, {FIRST_OBSERVED}"
     return replace(end, words=words, rank=rank, node=None if node == "localhost" else node)
 
 
-def _how(failure: Failure) -> str:
+def _exit_text(failure: Failure) -> str:
     found = _EXIT.match(failure.words)
     code = int(found[1]) if found else 0
-    try:
-        return (
-            f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
-    except ValueError:
-        return f"was ended by signal {-code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
+    return f"was ended by signal {-code}{name}"

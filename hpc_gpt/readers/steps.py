@@ -1,10 +1,10 @@
 """The step table of any run, how a log fills it, which steps count, and how long a step takes.
 
-The warm-up rule. In each attempt the first step is warm-up: it allocates, opens connections, compiles. So is every
-step after it, up to the first one that takes no more than 1.25 times the median of the attempt's later half; but
-never more than half of the attempt's steps. Steps whose time holds an evaluation or a save are set apart, as are
-skipped steps, which do no optimizer work, and steps of a NaN loss. Of the rest: the median, the 10th and the 90th
-percentile. If a line of a log is the mean of several steps, the line counts as one.
+The warm-up rule. The first step of each attempt is warm-up: it allocates, opens connections, compiles. So are the steps
+after it, up to the first one that takes at most 1.25 times the median of the attempt's later half, but never more than
+half of the attempt's steps. Set apart are steps whose time includes an evaluation or a save, skipped steps, which do no
+optimizer work, and steps with a NaN loss. The rest is the steady state: its median, 10th and 90th percentile are
+reported. If a line of a log is the mean of several steps, the line counts as one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.fields import STEP_FIELDS
+from hpc_gpt.readers.pattern import STEP_FIELDS
 
 Column = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -26,15 +26,12 @@ Mask = NDArray[np.bool_]
 
 # The columns that a table may have: those of a log's lines, and two that only our own metrics have.
 COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
-# Arrays of a table with a row for each line, and what they hold if nothing is said.
+# Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False}
 
 
-def _no_figures() -> Column:
-    return np.zeros(0)
-
-
-def _no_places() -> Places:
+def no_places() -> Places:
+    """Return an empty array of indexes."""
     return np.zeros(0, np.int64)
 
 
@@ -44,23 +41,23 @@ def _no_marks() -> Mask:
 
 @dataclass
 class StepTable:
-    """Lines of steps in the order in which they were trained, a row each.
+    """Lines of steps in the order in which they were trained, one row each.
 
-    `columns`: an array for each field of COLUMNS, NaN where a line has no figure; a field that no line has is missing.
-    Arrays of the same length, which may be left out: `line`, its number in the file; `attempt`, counted from 1;
-    `counts`, the step led to the run's last state (False: a later attempt trained it again); `steady`, the step time
-    rests on it; `after_pause`, an evaluation or a save was made between this line and the one before.
-    `files`: the file of an attempt's lines, by its number.
+    `columns`: an array for each field of COLUMNS, NaN if a line lacks the field; a field that no line has is missing.
+    Optional arrays of the same length: `line`, its number in the file; `attempt`, counted from 1; `counts`, whether the
+    step led to the run's last state (False: a later attempt trained it again); `steady`, whether the step time is
+    computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before.
+    `files`: the file of the lines, by attempt.
 
     Of very many lines one in `stride` is kept, and the last one; `count` is how many there were. With a stride above 1
-    a median or a percentile is of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
-    `nan_loss` how many had a loss of NaN or infinity (which is NaN in the column).
+    a median or a percentile is that of a sample. `totals` are of all lines: the sums of `skipped` and `nan`, and in
+    `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
     `eval_step`, `eval_loss`: the evaluations, two arrays of a length of their own.
     """
 
     columns: dict[str, Column] = field(default_factory=dict)
-    line: Places = field(default_factory=_no_places)
-    attempt: Places = field(default_factory=_no_places)
+    line: Places = field(default_factory=no_places)
+    attempt: Places = field(default_factory=no_places)
     counts: Mask = field(default_factory=_no_marks)
     steady: Mask = field(default_factory=_no_marks)
     after_pause: Mask = field(default_factory=_no_marks)
@@ -68,8 +65,8 @@ class StepTable:
     stride: int = 1
     count: int = 0
     totals: dict[str, float] = field(default_factory=dict)
-    eval_step: Column = field(default_factory=_no_figures)
-    eval_loss: Column = field(default_factory=_no_figures)
+    eval_step: Column = field(default_factory=lambda: np.zeros(0))
+    eval_loss: Column = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         rows = max(map(len, (self.line, *self.columns.values())))
@@ -83,7 +80,7 @@ class StepTable:
         return len(self.line)
 
     def __getitem__(self, name: str) -> Column:
-        """The field's values, all NaN if no line has it."""
+        """Return the values of a field, all NaN if no line has it."""
         assert name in COLUMNS, name
         return self.columns[name] if name in self.columns else np.full(len(self), np.nan)
 
@@ -100,26 +97,23 @@ class StepTable:
         return f"{self.files[int(self.attempt[index])]}:{self.line[index]}"
 
     def take(self, rows: Mask | Places) -> StepTable:
-        """The rows of a mask, or of indexes; all else stays."""
+        """Return a table of the rows of a mask, or of indexes; everything else stays."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         beside: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BESIDE}
         return replace(self, columns=columns, **beside)
 
     def halved(self) -> StepTable:
-        """Every second line of these and the last one; `count` and `totals` stay."""
-        rows = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else _no_places()
+        """Return every second line and the last one; `count` and `totals` stay."""
+        rows = np.union1d(np.arange(0, len(self), 2), [len(self) - 1]) if len(self) else no_places()
         return replace(self.take(rows), stride=self.stride * 2)
 
     @staticmethod
     def joined(tables: Sequence[StepTable]) -> StepTable:
-        """The rows of all, in their order."""
+        """Return the rows of all tables, in their order."""
         if len(tables) < 2:
             return tables[0] if tables else StepTable()
         known = {name for table in tables for name in table.columns}
-        totals: dict[str, float] = {}
-        for table in tables:
-            for name, total in table.totals.items():
-                totals[name] = totals.get(name, 0.0) + total
+        totals = {name: sum(table.totals.get(name, 0.0) for table in tables) for each in tables for name in each.totals}
         beside: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in tables]) for name in _BESIDE}
         return StepTable(
             {name: np.concatenate([table[name] for table in tables]) for name in COLUMNS if name in known},
@@ -134,16 +128,16 @@ class StepTable:
 
 
 SUMMED = ("skipped", "nan")
-PENDING = 1024  # lines, or blocks of them, that are held before they are joined
+PENDING = 1024  # lines, or blocks of them, that wait before they are joined
 
 
 @dataclass
 class StepRows:
-    """The table of one dialect in one part while the log is read, in bounded memory. The last line stays open: what
-    later lines say about its step is added to it.
+    """The table of one dialect in one part while the log is read, in bounded memory.
 
-    Of very many lines every second one is dropped, then every second of those. Which of n lines are kept depends on n
-    alone, and not on whether they came one by one or a block at a time: every `stride`-th, from the first on.
+    The last line stays open: later lines can add figures of its step. Of very many lines every second one is dropped,
+    then every second of the rest. Which of n lines are kept depends on n only, and not on whether they came one by one
+    or in blocks: every `stride`-th, beginning with the first.
     """
 
     count: int = 0
@@ -151,13 +145,13 @@ class StepRows:
     totals: dict[str, float] = field(default_factory=dict)
     open_row: dict[str, float] = field(default_factory=dict)
     open_line: int = 0
-    closed: int = -1  # the last line that is in the columns, or was passed over
+    closed: int = -1  # the last line that is in the columns, or was skipped
     blocks: list[StepTable] = field(default_factory=list)
     _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     @property
     def last_step(self) -> float | None:
-        """The number of the last line's step."""
+        """The step number of the last line."""
         return self.open_row.get("step")
 
     @property
@@ -166,13 +160,13 @@ class StepRows:
         return self.count == 1 and "loss" not in self.open_row
 
     def add(self, row: dict[str, float], line: int) -> None:
-        """One line."""
+        """Add one line."""
         self._close()
         self.open_row, self.open_line = row, line
         self.count += 1
 
     def first_kept(self) -> int:
-        """How many of the lines that come next are passed over before one is kept; then each `stride`-th is."""
+        """Return how many of the next lines are skipped before one is kept; then every `stride`-th is kept."""
         return -self.count % self.stride
 
     def add_block(
@@ -183,9 +177,9 @@ class StepRows:
         totals: Mapping[str, float],
         last: tuple[dict[str, float], int],
     ) -> None:
-        """`count` lines at once, and `last`, the one after them.
+        """Add `count` lines at once, and `last`, the line after them.
 
-        `line` and `columns` are of those of the `count` that `first_kept` and `stride` keep, `totals` of all of them.
+        `line` and `columns` have only the lines that `first_kept` and `stride` keep; `totals` are of all `count` lines.
         """
         self._close()
         self._join_pending()
@@ -198,7 +192,7 @@ class StepRows:
         self.add(*last)
 
     def keep_at_most(self, rows: int) -> None:
-        """Drop every second line until no more than so many are kept."""
+        """Drop every second line until at most so many are kept."""
         before = self.stride
         while -(-self.count // self.stride) > rows:
             self.stride *= 2
@@ -207,13 +201,13 @@ class StepRows:
             self.blocks = [whole.take(np.arange(0, len(whole), self.stride // before))]
 
     def table(self, left_out: dict[str, int]) -> StepTable:
-        """The lines; figures that cannot be are NaN, and counted in `left_out`."""
+        """Return the table; impossible figures are NaN, and counted in `left_out`."""
         self._close()
         kept = [self.closed_lines()]
         if self.open_row and (self.count - 1) % self.stride:
             kept.append(_table_of([(self.open_line, self.open_row)]))
         whole = StepTable.joined(kept)
-        # A loss of nothing but NaN is news; other fields then have no figure at all.
+        # A loss that is always NaN is reported; another field that is always NaN has no figure.
         columns = {
             name: column
             for name, column in sound_columns(whole.columns, left_out).items()
@@ -222,13 +216,13 @@ class StepRows:
         return StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
 
     def closed_lines(self) -> StepTable:
-        """All that is kept but for the open line."""
+        """Return all kept lines except the open one."""
         self._join_pending()
         self.blocks = [StepTable.joined(self.blocks)]
         return self.blocks[0]
 
     def _close(self) -> None:
-        """Nothing more will be said about the open line: it goes into the columns."""
+        """Move the open line into the columns: it is complete."""
         row, ordinal = self.open_row, self.count - 1
         if not self.count or self.closed == ordinal:
             return
@@ -256,13 +250,13 @@ class StepRows:
 
 
 def _table_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> StepTable:
-    """A table of (line, its figures)."""
+    """Return a table of (line, its figures)."""
     names = [name for name in STEP_FIELDS if any(name in row for _, row in rows)]
     columns = {name: np.array([row.get(name, np.nan) for _, row in rows], np.float64) for name in names}
     return StepTable(columns, np.array([line for line, _ in rows], np.int64))
 
 
-MOST_STEP = 2.0**53  # above it a float no longer counts
+MOST_STEP = 2.0**53  # above it floats skip whole numbers
 _LONGEST_S = 1e9
 _NOT_NEGATIVE = frozenset(
     (
@@ -279,12 +273,12 @@ _NOT_NEGATIVE = frozenset(
         "nan",
     )
 )
-# A training that diverges prints infinite ones: they are NaN in the columns, and no fault of the log.
+# A diverging training prints infinite values: they are NaN in the columns, and no fault of the log.
 _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
 
 def sound_columns(columns: Mapping[str, Column], left_out: dict[str, int]) -> dict[str, Column]:
-    """The columns with NaN for what cannot be, as a step of no time; `left_out` counts those, by field."""
+    """Return the columns with NaN for impossible figures, such as a step time of 0; `left_out` counts them by field."""
     found = {}
     for name, column in columns.items():
         infinite = np.isinf(column)
@@ -296,7 +290,7 @@ def sound_columns(columns: Mapping[str, Column], left_out: dict[str, int]) -> di
                 wrong = wrong | (column < 0)
         count = int(wrong.sum())
         if count:
-            words = f"figures of {name} that cannot be"
+            words = f"impossible figures of {name}"
             left_out[words] = left_out.get(words, 0) + count
         away = wrong | infinite
         found[name] = np.where(away, np.nan, column) if away.any() else column
@@ -304,7 +298,7 @@ def sound_columns(columns: Mapping[str, Column], left_out: dict[str, int]) -> di
 
 
 def sound_step(step: float) -> bool:
-    """Whether a step can have this number.
+    """Return whether a step can have this number.
 
     >>> sound_step(12.0), sound_step(-1.0), sound_step(1e300), sound_step(1.5)
     (True, False, False, False)
@@ -313,11 +307,11 @@ def sound_step(step: float) -> bool:
 
 
 def steps_that_count(step: Column, attempt: Places, resumed: Mapping[int, float] | None = None) -> Mask:
-    """Which steps led to the run's last state.
+    """Return which steps led to the run's last state.
 
-    A later attempt begins again from a checkpoint: what an earlier one did from that step on was thrown away, so a
-    step trained twice counts once, as trained last. `resumed`: the first step of an attempt, by its number, if more
-    is known than its lines say: one that ended before its first line has thrown away steps too.
+    A later attempt resumes from a checkpoint, and what an earlier one trained after that checkpoint is lost: a step
+    trained twice counts once, as trained last. `resumed`: the first step of an attempt, by its number, if more is known
+    than its lines say: an attempt that ended before its first line also discards steps.
     """
     counts = np.ones(len(step), np.bool_)
     resumed = resumed or {}
@@ -341,10 +335,10 @@ RULE = (
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Median, percentiles and mean in seconds over `used` steps; how many were left out as `warmup` or set `apart`, and
-    what looks wrong, in words.
+    """Median, percentiles and mean in seconds over `used` steps.
 
-    `steady` marks the steps used, among those given.
+    `warmup`, `apart`: how many steps were left out as warm-up, and how many were set apart. `flags`: what looks wrong.
+    `steady` marks the used steps among those given.
     """
 
     step_s: float
@@ -359,7 +353,7 @@ class StepTimes:
 
 
 def time_steps(steps: StepTable, step_s: Column, apart: Mask) -> StepTimes | None:
-    """The step time of a run from the steps that count and have a time; None if there is none. Marks `steps.steady`.
+    """Return the step time over the steps that count and have a time, None without any; mark `steps.steady`.
 
     `step_s`: seconds of each row. `apart`: as in `measure_steps`.
     """
@@ -371,10 +365,10 @@ def time_steps(steps: StepTable, step_s: Column, apart: Mask) -> StepTimes | Non
 
 
 def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | None:
-    """The step time of a run from all its steps in order; None if there is no step to measure.
+    """Return the step time over all steps of a run, in order; None without any.
 
-    The arrays are as long as there are steps. `apart`: the seconds hold an evaluation or a save, or the step was
-    skipped, or its loss is NaN. An attempt's steps follow each other.
+    The arrays have one entry per step. `apart`: the seconds include an evaluation or a save, or the step was skipped,
+    or its loss is NaN. The steps of one attempt are adjacent.
     """
     if not len(step_s):
         return None
@@ -385,8 +379,7 @@ def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | N
         count, settled = warmup_count(step_s[begin:end], apart[begin:end])
         warm[begin : begin + count] = True
         if not settled:
-            words = f"attempt {attempt[begin]}: step times had not settled after half of its {end - begin} steps"
-            flags.append(words)
+            flags.append(f"attempt {attempt[begin]}: step times had not settled after half of its {end - begin} steps")
     steady = ~warm & ~apart
     warmup, set_apart = int(warm.sum()), int((~warm & apart).sum())
     if not steady.any() and not warm.all():
@@ -406,7 +399,7 @@ def measure_steps(step_s: Column, apart: Mask, attempt: Places) -> StepTimes | N
 
 
 def warmup_count(step_s: Column, apart: Mask) -> tuple[int, bool]:
-    """(leading steps of one attempt that are warm-up, whether a settled step came after them)."""
+    """Return (how many leading steps of an attempt are warm-up, whether step times settled after them)."""
     plain = step_s if apart.all() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True

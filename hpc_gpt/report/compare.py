@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.difference import (
     FEWEST_ROUNDS,
     Interval,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT
-from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.report.compare import Apart, Comparison, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_name

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.attempts import epoch
-from hpc_gpt.readers.runs.run_read import RunRead
 from hpc_gpt.readers.steps import Column
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
 from hpc_gpt.readers.logs.source import STDIN
+from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.readers.runs.discovery import discover, notes, shown
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.readers.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.report.seed_tables import named_sweep, sweep_of
 from hpc_gpt.runs.record import Record, write_record
 from hpc_gpt.runs.run_folder import RunFolder, find_run, is_sweep_folder, list_runs, named_runs, oldest_first
@@ -73,7 +73,7 @@ def _gather_found(paths: Sequence[str], logs: Path) -> Gathered:
     for path in paths:
         folder = Path(path)
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
-        if empty and not any("met before" in why for why in found.counts):
+        if empty and not any("seen before" in why for why in found.counts):
             own += _named_by_folder(path, logs, notes(found) if len(places) == 1 else [])
     runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
     gathered = gather_records(list(runs.values()))

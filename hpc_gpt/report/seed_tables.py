@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.errors import UserError
 from hpc_gpt.paths import experiments_dir
-from hpc_gpt.readers.runs.run_read import add_figures
+from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.tables import COLUMNS, Column, as_jsonl, column, look_up
 from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile

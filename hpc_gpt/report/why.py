@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.readers.causes import Cause, first_cause, one_line
-from hpc_gpt.readers.logs.part import Failure, Part
+from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import Source
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.runs.bad_nodes import first_node
 from hpc_gpt.runs.record import Record

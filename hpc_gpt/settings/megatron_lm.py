@@ -169,7 +169,7 @@ def _split(eval_fraction: float) -> str:
 # --- the iteration line, in every form since 2020
 
 HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
-# {key between the bars after the head: the field that it gives (readers/fields.py)}. `lm loss` is missing if every
+# {key between the bars after the head: the field that it gives (readers/pattern.py)}. `lm loss` is missing if every
 # iteration since the last line was skipped. `(s)` is BigScience's; the other throughputs, which are all of one GPU, are
 # of forks too.
 KEYS = {

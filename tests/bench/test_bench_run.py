@@ -13,7 +13,7 @@ from hpc_gpt.bench.measurement import row_of
 from hpc_gpt.bench.preparation import Asked, Cell, prepare_cells
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.readers.runs.run_read import is_bench, read_records
+from hpc_gpt.readers.runs import is_bench, read_records
 from hpc_gpt.settings.cluster import MachineFigures
 from tests.bench.test_measurement import bad, good
 

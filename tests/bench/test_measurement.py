@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.bench.bench_table import as_text
 from hpc_gpt.bench.measurement import Measured, Row, row_of
-from hpc_gpt.readers.runs.run_read import add_figures
+from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record
 
 SHAPE = Record(

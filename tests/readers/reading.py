@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import without_colours
-from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import LogRead
 from hpc_gpt.readers.logs.source import Source
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs.part import Failure, Part, Place
+from hpc_gpt.readers.logs import Failure, Part, Place
 from hpc_gpt.runs.state import ENDED
 from tests.readers.reading import read_lines
 
@@ -365,7 +365,7 @@ def test_a_traceback_without_a_rank_is_that_of_the_only_task_that_left(words: st
 def test_who_sent_a_sigkill_is_not_made_up() -> None:
     cause = cause_of(("a.out", ["srun: error: n2: task 5: Killed"]))
     assert cause.ended == "error"
-    assert "most often the kernel, for want of memory" in cause.sure
+    assert "most often the kernel, out of memory" in cause.sure
     oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed"
     assert cause_of(("a.out", ["srun: error: n2: task 5: Killed", oom])).ended == "host_memory"
 

@@ -9,7 +9,7 @@ import pytest
 from hpc_gpt.bench.bench_run import make_folder
 from hpc_gpt.bench.measurement import Row
 from hpc_gpt.errors import ConfigError, NoSuchRun
-from hpc_gpt.readers.runs.run_read import BENCH_FILE
+from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import as_tables, as_text
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, settings_apart
 from hpc_gpt.report.compare_text import as_tables, as_text, percent_text, title, verdict_text
 from hpc_gpt.report.difference import Interval

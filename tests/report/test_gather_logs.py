@@ -31,7 +31,7 @@ def test_our_own_runs_and_logs_side_by_side(lab, logs):
     assert [run.record.dialect for run in gathered.runs] == ["hpc-gpt", "megatron", "megatron", "megatron"]
     assert run.record.is_file()
     assert not (lab / "record.json").exists()
-    assert gathered.notes == [f"skipped {lab / 'notes.txt'}: holds no line that a reader knows"]
+    assert gathered.notes == [f"skipped {lab / 'notes.txt'}: has no line that a reader knows"]
     assert not gathered.unread
 
 
@@ -39,7 +39,7 @@ def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
     (lab / "notes.txt").write_text("nothing\n")
     gathered = gather_paths([str(lab / "notes.txt"), str(lab / "a.log")], logs)
     assert [run.record.run for run in gathered.runs] == ["a"]
-    assert gathered.unread == [f"{lab / 'notes.txt'}: holds no line that a reader knows"]
+    assert gathered.unread == [f"{lab / 'notes.txt'}: has no line that a reader knows"]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, logs):

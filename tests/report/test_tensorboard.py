@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
 
 
 def test_a_run_without_steps_has_its_settings(tmp_path):
-    from hpc_gpt.readers.runs.run_read import RunRead
+    from hpc_gpt.readers.runs import RunRead
     from hpc_gpt.runs.record import Record
 
     (path,) = write_events([RunRead(Record(run="r", gpus=4, step_s=math.nan))], tmp_path)

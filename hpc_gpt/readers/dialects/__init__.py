@@ -1,4 +1,4 @@
-"""The dialects: one small module each, with `DIALECT` in it. A module put here is read by; nothing else names it."""
+"""The dialects: one small module each, with a `DIALECT`. A module is used as soon as it is here; nothing else names it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from hpc_gpt.readers.pattern import Dialect
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """Every dialect, by the name of its module."""
+    """Return every dialect, sorted by the names of the modules."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").DIALECT for name in names)

@@ -1,4 +1,4 @@
-"""Benchmarks of the network: BigScience's all_reduce bench and NVIDIA's nccl-tests. Facts of a job, not of training."""
+"""Network benchmarks: BigScience's all_reduce bench and NVIDIA's nccl-tests. They are facts of a job, not of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""karpathy's build-nanogpt: a line a step, tokens/s of the whole job, steps counted from 0."""
+"""karpathy's build-nanogpt: one line per step, tokens/s of the whole job, steps counted from 0."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The notebook of seed 002: GPT-124M on one A100, several records on a physical line.
 
-`time` is the seconds since the record before, of a cycle of training batches with one of validation batches behind it,
-and the counts of batches and of tokens and `tok/sec` hold both. So no step time is taken: a validation batch costs less
-than a step. The losses are of training and of validation.
+`time` is the seconds since the record before: training batches, then validation batches. The counts of batches and
+tokens and `tok/sec` include both. A validation batch costs less than a step, so no step time is read. The two losses are
+of training and of validation.
 """
 
 from __future__ import annotations

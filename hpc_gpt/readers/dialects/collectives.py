@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
 
 DIALECT = Dialect(
     name="collectives",
     patterns=(
-        Pattern(
-            "failure",
-            "NCCL",
-            rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})",
-            ended="collective_timeout",
+        failure(
+            "collective_timeout", "NCCL", rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})"
         ),
-        Pattern(
-            "failure",
+        failure(
+            "collective_timeout",
             "rror",
             r"(?:\[Rank (?P<rank>\d{1,7})\]: )?(?P<words>Ranks? [\d, ]{1,300} failed to pass monitoredBarrier.{0,200})",
-            ended="collective_timeout",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "collective_timeout",
             "rror",
             r"(?P<words>Timed out initializing process group in store based barrier "
             r"on rank:? (?P<rank>\d{1,7}).{0,300})",
-            ended="collective_timeout",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "collective_timeout",
             "rror",
             raised(
                 ANY_NAME,
@@ -37,81 +32,55 @@ DIALECT = Dialect(
                 r"|Timed out waiting \d{1,12} ?ms for|Application timeout caused pair closure|RendezvousTimeoutError"
                 r"|timed out after \d{1,9} ?(?:ms|s|seconds)|operation timed out|DEADLINE_EXCEEDED: ",
             ),
-            ended="collective_timeout",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "hang",
             "NCCL",
             r"(?P<words>(?:Heartbeat monitor timed out|[Ff]irst PG on this rank that detected "
             r"no heartbeat|ProcessGroupNCCL's watchdog got stuck).{0,300})",
-            ended="hang",
         ),
-        Pattern("failure", "NCCL", r"(?P<words>\S{0,80} ?watchdog got stuck.{0,300})", ended="hang"),
+        failure("hang", "NCCL", r"(?P<words>\S{0,80} ?watchdog got stuck.{0,300})"),
         # consequences
-        Pattern(
-            "failure",
+        echo(
+            "collective_timeout",
             "NCCL",
             rf"{_RANK}(?P<words>Received a dump signal due to a collective timeout"
             r".{0,300})",
-            ended="collective_timeout",
-            echo=True,
         ),
-        Pattern(
-            "failure",
-            "NCCL",
-            rf"{_RANK}(?P<words>Timeout at NCCL work.{{0,300}})",
-            ended="collective_timeout",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "NCCL",
-            rf"{_RANK}(?P<words>Some NCCL operations have failed.{{0,200}})",
-            ended="collective_timeout",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
+        echo("collective_timeout", "NCCL", rf"{_RANK}(?P<words>Timeout at NCCL work.{{0,300}})"),
+        echo("collective_timeout", "NCCL", rf"{_RANK}(?P<words>Some NCCL operations have failed.{{0,200}})"),
+        echo(
+            "collective_timeout",
             "NCCL",
             r"(?P<words>(?:Finished writing|ProcessGroupNCCL preparing to dump)"
             r".{0,80}(?:FlightRecorder|debug info).{0,200})",
-            ended="collective_timeout",
-            echo=True,
         ),
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "NCCL",
             rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread "
             r"terminated with exception.{0,300})",
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure",
+        echo(
+            "node_failure",
             "NCCL",
             r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL WARN NET/IB ?:? ?Got "
             r"(?:completion|async|fatal).{0,300})",
-            ended="node_failure",
-            echo=True,
         ),
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "NCCL",
             r"(?:(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] )?(?P<words>NCCL "
             r"WARN (?!NET/IB ?:? ?Got|Cuda failure.{0,8}out of memory).{0,300})",
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "remote peer",
             r"(?P<words>\w{0,40}:? ?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
             r"<\d{1,5}>)?.{0,100})",
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "rror",
             raised(
                 ANY_NAME,
@@ -119,24 +88,10 @@ DIALECT = Dialect(
                 r"|ncclRemoteError|[Ff]ailed to recv|recvValue failed|NCCL communicator was aborted"
                 r"|unhandled system error|[Cc]onnection refused",
             ),
-            ended="error",
-            echo=True,
         ),
-        Pattern("failure", "rror", EXCEPTION_START + r"(?P<words>ncclRemoteError: .{0,300})", ended="error", echo=True),
-        Pattern(
-            "failure",
-            "c10d",
-            r"(?P<words>The client socket has (?:failed to connect|timed out).{0,200})",
-            ended="error",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "MPI_ABORT",
-            r"(?P<words>MPI_ABORT was invoked on rank (?P<rank>\d{1,7}).{0,200})",
-            ended="error",
-            echo=True,
-        ),
+        echo("error", "rror", EXCEPTION_START + r"(?P<words>ncclRemoteError: .{0,300})"),
+        echo("error", "c10d", r"(?P<words>The client socket has (?:failed to connect|timed out).{0,200})"),
+        echo("error", "MPI_ABORT", r"(?P<words>MPI_ABORT was invoked on rank (?P<rank>\d{1,7}).{0,200})"),
     ),
     specimen="""\
 [E ProcessGroupNCCL.cpp:566] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806986 milliseconds before timing out.

@@ -1,8 +1,8 @@
-"""MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then a line a metric.
+"""MosaicML's Composer, as LLM Foundry runs it: a line that names the batch, then one line per metric.
 
-`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the
-allocated only the peak is read. Metrics that go by without their line of a batch are counted as left out. Each metric ends its line, with four
-decimals: fewer are a cut line.
+`throughput/…_per_sec` is of the whole job, `throughput/device/…` per GPU. Memory is in 10^9 bytes; of the allocated
+memory only the peak is read. Metrics without a line of their batch are counted as left out. Each metric ends its line
+and has four decimals: fewer mean that the line was cut.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") ->
     return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
 
 
+def _setting(name: str, group: str, value: str) -> Pattern:
+    """A line of the configuration, printed as YAML."""
+    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END)
+
+
 DIALECT = Dialect(
     name="composer",
     engine="composer",
@@ -23,7 +28,7 @@ DIALECT = Dialect(
         Pattern(
             "step", "[batch=", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"
         ),
-        # The count of batches begins anew with each epoch.
+        # The count of batches restarts with each epoch.
         Pattern("step", "][batch=", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
         _metric("loss/train/total", "loss"),
         _metric("time/token", "consumed_tokens", r"\d{1,24}"),
@@ -37,7 +42,7 @@ DIALECT = Dialect(
         _metric("lr-DecoupledAdamW/group0", "lr", NUMBER),
         _metric("memory/peak_allocated_mem", "memory_allocated_gb", kind="memory"),
         _metric("memory/peak_reserved_mem", "memory_reserved_gb", kind="memory"),
-        # Before September 2023 what is in use now: of the reserved that is the peak, as long as none is given back.
+        # Before September 2023: reserved now, which is the peak as long as the allocator gives nothing back.
         _metric("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
         _metric("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
         Pattern(
@@ -46,17 +51,13 @@ DIALECT = Dialect(
             rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
         ),
         Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END),
-        Pattern("fact", "max_seq_len: ", LINE_START + r"max_seq_len: (?P<seq>\d{1,9})" + END),
-        Pattern(
-            "fact",
-            "global_train_batch_size: ",
-            LINE_START + r"global_train_batch_size: (?P<global_batch>\d{1,9})" + END,
-        ),
-        Pattern("fact", "n_gpus: ", LINE_START + r"n_gpus: (?P<gpus>\d{1,7})" + END),
-        Pattern("fact", "n_params: ", LINE_START + r"n_params: (?P<params>\d{1,15})" + END),
-        Pattern("fact", "d_model: ", LINE_START + r"d_model: (?P<hidden>\d{1,9})" + END),
-        Pattern("fact", "n_layers: ", LINE_START + r"n_layers: (?P<layers>\d{1,9})" + END),
-        Pattern("fact", "n_heads: ", LINE_START + r"n_heads: (?P<heads>\d{1,9})" + END),
+        _setting("max_seq_len", "seq", r"\d{1,9}"),
+        _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
+        _setting("n_gpus", "gpus", r"\d{1,7}"),
+        _setting("n_params", "params", r"\d{1,15}"),
+        _setting("d_model", "hidden", r"\d{1,9}"),
+        _setting("n_layers", "layers", r"\d{1,9}"),
+        _setting("n_heads", "heads", r"\d{1,9}"),
     ),
     specimen="""\
 [batch=366/48000]:

@@ -1,4 +1,4 @@
-"""DeepSpeed's own lines: memory, timers, progress, checkpoints, its report of versions, its profile of FLOPs."""
+"""DeepSpeed's own lines: memory, timers, progress, checkpoints, versions, FLOPs profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIALECT = Dialect(
             "time (ms) |",
             r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})",
         ),
-        # step=0 is said before training begins.
+        # step=0 is printed before training begins.
         Pattern(
             "step",
             ", skipped=",
@@ -32,7 +32,7 @@ DIALECT = Dialect(
         Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
         Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
         Pattern("fact", "torch version ..", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
-        # Said where no model parallelism is: the two are one.
+        # Printed only without model parallelism: then both sizes are the same.
         Pattern(
             "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<gpus>\d{1,9}), parameter_parallel_size: "
         ),

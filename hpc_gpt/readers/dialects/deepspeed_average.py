@@ -1,4 +1,4 @@
-"""DeepSpeed's throughput timer of 2020 and 2021: a running mean of samples a second of the whole job."""
+"""DeepSpeed's throughput timer of 2020 and 2021: a running mean of samples/s of the whole job."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ DIALECT = Dialect(
             rf"{_BEFORE}zero_config \.{{1,40}} .{{0,4000}}\boffload_optimizer=\w{{1,60}}\(device=[^,)]{{0,40}}\b(?:cpu|nvme)\b",
             facts={"optimizer_offload": True},
         ),
-        # An entry of the JSON may say that the device is none; CPUAdam works nowhere else.
+        # The JSON entry may say device none, but CPUAdam runs only with offload.
         Pattern(
             "fact",
             "Optimizer = DeepSpeedCPUAdam",

@@ -1,4 +1,4 @@
-"""DeepSpeed's word that fp16 gradients overflowed and the step was skipped. It comes before the step's own line."""
+"""DeepSpeed's message that fp16 gradients overflowed and the step was skipped. It precedes the line of the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 DIALECT = Dialect(
     name="deepspeed_overflow",
     patterns=(
-        # Where every rank says it, rank 0 counts.
+        # If every rank prints it, rank 0 counts.
         Pattern("step", "OVERFLOW! ", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
         Pattern("step", "Overflow detected. ", r"\bOverflow detected\. Skipping step\.", facts={"skipped": 1}),
     ),

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engine: its line of steps, and the parameters of each stage."""
+"""DeepSpeed's pipeline engine: its step line, and the parameters of each stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DIALECT = Dialect(
     name="deepspeed_pipe",
     engine="deepspeed-3d",
     patterns=(
-        # Each line is the mean of the steps since the one before. Losses beside the sum may stand between.
+        # Each line is the mean of the steps since the line before. Further losses can follow the sum.
         Pattern(
             "step",
             "iter time (s): ",
@@ -22,7 +22,7 @@ DIALECT = Dialect(
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) ",
         ),
         Pattern("fact", "TOTAL_PARAMS=", r"\bTOTAL_PARAMS=(?P<params_of_ranks>\d{1,15}) "),
-        # Tied parameters once; what every tensor-parallel rank holds a copy of, as often as it is held.
+        # Tied parameters count once, parameters that tensor-parallel ranks replicate count once per copy.
         Pattern("fact", "UNIQUE_PARAMS=", r"\bUNIQUE_PARAMS=(?P<params>\d{1,15}) "),
         Pattern(
             "fact",

@@ -1,4 +1,4 @@
-"""DeepSpeed's throughput timer since 2022: samples a second of the whole job, at the last step."""
+"""DeepSpeed's throughput timer since 2022: samples/s of the whole job, at the last step."""
 
 from __future__ import annotations
 

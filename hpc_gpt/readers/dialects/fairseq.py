@@ -1,4 +1,4 @@
-"""fairseq and metaseq (OPT): lines of JSON, of `key=value`, or a bar. Losses are of base 2, and become natural ones.
+"""fairseq and metaseq (OPT): lines of JSON, of `key=value`, or a bar. Losses in base 2 become natural logarithms.
 
 `wps` is of the whole job. `ups` has two decimals (0.04 for a step of 27 s), so no step time is taken from it. `wall` is
 the time since the start, `bsz` the sequences of a batch.
@@ -14,7 +14,7 @@ def _entry(key: str, group: str) -> str:
 
 
 def _pair(key: str, group: str) -> str:
-    """A pair of a line or a bar; of a line `wall` is the last."""
+    """Match a pair of a line or a bar; `wall` ends a line."""
     end = r"(?=,|\]|\s*$)" if key == "wall" else r"(?=,|\])"
     return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER}){end})?)"
 

@@ -1,6 +1,6 @@
-"""IBM's fms-fsdp: a figure a line, each with its name; memory in bytes; the step time is the mean since the line before.
+"""IBM's fms-fsdp: one named figure per line, memory in bytes, the step time as the mean since the line before.
 
-Every figure ends its line: a cut one is not seen.
+Every figure ends its line: nothing shows whether it was cut.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Of a program that is not known: a line that names a step and a loss, by their shape alone, and nothing that could be
-taken for something else. Only a line that no other dialect takes is read so. A number that ends a line may be cut
-unseen: many such loops print the loss last.
+"""Unknown programs: a line that names a step and a loss, recognised by its shape alone.
 
-Read are the step, the loss, the learning rate, the gradient's norm, and a time that says that it is a step's and in
-which unit. Tokens/s are not: nothing says whether they are of a GPU or of the job.
+A line is read this way only if no other dialect matches it. Many such loops print the loss last, where a cut number
+cannot be noticed.
+
+Read are the step, the loss, the learning rate, the gradient norm, and a time if it says that it is of a step and in
+which unit. Tokens/s are not read: nothing says whether they are of one GPU or of the job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""EleutherAI's GPT-NeoX: its iteration line, its dump of arguments with `updated` or `default`, its counts."""
+"""EleutherAI's GPT-NeoX: iteration lines, the dump of arguments with `updated` or `default`, counts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from collections.abc import Mapping
 
 from hpc_gpt.readers.dialects.megatron import DIALECT as MEGATRON
-from hpc_gpt.readers.fields import Arguments, Settled, quotient, without_unknown
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"
 _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
 
 
-def settle(texts: Mapping[str, str]) -> Settled:
-    """The fields that a dump settles. `model_parallel_size` is the tensor-parallel one; a pipeline of 0 is none."""
+def interpret(texts: Mapping[str, str]) -> Fields:
+    """Return the fields of a dump. `model_parallel_size` is tensor parallelism; pipeline size 0 means no pipeline."""
     given = Arguments(texts)
     gpus, tp = given.whole("world_size"), given.whole("model_parallel_size")
     stages = given.whole("pipe_parallel_size")
@@ -69,7 +68,7 @@ DIALECT = Dialect(
         ),
         Pattern("argument", "updated", _ARGUMENT + r"updated {0,8}$"),
         Pattern("argument", "default", _ARGUMENT + r"default {0,8}$"),
-        # The launcher says it too, of itself: a world of one.
+        # The launcher prints the same line for its own world of one.
         Pattern("start", "using world size: ", r"\.configure_distributed_args\(\) using world size: "),
         Pattern(
             "fact",
@@ -86,7 +85,7 @@ DIALECT = Dialect(
         ),
         Pattern("end", "exiting the program at", r"\| exiting the program at iteration \d", ended="done"),
     ),
-    settle=settle,
+    interpret=interpret,
     specimen="""\
 NeoXArgs.configure_distributed_args() using world size: 96 and model-parallel size: 2
   hidden_size ..................... 6144........................updated

@@ -1,59 +1,48 @@
-"""A GPU, its driver or its links at fault; and kernels that were given what they cannot work on."""
+"""Faults of a GPU, its driver or its links, and kernels that got invalid inputs."""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, echo, failure
 
-# The driver's numbers: what only hardware, or its firmware, brings about.
+# The driver's numbers of faults that only hardware or firmware causes.
 _HARDWARE_XID = r"(?:48|6[1-4]|7[49]|9[2-5]|11[09]|12[0-5]|13[67]|14[0-9]|15[0-9])"
 
 DIALECT = Dialect(
     name="gpu_faults",
     patterns=(
-        Pattern(
-            "failure",
+        failure(
+            "node_failure",
             "NVRM",
             rf"(?:(?P<node>[a-z][\w.-]{{0,60}}) kernel: .{{0,40}})?(?P<words>NVRM: Xid "
             rf"\([^)]{{1,80}}\): {_HARDWARE_XID}\b.{{0,300}})",
-            ended="node_failure",
         ),
-        Pattern("failure", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})", ended="error"),
-        Pattern("failure", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})", ended="error", echo=True),
-        Pattern(
-            "failure",
-            "NVRM",
-            r"(?P<words>GPU \S{0,80} ?has fallen off the bus.{0,100})",
-            ended="node_failure",
-        ),
-        Pattern("failure", "GPU is lost", r"(?P<words>.{0,120}GPU is lost.{0,120})", ended="node_failure"),
-        Pattern(
-            "failure",
+        failure("error", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): (?:13|31|43)\b.{0,300})"),
+        echo("error", "NVRM", r"(?P<words>NVRM: Xid \([^)]{1,80}\): 45\b.{0,300})"),
+        failure("node_failure", "NVRM", r"(?P<words>GPU \S{0,80} ?has fallen off the bus.{0,100})"),
+        failure("node_failure", "GPU is lost", r"(?P<words>.{0,120}GPU is lost.{0,120})"),
+        failure(
+            "node_failure",
             "NVML",
             r"(?P<words>Failed to initialize NVML: (?:Driver/library version mismatch"
             r"|Unknown Error|GPU).{0,100})",
-            ended="node_failure",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "node_failure",
             "rror",
             r"(?P<words>(?:CUDA|HIP|Cuda) error: (?:uncorrectable (?:ECC|NVLink) error|unspecified launch failure"
             r"|hardware stack error|unknown error|system not yet initialized|device not ready|driver shutting down"
             r"|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no CUDA-capable device"
             r"|invalid device context|.{0,60}contained memory|initialization error).{0,300})",
-            ended="node_failure",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "error",
             "rror",
             r"(?P<words>(?:CUDA|HIP) error: (?:an )?(?:illegal memory access|illegal instruction"
             r"|misaligned address|invalid program counter|the launch timed out|invalid configuration"
             r"|CUBLAS_STATUS_(?!ALLOC)|CUDNN_STATUS_(?!ALLOC)|invalid argument).{0,300})",
-            ended="error",
         ),
-        Pattern(
-            "failure", "rror", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})", ended="data"
-        ),
-        Pattern("failure", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})", ended="data"),
+        failure("data", "rror", r"(?P<words>(?:CUDA|HIP) error: device-side assert triggered.{0,200})"),
+        failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     ),
     specimen="""\
 [1234567.8] NVRM: Xid (PCI:0000:b3:00): 79, pid=4711, name=python3, GPU has fallen off the bus.

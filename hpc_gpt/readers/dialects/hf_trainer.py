@@ -1,17 +1,17 @@
 """Hugging Face's Trainer, and what is built on it: TRL, axolotl, LLaMA-Factory.
 
-Its lines of metrics carry an epoch but no step number: which step a line tells of follows from `logging_steps`, which
-becomes `log_interval`. Every rank or every node prints the final summary: totals are taken once. The model's shape is
-printed as it was loaded, before `--config_overrides` changes it: the overrides win. `Total size=0.00M params` is what
-the scripts print under ZeRO-3, and is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s a step),
-so it is not read either: the runtime over the steps is exact.
+Lines of metrics have an epoch but no step number: the step follows from `logging_steps`, which becomes `log_interval`.
+Every rank or every node prints the final summary: totals are taken once. The model's shape is printed as it was loaded,
+before `--config_overrides` changes it: the overrides win. Under ZeRO-3 the scripts print `Total size=0.00M params`, which
+is not read. `train_steps_per_second` has three decimals (0.017 for 57.44 s per step), so it is not read: the runtime
+over the steps is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),
@@ -22,21 +22,21 @@ _SHAPE = {
     "vocab": ("vocab_size",),
 }
 _KEYS = "|".join(name for names in _SHAPE.values() for name in names) + "|n_positions|gradient_checkpointing"
-_LONGEST_BLOCK = 1024  # what the example scripts cut a block of text to when none is asked for
+_LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
 def _quoted(group: str) -> str:
-    """A value of a dict, whole; transformers 5 puts it in quotes."""
+    """Match a whole value of a dict; transformers 5 puts it in quotes."""
     return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
 
 
 def _entry(key: str, group: str) -> str:
-    """A lookahead that takes one entry of the dict that follows, where it has it."""
+    """A lookahead for one entry of the dict that follows, if there is one."""
     return rf"(?=(?:[^{{}}\n]{{0,1500}}?'{key}': {_quoted(group)})?)"
 
 
 def _settings(literal: str, keys: str) -> Pattern:
-    """Entries of the TrainingArguments, which stand on one line or on a line each."""
+    """Entries of the TrainingArguments, all on one line or one on each line."""
     return Pattern("argument", literal, rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))")
 
 
@@ -44,17 +44,22 @@ def _option(name: str) -> Pattern:
     return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
 
 
+def _header(text: str, group: str) -> Pattern:
+    """A line of the header: a text, then a whole number, which ends the line."""
+    return Pattern("fact", text, rf"\b{text}(?P<{group}>{INT})" + END)
+
+
 def _shape(literal: str) -> Pattern:
-    """A line of the model's configuration as JSON. The quotes stay with the key: other dumps use the bare word. The
-    keys are sorted, so only the vocabulary's may be the last and have no comma."""
+    """A line of the model's configuration as JSON. The key keeps its quotes: other dumps use the bare name. The keys are
+    sorted, so only the vocabulary can be last and have no comma."""
     return Pattern("argument", literal, rf"(?P<key>\"(?:{_KEYS})\"): (?P<value>\d{{1,12}}|true|false)(?=,)")
 
 
-def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
-    facts: dict[str, str | int | float] = {}
+def _interpret(arguments: Mapping[str, str]) -> Fields:
+    facts: Fields = {}
 
     def value(*names: str) -> str | None:
-        """Of the overrides (`n_embd=`) before the configuration (`"n_embd"`)."""
+        """Return the override (`n_embd=`), else the configuration (`"n_embd"`)."""
         found = [arguments.get(form) for form in (*(f"{n}=" for n in names), *(f'"{n}"' for n in names))]
         return next((each for each in found if each is not None), None)
 
@@ -88,7 +93,7 @@ def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
 DIALECT = Dialect(
     name="hf_trainer",
     engine="hf",
-    settle=_settle,
+    interpret=_interpret,
     flags=("the program counts trainable parameters only",),
     patterns=(
         Pattern(
@@ -102,7 +107,7 @@ DIALECT = Dialect(
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
             + _entry(r"memory/device_(?:mem_)?reserved ?\([gG]i[bB]\)", "memory_reserved_gib"),
         ),
-        # LLaMA-Factory's own log of the same figures.
+        # LLaMA-Factory's own log has the same figures.
         Pattern(
             "step",
             '"current_steps": ',
@@ -125,7 +130,7 @@ DIALECT = Dialect(
             + _entry("train_tokens_per_second", "tokens_per_s")
             + _entry("train_loss", "loss_mean"),
         ),
-        # The block of metrics at the end: always two decimals of a second, so a cut one is seen.
+        # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(
             "total",
             "train_runtime",
@@ -139,39 +144,23 @@ DIALECT = Dialect(
         Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
-        Pattern("fact", "Num examples = ", rf"\bNum examples = (?P<samples_per_epoch>{INT})" + END),
-        Pattern("fact", "Num Epochs = ", rf"\bNum Epochs = (?P<epochs>{INT})" + END),
-        Pattern(
-            "fact",
-            "Instantaneous batch size per device = ",
-            rf"\bInstantaneous batch size per device = (?P<micro_batch>{INT})" + END,
-        ),
+        _header("Num examples = ", "samples_per_epoch"),
+        _header("Num Epochs = ", "epochs"),
+        _header("Instantaneous batch size per device = ", "micro_batch"),
         Pattern(
             "fact",
             "Total train batch size (w. parallel",
             rf"\bTotal train batch size \(w\. parallel, distributed & accumulation\) = (?P<global_batch>{INT})" + END,
         ),
-        Pattern(
-            "fact",
-            "Gradient Accumulation steps = ",
-            rf"\bGradient Accumulation steps = (?P<micro_batches>{INT})" + END,
-        ),
-        Pattern("fact", "Total optimization steps = ", rf"\bTotal optimization steps = (?P<steps_planned>{INT})" + END),
-        Pattern(
-            "fact",
-            "Number of trainable parameters = ",
-            rf"\bNumber of trainable parameters = (?P<params>{INT})" + END,
-        ),
+        _header("Gradient Accumulation steps = ", "micro_batches"),
+        _header("Total optimization steps = ", "steps_planned"),
+        _header("Number of trainable parameters = ", "params"),
         Pattern(
             "fact",
             "|| all params: ",
             rf"\btrainable params: {INT} \|\| all params: (?P<params>{INT}) \|\| trainable%",
         ),
-        Pattern(
-            "fact",
-            "Continuing training from global step ",
-            rf"\bContinuing training from global step (?P<resumed_step>{INT})" + END,
-        ),
+        _header("Continuing training from global step ", "resumed_step"),
         Pattern(
             "save",
             "Saving model checkpoint to ",

@@ -1,4 +1,4 @@
-"""This project's own metrics.jsonl, where it lies without its run folder."""
+"""This project's own metrics.jsonl, if it is read without its run folder."""
 
 from __future__ import annotations
 

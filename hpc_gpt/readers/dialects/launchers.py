@@ -1,174 +1,94 @@
-"""What launchers and shells say of processes that ended: torchelastic, deepspeed, bash, and this project's ranks."""
+"""Messages of launchers and shells about processes that ended: torchelastic, deepspeed, bash, and our own ranks."""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import Dialect, Pattern, raised
+from hpc_gpt.readers.pattern import Dialect, echo, failure, raised
 
 DIALECT = Dialect(
     name="launchers",
     patterns=(
-        # torchelastic's report: a line each for host, rank and exit code, joined by causes/blame.py
-        Pattern("failure", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))", ended="error", echo=True),
-        Pattern("failure", "rror", raised("ChildFailedError"), ended="error", echo=True),
-        Pattern(
-            "failure",
-            "host  ",
-            r"^.{0,60}?(?P<words>host {2,10}: (?P<node>[A-Za-z][\w.-]{0,80}))\s{0,4}$",
-            ended="error",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "(local_rank",
-            r"^.{0,60}?(?P<words>rank {2,10}: (?P<rank>\d{1,7}) \(local_rank: \d{1,7}\))",
-            ended="error",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "exit",
-            r"^.{0,60}?(?P<words>exitcode {2,10}: (?!-15\b)-?\d{1,4} \(pid: \d{1,10}\))",
-            ended="error",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "exit",
-            r"^.{0,60}?(?P<words>exitcode {2,10}: -15 \(pid: \d{1,10}\))",
-            ended="cancelled",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
+        # torchelastic's report: one line each for host, rank and exit code, which causes.py joins
+        echo("error", "Root Cause", r"(?P<words>Root Cause \(first observed failure\))"),
+        echo("error", "rror", raised("ChildFailedError")),
+        echo("error", "host  ", r"^.{0,60}?(?P<words>host {2,10}: (?P<node>[A-Za-z][\w.-]{0,80}))\s{0,4}$"),
+        echo("error", "(local_rank", r"^.{0,60}?(?P<words>rank {2,10}: (?P<rank>\d{1,7}) \(local_rank: \d{1,7}\))"),
+        echo("error", "exit", r"^.{0,60}?(?P<words>exitcode {2,10}: (?!-15\b)-?\d{1,4} \(pid: \d{1,10}\))"),
+        echo("cancelled", "exit", r"^.{0,60}?(?P<words>exitcode {2,10}: -15 \(pid: \d{1,10}\))"),
+        echo(
+            "error",
             "exit",
             r"(?P<words>failed \(exitcode: -?\d{1,4}\) local_rank: \d{1,7} \(pid: "
             r"\d{1,10}\).{0,200})",
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure",
-            "ignal",
-            r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})",
-            ended="cancelled",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
+        echo("cancelled", "ignal", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
+        echo(
+            "cancelled",
             "ignal",
             r"(?P<words>(?:\w{1,60}\.){0,8}SignalException: Process \d{1,10} got signal: "
             r"\d{1,3})",
-            ended="cancelled",
-            echo=True,
         ),
         # deepspeed's
-        Pattern(
-            "failure",
-            "exit",
-            r"(?P<words>exits with return code = (?!0\b)-?\d{1,4})",
-            ended="error",
-            echo=True,
-        ),
-        Pattern("failure", "Kill", r"(?P<words>Killing subprocess \d{1,10})", ended="cancelled", echo=True),
-        Pattern(
-            "failure",
+        echo("error", "exit", r"(?P<words>exits with return code = (?!0\b)-?\d{1,4})"),
+        echo("cancelled", "Kill", r"(?P<words>Killing subprocess \d{1,10})"),
+        echo(
+            "error",
             "exit",
             r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): (?P<words>ssh exited with "
             r"exit code (?!0\b)\d{1,3})",
-            ended="error",
-            echo=True,
         ),
         # signals
-        Pattern(
-            "failure",
-            "Segmentation fault",
-            r"^(?:(?:ba|z)?sh: {1,8}\d{1,10} )?(?P<words>Segmentation fault\b.{0,200})",
-            ended="error",
+        failure(
+            "error", "Segmentation fault", r"^(?:(?:ba|z)?sh: {1,8}\d{1,10} )?(?P<words>Segmentation fault\b.{0,200})"
         ),
-        Pattern(
-            "failure",
+        failure(
+            "error",
             ": line ",
             r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating point exception).{0,200})",
-            ended="error",
         ),
-        Pattern(
-            "failure",
-            ": line ",
-            r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Killed|Aborted).{0,200})",
-            ended="error",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            ": line ",
-            r": line \d{1,6}: {1,8}(?P<words>\d{1,10} Terminated.{0,200})",
-            ended="cancelled",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
+        echo("error", ": line ", r": line \d{1,6}: {1,8}(?P<words>\d{1,10} (?:Killed|Aborted).{0,200})"),
+        echo("cancelled", ": line ", r": line \d{1,6}: {1,8}(?P<words>\d{1,10} Terminated.{0,200})"),
+        failure(
+            "user_error",
             ": line ",
             r": line \d{1,6}: (?P<words>[^:]{1,200}: (?:command not found|No such file or "
             r"directory|Permission denied|unbound variable).{0,100})",
-            ended="user_error",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "error",
             "rror",
             r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating|init|Py|none_dealloc|deallocating).{0,200})",
-            ended="error",
         ),
-        Pattern("failure", "rror", r"(?P<words>Fatal Python error: Aborted.{0,100})", ended="error", echo=True),
-        Pattern("failure", "ignal", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})", ended="error"),
-        Pattern(
-            "failure",
-            "ignal",
-            r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))",
-            ended="error",
+        echo("error", "rror", r"(?P<words>Fatal Python error: Aborted.{0,100})"),
+        failure("error", "ignal", r"(?P<words>Caught signal (?:4|7|8|11) \(.{1,200})"),
+        failure(
+            "error", "ignal", r"(?P<words>Signal: (?:Segmentation fault|Bus error|Illegal instruction) \(\d{1,2}\))"
         ),
-        Pattern("failure", "ignal", r"(?P<words>Signal: Aborted \(6\))", ended="error", echo=True),
-        Pattern(
-            "failure",
+        echo("error", "ignal", r"(?P<words>Signal: Aborted \(6\))"),
+        echo(
+            "cancelled",
             "SIGTERM",
             r"(?P<words>(?:[Rr]eceived|[Cc]aught|[Gg]ot) (?:signal )?(?:termination )?"
             r"(?:signal )?SIGTERM.{0,100})",
-            ended="cancelled",
-            echo=True,
         ),
         # mpirun's
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "exit",
             r"(?P<words>process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node (?P<node>[\w.-]{1,80}) exited on signal "
             r"(?!15\b)\d{1,3}.{0,60})",
-            ended="error",
-            echo=True,
         ),
         # Lightning's
-        Pattern(
-            "failure",
-            "KeyboardInterrupt",
-            r"(?P<words>Detected KeyboardInterrupt\b.{0,100})",
-            ended="cancelled",
-            echo=True,
-        ),
+        echo("cancelled", "KeyboardInterrupt", r"(?P<words>Detected KeyboardInterrupt\b.{0,100})"),
         # this project's ranks
-        Pattern(
-            "failure",
+        echo(
+            "error",
             "lost another rank",
             r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}) lost another rank: "
             r".{0,300})",
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure",
-            "rror",
-            r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})",
-            ended="user_error",
-        ),
+        failure("user_error", "rror", r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})"),
     ),
     specimen="""\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:

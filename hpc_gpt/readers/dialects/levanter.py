@@ -1,4 +1,4 @@
-"""Levanter, which logs its bar as lines: counts have three digits and an SI suffix (1.23kit), so steps are rounded."""
+"""Levanter logs its bar as lines. Counts have three digits and an SI suffix (1.23kit), so steps are rounded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""PyTorch Lightning's bar: the batch of the epoch, and whatever the program has put behind it.
+"""PyTorch Lightning's bar: the batch of the epoch, and whatever the program puts after it.
 
-The count begins anew with each epoch, so only the first epoch's is a number of steps; of later ones the loss is taken,
-with the epoch. What the count runs up to is an epoch's. Old Lightning counts the batches of the validation in it too. With gradient accumulation a batch is not a
-step. The rate is smoothed and holds validation and saves: no step time is taken from it. A cut bar has no `]`.
+The count restarts with each epoch, so it is a step number in the first epoch only; of later epochs the loss and the epoch
+are read. The goal of the count is that of one epoch, and old Lightning includes validation batches. With gradient
+accumulation a batch is not a step. The rate is smoothed and includes validation and saves: no step time is taken from
+it. A cut bar has no `]`.
 """
 
 from __future__ import annotations

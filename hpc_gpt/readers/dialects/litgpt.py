@@ -1,6 +1,6 @@
-"""litgpt and lit-gpt. An `iter` is one micro-batch and its time is that micro-batch's, so no step time is taken from it.
+"""litgpt and lit-gpt. An `iter` is one micro-batch, and so is its time: no step time is taken from it.
 
-Of the lines of a step the first is taken: its loss is of its first micro-batch.
+Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIALECT = Dialect(
             " time:",
             rf"\biter \d{{1,12}}(?: \|)? step (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), (?:iter|train) time: {NUMBER} ?ms",
         ),
-        # lit-llama counts micro-batches alone.
+        # lit-llama counts micro-batches only.
         Pattern(
             "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
         ),

@@ -1,6 +1,6 @@
-"""Meta's llama-recipes (llama-cookbook): FSDP fine-tuning, a bar a epoch with the loss in its label.
+"""Meta's llama-recipes (llama-cookbook): FSDP fine-tuning, one bar per epoch with the loss in its label.
 
-The steps of a bar begin anew with each epoch, so only the first epoch's are taken, counted from 0; memory is in whole
+The steps of a bar restart with each epoch, so only those of the first epoch are read, counted from 0. Memory is in whole
 GiB, rounded down.
 """
 

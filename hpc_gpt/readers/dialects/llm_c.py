@@ -1,4 +1,4 @@
-"""llm.c and its PyTorch reference. The first step holds set-up. The MFU is -100 % on a GPU that its table lacks."""
+"""llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 
 def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
-    """A row of the table of parameters that it prints first."""
+    """A row of the parameter table that it prints first."""
     return Pattern("fact", f"| {name}", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|")
 
 

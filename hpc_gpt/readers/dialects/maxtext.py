@@ -1,10 +1,10 @@
-"""MaxText. TFLOP/s and tokens/s are per device. `total_weights` counts the targets of the whole batch that are no padding."""
+"""MaxText. TFLOP/s and tokens/s are per device. `total_weights` counts the targets of the batch without padding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern
 
 _SETTINGS = {
     "max_target_length": "seq",
@@ -20,8 +20,8 @@ _SETTINGS = {
 }
 
 
-def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
-    facts: dict[str, str | int | float] = {}
+def _interpret(arguments: Mapping[str, str]) -> Fields:
+    facts: Fields = {}
     for key, fact in _SETTINGS.items():
         text = arguments.get(f"{key}:", "")
         if text.isdecimal():
@@ -36,7 +36,7 @@ def _settle(arguments: Mapping[str, str]) -> Mapping[str, str | int | float]:
 DIALECT = Dialect(
     name="maxtext",
     engine="maxtext",
-    settle=_settle,
+    interpret=_interpret,
     patterns=(
         Pattern(
             "step",

@@ -1,4 +1,4 @@
-"""Megatron-LM's lines of a training under way, from 2020 to now, and those of its kin that print the same."""
+"""Megatron-LM's lines during training, from 2020 to now, and those of forks that print the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iteration lines of Megatron-LM's first year, which DeepSpeed's examples kept for longer: no colon behind a name."""
+"""Iteration lines of Megatron-LM's first year, which DeepSpeed's examples kept longer: no colon after a name."""
 
 from __future__ import annotations
 

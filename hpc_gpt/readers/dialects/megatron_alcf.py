@@ -1,4 +1,4 @@
-"""Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign behind a name."""
+"""Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 
 
 def _later(name: str, group: str) -> str:
-    """A figure that stands somewhere behind."""
+    """A lookahead for a figure later in the line."""
     return rf"(?=(?:[^\n]{{0,800}}?\| {name}= {{0,12}}(?P<{group}>[^| ]{{1,24}}) \|)?)"
 
 

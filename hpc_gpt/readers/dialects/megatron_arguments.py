@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.fields import Arguments, Settled, quotient, without_unknown
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
 
-# What a launcher puts before the two spaces of a line; DeepSpeed dumps a config that looks the same and means other
-# things: its `world_size` is the data-parallel size. GPT-NeoX ends a line with a word of its own.
+# What a launcher puts before the two spaces of a line. DeepSpeed dumps a config that looks the same and means other
+# things: its `world_size` is the data-parallel size. GPT-NeoX ends each line with `updated` or `default`.
 _BEFORE = r"^(?!.{0,120}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)(?:[^|]{0,80}[\]:] ?)? {1,8}"
 
 
-def settle(texts: Mapping[str, str]) -> Settled:
-    """The fields that a dump settles.
+def interpret(texts: Mapping[str, str]) -> Fields:
+    """Return the fields of a dump.
 
-    v1.1.5 knows no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of them, and a pipeline
-    is only in the fork that has `pipe_parallel_size`.
+    v1.1.5 has no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of micro-batches, and only the
+    fork with `pipe_parallel_size` has a pipeline.
     """
     given = Arguments(texts)
     gpus = given.whole("world_size")
@@ -54,7 +53,7 @@ def settle(texts: Mapping[str, str]) -> Settled:
             "vocab_unpadded": given.whole("vocab_size"),
             "swiglu": given.true("swiglu"),
             "untied_embeddings": given.true("untie_embeddings_and_output_weights"),
-            # Of an enumeration, as PositionEmbeddingType.alibi, the name alone.
+            # Of an enumeration such as PositionEmbeddingType.alibi, only the name.
             "position_embedding": positions.rpartition(".")[2] if positions else None,
             "experts": _experts(given),
             "experts_per_token": given.whole("moe_router_topk", "topk") if _experts(given) else None,
@@ -89,7 +88,7 @@ def _dtype(given: Arguments) -> str | None:
 
 
 def _recompute(given: Arguments) -> str | None:
-    """Until 2022 all of a layer was recomputed (`checkpoint_activations`) or nothing; since then a part can be."""
+    """Until 2022 a layer was recomputed whole (`checkpoint_activations`) or not at all; since then a part can be."""
     granularity = given.text("recompute_granularity", "activations_checkpoint_granularity")
     if granularity in ("full", "selective"):
         return granularity
@@ -107,7 +106,7 @@ def _kv_heads(given: Arguments) -> int | None:
 
 
 def _experts(given: Arguments) -> int | None:
-    """None for a dense model. One fork writes a list, `[1]`."""
+    """Return None for a dense model. One fork writes a list, `[1]`."""
     experts = given.whole("num_experts")
     return experts if experts and experts > 1 else None
 
@@ -126,14 +125,14 @@ DIALECT = Dialect(
             " ..",
             rf"{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})",
         ),
-        # A name as long as the column gets no dots, or one.
+        # A name as long as the column is followed by one dot or none.
         Pattern(
             "argument",
             "_",
             rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})",
         ),
     ),
-    settle=settle,
+    interpret=interpret,
     specimen="""\
   hidden_size ..................................... 9216
   world_size ...................................... 64

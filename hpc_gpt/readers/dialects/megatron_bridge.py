@@ -1,4 +1,4 @@
-"""What Megatron-Bridge prints beside Megatron's iteration lines: its own throughput, memory in 10^9 bytes."""
+"""What Megatron-Bridge prints in addition to Megatron's lines: its own throughput, memory in 10^9 bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DIALECT = Dialect(
     name="megatron_bridge",
     engine="megatron-lm",
     patterns=(
-        # Stands before the iteration line of the same step and has no number of it.
+        # Precedes the iteration line of the same step and has no step number.
         Pattern(
             "step",
             "GPU utilization: ",

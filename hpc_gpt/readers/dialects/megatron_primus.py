@@ -1,4 +1,4 @@
-"""Iteration lines of AMD's Megatron trainer, which puts a running mean behind a slash to each figure."""
+"""Iteration lines of AMD's Megatron trainer: after each figure a slash and a running mean."""
 
 from __future__ import annotations
 

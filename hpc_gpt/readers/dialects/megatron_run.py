@@ -1,4 +1,4 @@
-"""What Megatron-LM and its kin say of a run before it trains: the world, the parallel sizes, the batch, the counts."""
+"""What Megatron-LM and its forks print before training: world size, parallel sizes, batch, parameter counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MODEL_PARALLEL = "number of parameters on "
 
 
 def _size(words: str, field: str) -> Pattern:
-    """A size of the line of the world. Versions differ in hyphens, in commas, and in what stands between."""
+    """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
     return Pattern(
         "fact", _WORLD, rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){words}[ -]size: (?P<{field}>\d{{1,9}})"
     )
@@ -67,7 +67,7 @@ DIALECT = Dialect(
             _MODEL_PARALLEL,
             r"> number of parameters on model parallel rank (?P<rank_name>\d{1,6}): (?P<rank_params>\d{1,15})\b",
         ),
-        # Under ZeRO every rank gives the whole model's count, rounded.
+        # Under ZeRO every rank prints the rounded count of the whole model.
         Pattern(
             "fact",
             _MODEL_PARALLEL,

@@ -1,55 +1,48 @@
-"""Out of memory: the GPU's by its allocators and libraries, the host's by Python, PyTorch and the kernel."""
+"""Out of memory: on the GPU by allocators and libraries, on the host by Python, PyTorch and the kernel."""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, failure, raised
 
 DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
-        Pattern("failure", "rror", raised(r"OutOfMemoryError"), ended="gpu_memory"),
-        Pattern(
-            "failure",
+        failure("gpu_memory", "rror", raised(r"OutOfMemoryError")),
+        failure(
+            "gpu_memory",
             "out of memory",
             r"(?P<words>(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
             r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,300})",
-            ended="gpu_memory",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "gpu_memory",
             "rror",
             raised(
                 ANY_NAME,
                 r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
                 r"|RESOURCE_EXHAUSTED: ",
             ),
-            ended="gpu_memory",
         ),
-        Pattern("failure", "rror", raised(r"\w{0,20}MemoryError"), ended="host_memory"),
-        Pattern(
-            "failure",
+        failure("host_memory", "rror", raised(r"\w{0,20}MemoryError")),
+        failure(
+            "host_memory",
             "rror",
             raised(
                 ANY_NAME,
                 r"DefaultCPUAllocator: |Cannot allocate memory|\[Errno 12\]|is killed by signal: (?:Killed|Bus error)"
                 r"|unable to (?:write to file|open shared memory object) </torch_",
             ),
-            ended="host_memory",
         ),
-        Pattern(
-            "failure",
-            "bad_alloc",
-            r"(?P<words>terminate called after throwing an instance of .std::bad_alloc.)",
-            ended="host_memory",
+        failure(
+            "host_memory", "bad_alloc", r"(?P<words>terminate called after throwing an instance of .std::bad_alloc.)"
         ),
-        Pattern(
-            "failure",
+        failure(
+            "host_memory",
             "Kill",
             r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed "
             r"process \d{1,10}.{0,200})",
-            ended="host_memory",
         ),
-        Pattern("failure", "Kill", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})", ended="host_memory"),
+        failure("host_memory", "Kill", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
     ),
     specimen="""\
 torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 31.75 GiB total capacity; 29.04 GiB already allocated)

@@ -1,4 +1,4 @@
-"""minGPT: the time of the iteration before, in ms, and its loss, which ends the line."""
+"""minGPT: the time of the previous iteration in ms, and its loss, which ends the line."""
 
 from __future__ import annotations
 

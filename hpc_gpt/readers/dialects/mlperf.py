@@ -1,26 +1,25 @@
-"""MLPerf's log: a line of JSON an event. Times of day are in ms; `step` and `samples_count` count samples, not steps.
+"""MLPerf's log: one line of JSON per event. Times of day are in ms; `step` and `samples_count` count samples, not steps.
 
-v3.1 tracks `train_step_timing`, v5.0 `train_step_time`, both the mean over a block; v4 only the block's samples/s. The
-end of a block (`block_stop`) tells samples and time in every version. `eval_accuracy` is the validation loss of the GPT
-benchmarks, and an accuracy of others.
+v3.1 has `train_step_timing`, v5.0 `train_step_time`, both the mean over a block; v4 has only the samples/s of a block. The
+end of a block (`block_stop`) has samples and time in every version. `eval_accuracy` is the validation loss of the GPT
+benchmarks, and an accuracy in others.
 """
 
 from __future__ import annotations
 
 from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 
-_EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": (?P<at_ms>\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
+_EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
 _SAMPLES = r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step)\": (?P<consumed_samples>\d{1,20})(?=[,}])[^{}\n]{0,1000}\}"
 
 
-def _event(key: str) -> str:
-    return _EVENT.format(key)
+def _event(key: str, timed: bool = False) -> str:
+    """The start of an event's line; `timed`: its time of day is read."""
+    return _EVENT.format("?P<at_ms>" if timed else "?:", key)
 
 
 def _value(key: str, group: str, number: str = INT) -> Pattern:
-    return Pattern(
-        "fact", f'"key": "{key}"', _event(key).replace("P<at_ms>", ":") + rf"\"value\": (?P<{group}>{number}),"
-    )
+    return Pattern("fact", f'"key": "{key}"', _event(key) + rf"\"value\": (?P<{group}>{number}),")
 
 
 def _tracked(key: str, group: str) -> str:
@@ -35,7 +34,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             '"key": "tracked_stats"',
-            _event("tracked_stats")
+            _event("tracked_stats", timed=True)
             + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)|throughput|reduced_train_loss|loss)\": )"
             + _tracked("train_step_tim(?:e|ing)", "step_s")
             + _tracked("throughput", "samples_per_s")
@@ -46,26 +45,28 @@ DIALECT = Dialect(
         Pattern(
             "step",
             '"key": "train_loss"',
-            _event("train_loss") + rf"\"value\": (?P<loss>{NUMBER}), " + _SAMPLES,
+            _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _SAMPLES,
         ),
-        Pattern("step", '"key": "block_stop"', _event("block_stop") + r"\"value\": [\w\"]{1,40}, " + _SAMPLES),
-        # An evaluation comes after its block, whose time does not hold it: so it is one more figure of the block.
+        Pattern(
+            "step", '"key": "block_stop"', _event("block_stop", timed=True) + r"\"value\": [\w\"]{1,40}, " + _SAMPLES
+        ),
+        # An evaluation follows its block, whose time does not include it: so it is a further figure of that block.
         Pattern(
             "more",
             '"key": "eval_accuracy"',
-            _event("eval_accuracy").replace("P<at_ms>", ":") + rf"\"value\": (?P<loss_eval>{NUMBER}),",
+            _event("eval_accuracy") + rf"\"value\": (?P<loss_eval>{NUMBER}),",
         ),
-        Pattern("start", '"key": "init_start"', _event("init_start").replace("P<at_ms>", ":")),
+        Pattern("start", '"key": "init_start"', _event("init_start")),
         Pattern(
             "end",
             '"key": "run_stop"',
-            _event("run_stop").replace("P<at_ms>", ":") + r"[^\n]{0,1000}?\"status\": \"success\"",
+            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"",
             ended="done",
         ),
         Pattern(
             "end",
             '"key": "run_stop"',
-            _event("run_stop").replace("P<at_ms>", ":") + r"[^\n]{0,1000}?\"status\": \"aborted\"",
+            _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"",
             ended="stopped",
         ),
         _value("global_batch_size", "global_batch"),
@@ -80,7 +81,7 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             '"key": "submission_benchmark"',
-            _event("submission_benchmark").replace("P<at_ms>", ":") + r"\"value\": \"(?P<name>[\w.-]{1,64})\"",
+            _event("submission_benchmark") + r"\"value\": \"(?P<name>[\w.-]{1,64})\"",
         ),
     ),
     specimen="""\

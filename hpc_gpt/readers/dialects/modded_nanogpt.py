@@ -1,7 +1,7 @@
 """modded-nanogpt. Its times are sums: `train_time` since training began, without warm-up and validation.
 
-`step_avg` is the mean since the start, so no step time is taken from it: the differences of `train_time` give it, exact to
-1 ms. Older logs print whole milliseconds, and `nan` for the mean of the first ten steps.
+`step_avg` is the mean since the start, so the step time is taken from differences of `train_time`, exact to 1 ms. Older
+logs print whole milliseconds, and `nan` for the mean of the first ten steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""nanochat. Its loss is smoothed and freed of the smoothing's bias; tokens/s are of the whole job; steps count from 0.
+"""nanochat. Its loss is smoothed and bias-corrected; tokens/s are of the whole job; steps count from 0.
 
-`total time` begins after the tenth step, so it is not taken. `mfu` is a percentage, printed without its sign.
+`total time` begins after the tenth step, so it is not read. `mfu` is a percentage, printed without its sign.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""nanoGPT. It divides its printed MFU by the A100's 312 TFLOP/s whatever the GPU, and leaves the positions out of P.
+"""nanoGPT. Its MFU is relative to the A100's 312 TFLOP/s on any GPU, and its P leaves out the positions.
 
-For the first logged steps it prints -100 %. A line is one step, timed after a synchronisation that only the logged steps have; its loss is of the last micro-batch.
+For the first logged steps it prints an MFU of -100 %. A line is one step, timed after a synchronisation that only logged
+steps have; its loss is that of the last micro-batch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DIALECT = Dialect(
             "tokens per iteration will be: ",
             rf"\btokens per iteration will be: (?P<global_batch_tokens>{INT})(?=\s*$)",
         ),
-        # The example configurations are echoed as `block_size = 1024`, with what a command line overrides behind them.
+        # The example configurations are echoed as `block_size = 1024`, followed by what the command line overrides.
         Pattern("fact", "Overriding: ", START + r"Overriding: block_size = (?P<seq>\d{1,9})\s*$"),
         Pattern("fact", "Overriding: ", START + r"Overriding: batch_size = (?P<micro_batch>\d{1,9})\s*$"),
         Pattern("fact", "Overriding: ", START + r"Overriding: n_layer = (?P<layers>\d{1,9})\s*$"),

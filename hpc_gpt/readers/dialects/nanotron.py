@@ -1,6 +1,6 @@
-"""nanotron: a line an iteration, its figures rounded to three digits with K, M, B (before 2024 G) and T.
+"""nanotron: one line per iteration, its figures rounded to three digits with K, M, B (before 2024 G) and T.
 
-`global_batch_size` is of samples where the time is called `elapsed_time_per_iteration_ms`, of tokens where it is called
+`global_batch_size` is in samples if the time is called `elapsed_time_per_iteration_ms`, in tokens if it is called
 `time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
 """
 
@@ -12,7 +12,7 @@ _BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
 
 
 def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
-    """A lookahead that takes one column, where the line has it."""
+    """A lookahead for one column, if the line has it."""
     return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number}){end})?)"
 
 
@@ -54,7 +54,7 @@ DIALECT = Dialect(
             + _column("global_batch_size", "global_batch", INT)
             + _column("train_steps", "steps_planned", INT),
         ),
-        # The configuration, as pprint sets it out: one argument a line.
+        # The configuration as pprint prints it: one argument per line.
         Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
         *(
             Pattern("fact", f"{name}=", rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")

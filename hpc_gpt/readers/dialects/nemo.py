@@ -1,7 +1,8 @@
 """NVIDIA NeMo: 1.x on Lightning's bar, 2.x on lines of its own.
 
-The bar's count is the step after the one that `global_step` names, which has three digits (9e+3): the count is taken. A
-NaN is printed as `nan.0`. Its configuration is printed as YAML, a setting a line. `train_step_timing in s` is the time of the last step, after a synchronisation.
+The bar's count is one more than `global_step`, which has only three digits (9e+3): the count is read. A NaN is printed
+as `nan.0`. The configuration is printed as YAML, one setting per line. `train_step_timing in s` is the time of the last
+step, after a synchronisation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def _entry(key: str, group: str) -> str:
 
 
 def _column(key: str, group: str) -> str:
-    """A column; the time of a step and the last validation's loss may end the line, so those may be cut unseen."""
+    """A column. The step time and the validation loss can end the line, where a cut cannot be noticed."""
     end = r"(?= \||\s*$)" if group in ("step_s", "loss_eval") else r"(?= \|)"
     return rf"(?=(?:[^\n]{{0,3000}}?\| {key}: (?P<{group}>{_NUMBER}){end})?)"
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver calls the GPUs, where a job script asks it. A name cut short with dots is no name."""
+"""The GPU names that NVIDIA's driver prints if a job script asks it. A name that ends in dots is cut and not read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""OLMo and OLMo-core: a line that names the step, then a line a metric. Device throughput is per GPU.
+"""OLMo and OLMo-core: a line that names the step, then one line per metric. Device throughput is per GPU.
 
-OLMo-core rounds to four decimals below 1 and shows K, M, B above; `BPS` is so rounded that no step time is taken from
-it. Each metric ends its line.
+OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too coarse for a step time. Each metric ends
+its line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Python's exceptions by the last line of their tracebacks: the user's mistakes, data, disks, and the rest."""
+"""Python's exceptions by the last line of their tracebacks: user errors, data, disks, and the rest."""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, raised
+from hpc_gpt.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
 
 _DATA_FILE = (
     r"\.(?:bin|idx|jsonl|ndjson|parquet|arrow|npy|npz|gz|zst|xz|tar|h5|hdf5|csv|tsv|tfrecord|mds|txt)\b(?<!merges\.txt)"
@@ -12,22 +12,21 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
-        Pattern("failure", "rror", raised(ANY_NAME), ended="error"),
-        Pattern("failure", "Exception", raised(r"(?:\w{1,60})?Exception"), ended="error"),
-        # the user's own: no retry mends these
-        Pattern(
-            "failure",
+        failure("error", "rror", raised(ANY_NAME)),
+        failure("error", "Exception", raised(r"(?:\w{1,60})?Exception")),
+        # user errors, which no retry mends
+        failure(
+            "user_error",
             "rror",
             raised(
                 "ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError|PermissionError"
                 "|NotADirectoryError|IsADirectoryError|FileExistsError|UnboundLocalError|Config\\w{0,40}Error"
                 "|ValidationError|GatedRepoError|RepositoryNotFoundError|HFValidationError|MissingMandatoryValue"
             ),
-            ended="user_error",
         ),
-        Pattern("failure", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS), ended="user_error"),
-        Pattern(
-            "failure",
+        failure("user_error", "rror", raised("AssertionError|ValueError|Exception", _ODD_NUMBERS)),
+        failure(
+            "user_error",
             "rror",
             raised(
                 ANY_NAME,
@@ -36,61 +35,48 @@ DIALECT = Dialect(
                 r"|401 Client Error|403 Client Error"
                 r"|Duplicate GPU detected|unrecognized configuration",
             ),
-            ended="user_error",
         ),
         # of two that match, the first counts
-        Pattern("failure", "rror", raised("FileNotFoundError", _DATA_FILE), ended="data"),
-        Pattern("failure", "rror", raised("FileNotFoundError"), ended="user_error"),
-        Pattern(
-            "failure",
+        failure("data", "rror", raised("FileNotFoundError", _DATA_FILE)),
+        failure("user_error", "rror", raised("FileNotFoundError")),
+        failure(
+            "user_error",
             "rror",
             r"^(?P<words>[\w./-]{1,200}: error: (?:argument|unrecognized arguments"
             r"|the following arguments|invalid choice|ambiguous option).{0,300})",
-            ended="user_error",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "user_error",
             "can't open file",
             EXCEPTION_START + r"(?P<words>\S{1,200}: can't open file .{1,300}\[Errno 2\].{0,100})",
-            ended="user_error",
         ),
         # data
-        Pattern(
-            "failure",
+        failure(
+            "data",
             "rror",
             raised(
                 ANY_NAME,
                 r"index out of range in self|in DataLoader worker process|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) "
                 r"exited unexpectedly|[Dd]ataset .{0,200}(?:not found|does not exist)|[Cc]orrupt",
             ),
-            ended="data",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "data",
             "rror",
             raised(
                 "UnicodeDecodeError|JSONDecodeError|DatasetNotFoundError"
                 "|DataFilesNotFoundError|DatasetGenerationError|ReadError"
             ),
-            ended="data",
         ),
-        Pattern("failure", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})", ended="data"),
-        Pattern("failure", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})", ended="data"),
+        failure("data", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})"),
+        failure("data", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})"),
         # disks
-        Pattern(
-            "failure",
-            "No space left on device",
-            r"(?P<words>(?:\S{1,80} ){0,12}No space left on device.{0,200})",
-            ended="disk_full",
+        failure(
+            "disk_full", "No space left on device", r"(?P<words>(?:\S{1,80} ){0,12}No space left on device.{0,200})"
         ),
-        Pattern(
-            "failure",
-            "rror",
-            r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})",
-            ended="disk_full",
-        ),
-        Pattern(
-            "failure",
+        failure("disk_full", "rror", r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})"),
+        failure(
+            "disk_full",
             "rror",
             raised(
                 ANY_NAME,
@@ -98,36 +84,19 @@ DIALECT = Dialect(
                 r"|PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos"
                 r"|basic_ios::clear: iostream error",
             ),
-            ended="disk_full",
         ),
-        # what another failure, or a signal, brings about
-        Pattern(
-            "failure",
+        # consequences of another failure or a signal
+        echo(
+            "error",
             "rror",
             raised(
                 "BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
                 "|CancelledError|ProcessExitedException|ProcessRaisedException"
             ),
-            ended="error",
-            echo=True,
         ),
-        Pattern(
-            "failure", "Exception", raised("ProcessExitedException|ProcessRaisedException"), ended="error", echo=True
-        ),
-        Pattern(
-            "failure",
-            "KeyboardInterrupt",
-            EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$",
-            ended="cancelled",
-            echo=True,
-        ),
-        Pattern(
-            "failure",
-            "rror",
-            raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)"),
-            ended="cancelled",
-            echo=True,
-        ),
+        echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
+        echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
+        echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),
     ),
     specimen="""\
 [rank3]: KeyError: 'attention_mask'

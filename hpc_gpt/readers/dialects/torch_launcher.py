@@ -1,4 +1,4 @@
-"""torchrun, torch.distributed.launch, deepspeed and accelerate: the command line a script echoes, and their start."""
+"""torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from hpc_gpt.readers.pattern import END, LINE_START, Dialect, Pattern
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
-    """`--name N` or `--name=N`, whole: not `--nnodes 1:4`, not a shell's variable, not cut: something always follows."""
+    """A whole `--name N` or `--name=N`: not `--nnodes 1:4`, not a shell variable. A cut shows: something always follows."""
     return Pattern("fact", literal, rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\])")
 
 
 DIALECT = Dialect(
     name="torch_launcher",
     patterns=(
-        # Printed once a node when it starts several processes, before any of them says a word.
+        # Printed once per node with several processes, before any of them prints anything.
         Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
-        # deepspeed's launcher and accelerate's scripts say it in words.
+        # deepspeed's launcher and accelerate's scripts.
         Pattern("fact", "dist_world_size=", r"\bdist_world_size=(?P<gpus>\d{1,7})(?=\s*$)"),
         Pattern("fact", "nnodes=", r"\bnnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<gpus_per_node>\d{1,5}), "),
         Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),

@@ -1,7 +1,7 @@
 """torchtitan. Its `tps` (before August 2024 `wps`) and its TFLOPs are per GPU; it prints no step time.
 
-`memory` is the peak of what the allocator reserved since the line before. In 2025 a header line names local and global
-batch as sequences; later ones count tokens a rank and a step. Validation has lines of its own.
+`memory` is the peak that the allocator reserved since the line before. In 2025 a header line gives local and global batch
+in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
 _LOSS = rf"loss: {{1,8}}(?:-\d{{1,4}}\.\d{{1,8}}|(?P<loss>{NUMBER})) {{2}}"  # below 0: the rank has no loss
 _NORM = rf"(?:grad_norm: {{1,8}}(?P<grad_norm>{NUMBER}) {{2}})?"
 _MEMORY = rf"memory: {{1,8}}(?P<memory_reserved_gib>{NUMBER})GiB\({NUMBER}%\) {{2}}"
+_MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 
 DIALECT = Dialect(
@@ -58,38 +59,24 @@ DIALECT = Dialect(
             "Building device mesh with parallelism: ",
             r"\bBuilding device mesh with parallelism: "
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
-            # Replicas and shards are the ranks that split the batch; only where one of them is 1 is the other all of them.
+            # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
             + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})",
         ),
-        # The axes of a mesh stand in the order of their sizes; which there are differs, so each set is its own line. An
-        # axis of size 1 is left out.
+        # The axes of a mesh are in the order of their sizes. Each set of axes has its own pattern; an axis of size 1 is
+        # left out.
         *(
             Pattern(
                 "fact",
                 "D device mesh with [",
-                rf"-D device mesh with \[{names}\], \[{sizes}\]",
-                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in groups},
+                r"-D device mesh with \["
+                + ", ?".join("'dp(?:_shard|_replicate)?'" if axis == "dp" else f"'{axis}'" for axis in axes)
+                + r"\], \["
+                + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
+                + r"\]",
+                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
             )
-            for names, sizes, groups in (
-                (
-                    ", ?".join(rf"'{axis}'" for axis in axes),
-                    ", ?".join(rf"(?P<{group}>\d{{1,6}})" for group in groups),
-                    groups,
-                )
-                for axes, groups in (
-                    (("dp(?:_shard|_replicate)?",), ("dp",)),
-                    (("dp(?:_shard|_replicate)?", "tp"), ("dp", "tp")),
-                    (("pp", "dp(?:_shard|_replicate)?"), ("pp", "dp")),
-                    (("pp", "dp(?:_shard|_replicate)?", "tp"), ("pp", "dp", "tp")),
-                    (("dp(?:_shard|_replicate)?", "cp"), ("dp", "cp")),
-                    (("dp(?:_shard|_replicate)?", "cp", "tp"), ("dp", "cp", "tp")),
-                    (("pp", "dp(?:_shard|_replicate)?", "cp", "tp"), ("pp", "dp", "cp", "tp")),
-                    (("tp",), ("tp",)),
-                    (("pp",), ("pp",)),
-                    (("pp", "tp"), ("pp", "tp")),
-                )
-            )
+            for axes in map(str.split, _MESHES)
         ),
         Pattern(
             "fact",

@@ -1,4 +1,4 @@
-"""torchtune's logs on disk: a line a step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
+"""torchtune's logs on disk: one line per step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
 
 from __future__ import annotations
 

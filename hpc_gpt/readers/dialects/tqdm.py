@@ -1,15 +1,15 @@
-"""tqdm's bars: how far a run is, and since when. They give the curve, never the step time.
+"""tqdm's bars: how far a run is, and for how long it has run. They give the curve, never the step time.
 
-A bar's rate is smoothed, and holds evaluations and saves. Of a bar it is not known what it counts: one that says that it
-maps, loads or downloads something is left alone, and so is one of items other than `it`. A bar of an evaluation looks
-like one of training. A bar that shows a loss gives that too. A cut bar has no `it/s]` and is not read.
+The rate of a bar is smoothed and includes evaluations and saves. Nothing says what a bar counts: one that maps, loads or
+downloads is not read, nor one of items other than `it`. A bar of an evaluation looks like one of training. If a bar
+shows a loss, the loss is read. A cut bar has no `it/s]` and is not read.
 """
 
 from __future__ import annotations
 
 from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
 
-# What a bar is called. One without a name, or named after training, counts steps as far as is known.
+# The name of a bar. A bar without a name, or named after training, is taken to count steps.
 _NAMED = LINE_START + r"(?P<before>(?:Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80}[Ee]poch)[^|%]{0,40})?"
 _EPOCH = (
     LINE_START + r"(?:Train(?:ing)? )?[Ee]poch:? {0,2}(?P<epoch>\d{1,6})(?![^|\n]{0,80} completed \(loss)[^|%]{0,40}"
@@ -21,12 +21,12 @@ _LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{
 
 DIALECT = Dialect(
     name="tqdm",
-    flags=("progress bars tell how far a run was, not how long a step took",),
+    flags=("progress bars show how far a run was, not how long a step took",),
     patterns=(
         Pattern(
             "progress",
             "%|",
-            # What a named bar runs up to may be less than the run.
+            # The goal of a named bar may be less than the whole run.
             _NAMED
             + _BAR
             + r"(?P<step>\d{1,12})/(?(before)\d{1,12}|(?P<steps_planned>\d{1,12}))"
@@ -40,7 +40,7 @@ DIALECT = Dialect(
             "%|",
             _NAMED + _BAR + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS,
         ),
-        # The bar of an epoch begins anew with each: its count is no step.
+        # The count of an epoch's bar restarts with each epoch: it is no step number.
         Pattern("step", "%|", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS),
     ),
     specimen="""\

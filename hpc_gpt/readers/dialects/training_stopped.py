@@ -1,14 +1,14 @@
-"""Trainers that stop of themselves: losses and gradients that are no numbers, ranks that make no step, other schedulers."""
+"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and schedulers other than Slurm."""
 
 from __future__ import annotations
 
-from hpc_gpt.readers.pattern import ANY_NAME, Dialect, Pattern, raised
+from hpc_gpt.readers.pattern import ANY_NAME, Dialect, failure, raised
 
 DIALECT = Dialect(
     name="training_stopped",
     patterns=(
-        Pattern(
-            "failure",
+        failure(
+            "nan",
             "rror",
             raised(
                 ANY_NAME,
@@ -16,65 +16,46 @@ DIALECT = Dialect(
                 r"|loss returned in `training_step` is|Minimum loss scale reached|Current loss scale already at minimum"
                 r"|Nan values in|[Nn]on-finite|is (?:nan|NaN)\b",
             ),
-            ended="nan",
         ),
-        Pattern(
-            "failure",
+        failure(
+            "nan",
             "Exception",
             raised(
                 "Exception", "Current loss scale already at minimum|found NaN|[Ll]oss (?:has become|is) (?:nan|NaN)"
             ),
-            ended="nan",
         ),
-        Pattern(
-            "failure",
-            "NaN",
-            r"(?:[Rr]ank (?P<rank>\d{1,7})\b.{0,200}?)?(?P<words>found NaN in .{0,300})",
-            ended="nan",
-        ),
-        Pattern(
-            "failure",
+        failure("nan", "NaN", r"(?:[Rr]ank (?P<rank>\d{1,7})\b.{0,200}?)?(?P<words>found NaN in .{0,300})"),
+        failure(
+            "nan",
             "nexpected result",
             r"(?:[Rr]ank (?P<rank>\d{1,7}), node (?P<node>[\w.-]{1,80}), .{0,120})?"
             r"(?P<words>[Uu]nexpected result (?:nan|-?inf).{0,200})",
-            ended="nan",
         ),
-        Pattern(
-            "failure",
-            "stopping training",
-            r"(?P<words>[Ll]oss is -?(?:nan|inf)\S{0,20} stopping training.{0,60})",
-            ended="nan",
-        ),
-        Pattern("failure", "NaN", r"(?P<words>Loss has become NaN.{0,200})", ended="nan"),
+        failure("nan", "stopping training", r"(?P<words>[Ll]oss is -?(?:nan|inf)\S{0,20} stopping training.{0,60})"),
+        failure("nan", "NaN", r"(?P<words>Loss has become NaN.{0,200})"),
         # no step is made
-        Pattern(
-            "failure",
+        failure(
+            "hang",
             "Timeout (",
             r"^(?:\d{1,7}: |\[[^\]]{1,40}\]:? ?)?(?P<words>Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,6})?"
             r"\)!)",
-            ended="hang",
         ),
-        Pattern(  # our own watchdog's, which the rank and the node are laid to
-            "failure",
+        # Our own watchdog's message, which names the rank and the node.
+        failure(
+            "hang",
             "hang: no rank made a step",
             r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
             r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})",
-            ended="hang",
         ),
-        Pattern("failure", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})", ended="hang"),
+        failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
         # PBS and LSF
-        Pattern("failure", "PBS", r"(?P<words>=>> PBS: job killed: walltime .{0,100})", ended="walltime"),
-        Pattern("failure", "PBS", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})", ended="host_memory"),
-        Pattern(
-            "failure",
-            "PBS",
-            r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})",
-            ended="cancelled",
-        ),
-        Pattern("failure", "TERM_", r"^(?P<words>TERM_RUNLIMIT: .{0,100})", ended="walltime"),
-        Pattern("failure", "TERM_", r"^(?P<words>TERM_(?:MEMLIMIT|SWAP): .{0,100})", ended="host_memory"),
-        Pattern("failure", "TERM_", r"^(?P<words>TERM_PREEMPT: .{0,100})", ended="preempted"),
-        Pattern("failure", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})", ended="cancelled"),
+        failure("walltime", "PBS", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
+        failure("host_memory", "PBS", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),
+        failure("cancelled", "PBS", r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})"),
+        failure("walltime", "TERM_", r"^(?P<words>TERM_RUNLIMIT: .{0,100})"),
+        failure("host_memory", "TERM_", r"^(?P<words>TERM_(?:MEMLIMIT|SWAP): .{0,100})"),
+        failure("preempted", "TERM_", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
+        failure("cancelled", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})"),
     ),
     specimen="""\
 AssertionError: Rank 12: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 0, node: r6i4n5

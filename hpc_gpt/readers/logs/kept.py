@@ -1,13 +1,13 @@
-"""What was read of a file, kept between two reports: the second reads what was appended and no more.
+"""What was read of a file, kept between two reports: the second one reads only what was appended.
 
-It is kept under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`, in `report/`: one file for each
-that is not small, readable to its owner only, as arrays and JSON; nothing in it is executed when it is read.
-HPC_GPT_CACHE=off keeps nothing. A folder that cannot be written, or that another user owns, is left alone without a
-word. The least recently used are removed above 256 MiB.
+It is kept in `report/` under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`: one file for each
+large file, readable by its owner only, as arrays and JSON; nothing in it is executed when it is read. HPC_GPT_CACHE=off
+keeps nothing. A folder that cannot be written, or that another user owns, is silently not used. Above 256 MiB the least
+recently used files are removed.
 
-A kept state is used if the readers, and the file's path, device and inode are the same, the file is no shorter, and its
-first bytes, those before the place that was read to, and samples between are as they were. A line that was rewritten
-between the samples of a file that also grew goes unseen.
+A kept state is used if the readers and the path, device and inode of the file are the same, the file is no shorter, and
+its first bytes, its last bytes that were read, and samples between are unchanged. A line that was rewritten between the
+samples of a file that also grew is not noticed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.logs import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.logs.lines import BOUNDS, LineReader
-from hpc_gpt.readers.logs.part import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.steps import StepRows, StepTable
 
 Arrays = dict[str, NDArray[Any]]
-LEAST_BYTES = 1_000_000  # of a file of which anything is kept
+LEAST_BYTES = 1_000_000  # nothing is kept of a smaller file
 MOST_BYTES = 256 << 20  # of all that is kept
 _SAMPLE = 1 << 12
 _SAMPLES = 16
-_ENDS = 1 << 14  # bytes compared at the front and before the place that was read to
+_ENDS = 1 << 14  # bytes compared at the front, and at the end of what was read
 
-# What reading a file raises that is none of these, or damaged.
+# What loading a kept file raises if it is damaged, or something else.
 FAULTS = (
     OSError,
     ValueError,
@@ -54,17 +54,18 @@ FAULTS = (
 
 
 class KeptFile:
-    """What is kept of one file, which is now of this size and was last written at `changed_ns`.
+    """What is kept of one file that has `size` bytes now and was last written at `changed_ns`.
 
-    `bytes_at`: bytes of the file from a place on, so many.
+    `bytes_at(start, size)`: bytes of the file.
     """
 
     def __init__(self, kept: Path, size: int, changed_ns: int, bytes_at: Callable[[int, int], bytes]) -> None:
         self._kept, self._size, self._changed_ns, self._bytes_at = kept, size, changed_ns, bytes_at
 
     def load(self, grows: bool = True) -> tuple[dict[str, Any], Arrays] | None:
-        """(what JSON holds, arrays) as these readers kept them, read up to the byte `offset`; None if there is nothing,
-        or the file is another one. `grows`: what is appended to it can be read alone.
+        """Return (JSON state, arrays) of what was read up to the byte `offset`; None if nothing fits the file.
+
+        `grows`: what is appended to the file can be read alone.
         """
         with contextlib.suppress(*FAULTS):
             if not _is_own(self._kept):
@@ -75,7 +76,7 @@ class KeptFile:
             if state["readers"] != readers():
                 return None
             offset = int(state["offset"])
-            # A file that was written to and did not grow is another one.
+            # A file that was written to and did not grow is a different one.
             same = (state["size"], state["changed_ns"]) == (self._size, self._changed_ns)
             same = same or (grows and state["size"] != self._size)
             if same and 0 < offset <= self._size and state["bytes"] == self._digest(offset):
@@ -84,7 +85,7 @@ class KeptFile:
         return None
 
     def store(self, offset: int, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what was read up to a byte, if that can be."""
+        """Keep what was read up to a byte, if the folder can be written."""
         folder = self._kept.parent
         with contextlib.suppress(OSError, ValueError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ class KeptFile:
             _remove_oldest(folder)
 
     def _digest(self, offset: int) -> str:
-        """Of the bytes before a place: the first, the last and samples between."""
+        """Return a digest of the bytes before a place: the first, the last and samples between."""
         found = hashlib.sha256(self._bytes_at(0, min(_ENDS, offset)))
         found.update(self._bytes_at(max(0, offset - _ENDS), min(_ENDS, offset)))
         for nth in range(1, _SAMPLES):
@@ -118,9 +119,9 @@ def kept_file(
     bytes_at: Callable[[int, int], bytes],
     least: int | None = None,
 ) -> KeptFile | None:
-    """What is kept of the file at a path; None if nothing is, or for one of fewer than `least` bytes.
+    """Return what is kept of the file at a path; None without a cache, or if it has fewer than `least` bytes.
 
-    `about`: the file's device, inode, size and time of the last write in ns. `bytes_at`: as in KeptFile.
+    `about`: device, inode, size and time of the last write in ns. `bytes_at`: as in KeptFile.
     """
     device, inode, size, changed_ns = about
     named = os.environ.get("HPC_GPT_CACHE")
@@ -137,7 +138,7 @@ def kept_file(
 
 @cache
 def readers() -> str:
-    """A digest of the readers' code: what other readers kept is not used."""
+    """Return a digest of the readers' code: what other readers kept is not used."""
     found = hashlib.sha256(np.__version__.encode())
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(file.name.encode() + file.read_bytes())
@@ -145,7 +146,7 @@ def readers() -> str:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether only this user can have written it."""
+    """Return whether only this user can have written it."""
     found = os.stat(path)
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
@@ -165,9 +166,9 @@ def _remove_oldest(folder: Path) -> None:
 
 
 class KeptState:
-    """The state of one log, if it is kept. `offset`: the byte that was read to; 0 if nothing is known.
+    """The kept state of one log. `offset`: the byte up to which it was read; 0 if nothing is kept.
 
-    `lines`: newlines up to there; `begun`: there is something after the last of them.
+    `lines`: newlines up to there; `begun`: there is text after the last of them.
     """
 
     def __init__(self, source: Source, path: Path) -> None:
@@ -187,7 +188,7 @@ class KeptState:
             self.offset, self.lines, self.begun, source.left_out = int(state["offset"]), lines, begun, left_out
 
     def keep(self, reader: LineReader, offset: int, lines: int, begun: bool) -> None:
-        """Keep what was read up to a byte at which a line or a piece of one ends; -1 if that byte is not known."""
+        """Keep what was read up to a byte where a line or a piece of one ends; an `offset` of -1 keeps nothing."""
         if self._kept is None or offset < LEAST_BYTES or offset == self.offset:
             return
         state, arrays = _plain_reader(reader)
@@ -198,7 +199,7 @@ _CLASSES: dict[str, type] = {each.__name__: each for each in (Part, Place, Fact,
 
 
 def _plain_reader(reader: LineReader) -> tuple[dict[str, Any], Arrays]:
-    """(what JSON holds, arrays) of a reader. All columns are in two arrays, one after the other."""
+    """Return (JSON state, arrays) of a reader. All columns are in two arrays, one after the other."""
     places: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     figures: list[NDArray[np.float64]] = [np.zeros(0, np.float64)]
     rows = [{name: _rows(each, places, figures) for name, each in of_part.items()} for of_part in reader.rows]
@@ -207,23 +208,20 @@ def _plain_reader(reader: LineReader) -> tuple[dict[str, Any], Arrays]:
 
 
 def _reader_of(file: str, state: dict[str, Any], arrays: Arrays) -> LineReader:
-    """The reader that `_plain_reader` was given, of a log now called `file`.
-
-    Raises KeyError, TypeError, ValueError, AttributeError or IndexError if the state is none.
-    """
+    """Return the reader that `_plain_reader` got, for a log now called `file`; a damaged state raises one of FAULTS."""
     reader = LineReader(file)
     reader.parts = _of_plain(file, state["parts"])
     places, figures = _Front(arrays["places"]), _Front(arrays["figures"])
     reader.rows = [{name: _rows_of(each, places, figures) for name, each in part.items()} for part in state["rows"]]
     if len(reader.rows) != len(reader.parts) or not reader.parts:
-        raise ValueError("as many parts as rows are wanted")
+        raise ValueError("not as many parts as rows")
     for name in BOUNDS:
         setattr(reader, name, state["bounds"][name])
     return reader
 
 
 class _Front:
-    """An array, taken from the front."""
+    """An array that is consumed from the front."""
 
     def __init__(self, whole: NDArray[Any]) -> None:
         self._left = whole
@@ -231,7 +229,7 @@ class _Front:
     def take(self, count: int) -> NDArray[Any]:
         found, self._left = self._left[:count].copy(), self._left[count:]
         if len(found) != count:
-            raise ValueError(f"{count} figures wanted, {len(found)} there")
+            raise ValueError(f"{count} figures expected, {len(found)} found")
         return found
 
 

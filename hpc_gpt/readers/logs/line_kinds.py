@@ -1,41 +1,41 @@
-"""The kind of a line, known from an earlier one that differs in digits alone, and the figures of many such lines.
+"""The kinds of lines: lines that differ in digits only are read like the first of them, many at once.
 
 A program prints its lines from a few formats. With every digit made a 0, lines of one format and width are the same
-bytes, and what was found in one of them is at the same places in all: one look into a table tells the kind of a line.
-This holds as long as no pattern asks for a certain digit. Lines that such a pattern may match are searched by it, and
-are of the kind if it finds in each what it found in the first.
+bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. This is true if no
+pattern asks for a certain digit. Lines that such a pattern may match are searched by it; they are of the kind if it
+finds in each line what it found in the first.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.fields import MEMORY_FIELDS, SIZES, STEP_FACTS, STEP_FIELDS, TEXT_FIELDS, figure, unit
 from hpc_gpt.readers.logs.matches import DialectPattern, Found, field_spans, find, rank_span, time_spans
-from hpc_gpt.readers.steps import Column, Mask, Places
+from hpc_gpt.readers.pattern import MEMORY_FIELDS, SIZES, STEP_FACTS, STEP_FIELDS, TEXT_FIELDS, figure, unit
+from hpc_gpt.readers.steps import Column, Mask, Places, no_places
 
-# A float holds powers of ten up to 1e22 exactly: one division or product by them is rounded once, as the conversion of
-# the text is.
+# Powers of ten up to 1e22 are exact floats: one division or product by them is rounded once, like the conversion of the
+# text.
 _POWERS = 10.0 ** np.arange(23)
 _MOST_DIGITS = 15
 _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([KkMGBT]?)%?")
 
 
 def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
-    """The bytes from each place on, shape (places, width)."""
+    """Return the bytes from each place on, shape (places, width)."""
     windows = np.ndarray((max(0, len(data) - width + 1),), f"V{width}", data, strides=(1,))
     return windows[places].view(np.uint8).reshape(len(places), width)
 
 
 def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> Column:
-    """The number that the digits in these columns make, exact below 2^53."""
+    """Return the number that the digits in these columns form, exact below 2^53."""
     if not columns:
         return np.zeros(len(found))
     first, last = columns[0], columns[-1] + 1
@@ -46,9 +46,9 @@ def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> Column:
 
 @dataclass(frozen=True)
 class DigitColumn:
-    """A field of lines that differ in digits alone: where it is in a line, and how its text becomes a figure.
+    """A field of lines that differ in digits only: where it is in a line, and how its text becomes a figure.
 
-    `numeral`: (sign, columns of the digits, how many of them are a fraction, the exponent's sign, its columns, size);
+    `numeral`: (sign, columns of the digits, how many of them are fraction, sign of the exponent, its columns, size);
     None if each text is read by itself.
     """
 
@@ -60,7 +60,7 @@ class DigitColumn:
 
     @staticmethod
     def of(name: str, line: bytes, start: int, end: int) -> DigitColumn:
-        """The column of a group or a key from one of its lines."""
+        """Return the column of a group or a key, from one line."""
         text = line[start:end].decode()
         stripped = text.strip()
         start += len(text) - len(text.lstrip())
@@ -72,7 +72,7 @@ class DigitColumn:
         return column if same else plain
 
     def read(self, data: bytes, lines: Places) -> Column:
-        """The field of the lines that begin at these places; NaN if the text is no figure."""
+        """Return the field of the lines that begin at these places; NaN if the text is no figure."""
         places = lines + self.start
         if self.numeral is None:
             texts = (data[place : place + self.width].decode("utf-8", "replace") for place in places.tolist())
@@ -123,12 +123,12 @@ def _numeral(text: str) -> tuple[str, tuple[int, ...], int, str, tuple[int, ...]
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The time of day in lines that differ in digits alone: the places of its numbers in a line."""
+    """The time of day in lines that differ in digits only: the places of its numbers in a line."""
 
     spans: dict[str, tuple[int, int]]
 
     def read(self, data: bytes, lines: Places) -> Column:
-        """Epoch seconds, the time of day taken as UTC; NaN if no clock shows it."""
+        """Return epoch seconds, the time of day taken as UTC; NaN if it is no valid time."""
         start = min(span[0] for span in self.spans.values())
         end = max(span[1] for span in self.spans.values())
         found = _cells(data, lines + start, end - start)
@@ -150,17 +150,17 @@ class TimeColumn:
         return np.where(fine, at, np.nan)
 
 
-UNKNOWN, NOTHING = 0, 1  # to be looked at; nothing in it
+UNKNOWN, NOTHING = 0, 1  # a line to look at; a line without any match
 _FIRST = 2  # of the kinds below
 _MOST_KINDS = 20_000
 _LONGEST = 4_000  # bytes of a line that is remembered
 _LARGE = re.compile(r"[eE][-+]?\d{3}")
-# What in a pattern holds digits and asks for none: repetitions, whole ranges.
+# Parts of a pattern that have digits and ask for none: repetitions, whole ranges.
 _NO_DIGIT = re.compile(r"\{\d+(?:,\d*)?\}|0-9|\(\?P<\w+>|\(\?P=\w+\)|\\x1b")
 
 
 def zeroed(found: NDArray[np.uint8]) -> bytes:
-    """The bytes with every digit made a 0."""
+    """Return the bytes with every digit made a 0."""
     digits = ((found - 48) < 10).view(np.uint8)
     digits *= 15
     np.invert(digits, digits)
@@ -198,11 +198,11 @@ class LineKind:
     guards: tuple[Guard, ...] = ()
 
     def holds(self, text: str) -> bool:
-        """Whether the patterns that ask for certain digits find in a line what they found in the first of its kind."""
+        """Return whether the patterns that ask for certain digits find in a line what they found in the first one."""
         return all(_spans(guard.each, text) == guard.spans for guard in self.guards)
 
     def read(self, name: str, data: bytes, lines: Places) -> Column:
-        """A field of the lines that begin at these places."""
+        """Return a field of the lines that begin at these places."""
         if name in self.columns:
             return self.columns[name].read(data, lines)
         return np.full(len(lines), self.stated.get(name, np.nan))
@@ -215,9 +215,9 @@ class LineKind:
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """Where a field is in lines of each kind, by the kind's number: `starts`, and `forms`, which of the `texts` it has.
+    """Where a field is in lines of each kind, by number of the kind: its `starts`, and the `forms` of its `texts`.
 
-    Kinds that differ in where a field is, and not in its digits, are read together. Form 0 is a line without the field.
+    Kinds in which a field has the same digits at different places are read together. Form 0: no such field.
     """
 
     starts: Places
@@ -225,7 +225,7 @@ class FieldLayout:
     texts: dict[DigitColumn | float, int]
 
     def with_kinds(self, name: str, kinds: list[LineKind]) -> FieldLayout:
-        """With more kinds after those that there are."""
+        """Return the layout with more kinds appended."""
         texts, starts, forms = dict(self.texts), [], []
         for kind in kinds:
             column = kind.columns.get(name)
@@ -239,7 +239,7 @@ class FieldLayout:
         )
 
     def read(self, form: int, data: bytes, places: Places) -> Column:
-        """The field where it begins at these places, in lines of one form."""
+        """Return the field that begins at these places, in lines of one form."""
         text = next(islice(self.texts, form, None))
         return text.read(data, places) if isinstance(text, DigitColumn) else np.full(len(places), text)
 
@@ -250,7 +250,7 @@ class _Table(dict[bytes, int]):
 
 
 class LineKinds:
-    """The formats of a log, as they are met."""
+    """The kinds of lines met so far, by the text of a line with every digit made a 0."""
 
     def __init__(self) -> None:
         self.table = _Table({b"": NOTHING})
@@ -260,7 +260,7 @@ class LineKinds:
         self._layouts: dict[str, FieldLayout] = {}
 
     def layout(self, name: str) -> FieldLayout:
-        """Where a field is, by a number of the table."""
+        """Return where a field is, by number of the kind."""
         known = self._layouts.get(name)
         if known is None:
             known = FieldLayout(np.zeros(_FIRST, np.int64), np.zeros(_FIRST, np.int64), {np.nan: 0})
@@ -270,20 +270,20 @@ class LineKinds:
         return known
 
     def kind(self, number: int) -> LineKind:
-        """The kind of a number in the table."""
+        """Return the kind of a number in the table."""
         return self.kinds[number - _FIRST]
 
     def sorts(self) -> tuple[Mask, Mask]:
-        """By a number of the table, whether its lines are of steps, and whether they are of timers."""
+        """Return by number of the kind whether its lines are of steps, and whether they are of timers."""
         steps = np.array([False] * _FIRST + [kind.steps for kind in self.kinds], np.bool_)
         timers = ~steps
         timers[:_FIRST] = False
         return steps, timers
 
     def learn(self, zeros: bytes, line: bytes, tried: list[DialectPattern]) -> tuple[int, str, list[Found]]:
-        """The number of a line that is not in the table, the line as text, and what is found in it if it is UNKNOWN.
+        """Return (number, the line as text, what is found in it if the number is UNKNOWN) of a line not in the table.
 
-        `zeros`: the line, every digit made a 0. `tried`: the patterns whose literal is in it.
+        `zeros`: the line with every digit made a 0. `tried`: the patterns whose literal is in it.
         """
         text = line.decode("utf-8", "replace")
         found = find(text, tried)
@@ -299,7 +299,7 @@ class LineKinds:
         return UNKNOWN, text, found
 
     def remember_nothing(self, lines: Iterable[bytes]) -> None:
-        """Lines in which nothing is found, every digit made a 0, as many as there is room for."""
+        """Remember lines without a match, every digit made a 0, as many as there is room for."""
         for zeros in islice(lines, max(0, _MOST_KINDS // 2 - len(self.table))):
             if len(zeros) <= _LONGEST:
                 self.table[zeros] = NOTHING
@@ -327,12 +327,12 @@ class LineKinds:
 
 @cache
 def _digit_blind(regex: str) -> bool:
-    """Whether a pattern matches a line whatever its digits are."""
+    """Return whether a pattern matches a line whatever its digits are."""
     return re.search(r"\d", _NO_DIGIT.sub("", regex)) is None
 
 
 def _plain_digits(line: bytes, text: str) -> bool:
-    """Whether the digits of a line are those that were made 0: other scripts have digits of their own."""
+    """Return whether all digits of a line are ASCII: digits of other scripts were not made 0."""
     return text.isascii() or (text.encode() == line and not any(each.isdecimal() and each > "9" for each in text))
 
 
@@ -355,7 +355,7 @@ def _step_kind(line: bytes, text: str, match: re.Match[str], each: DialectPatter
         first = column.read(line, np.zeros(1, np.int64))[0]
         if np.isnan(first) and "nan" not in text[start:end].lower():
             if _LARGE.search(text, start, end):
-                return None  # too large for a float; with other digits it may not be
+                return None  # too large for a float; other digits may fit
             continue
         if field not in STEP_FIELDS and not np.isfinite(first):
             return None
@@ -368,7 +368,7 @@ def _step_kind(line: bytes, text: str, match: re.Match[str], each: DialectPatter
         or step.numeral[2:] != (0, "", (), 1.0)
         or step.factor != 1
     ):
-        return None  # a step that is no whole number is looked at line by line
+        return None  # steps that are no whole numbers are read line by line
     return LineKind(each, True, len(line), columns, _rank(line, text), _at(text), stated)
 
 
@@ -394,8 +394,87 @@ _shared = LineKinds()
 
 
 def kinds_for_a_log() -> LineKinds:
-    """The formats met so far, in other logs too; new ones where there are many."""
+    """Return the kinds met so far, of other logs too; new ones if there are too many."""
     global _shared
     if len(_shared.table) >= _MOST_KINDS // 2:
         _shared = LineKinds()
     return _shared
+
+
+@dataclass
+class Block:
+    """Lines of a log. `starts`, `stops`: where each is in `data`. `numbers`: its line number in the log.
+
+    `kinds`: its number in the table of kinds. `steps`, `timers`: the indexes of the lines of steps and of timers.
+    """
+
+    data: bytes
+    starts: Places
+    stops: Places
+    numbers: Places
+    kinds: Places = field(default_factory=no_places)
+    steps: Places = field(default_factory=no_places)
+    timers: Places = field(default_factory=no_places)
+    step: Column = field(default_factory=lambda: np.zeros(0))  # by line of steps: its step
+    rank: Column | None = None  # its rank label, NaN without one; None if no line has one
+    dialect: Places = field(default_factory=no_places)  # and the number of its dialect
+    dialects: list[str] = field(default_factory=list)
+    table: LineKinds = field(default_factory=LineKinds)
+
+    def line(self, index: int) -> bytes:
+        """Return the bytes of a line."""
+        return self.data[self.starts[index] : self.stops[index]]
+
+    def text(self, index: int) -> str:
+        """Return a line as text."""
+        return self.line(index).decode("utf-8", "replace")
+
+    def found(self, index: int) -> tuple[str, list[Found]]:
+        """Return a line of a known kind as text, and what is found in it."""
+        text, each = self.text(index), self.table.kind(int(self.kinds[index])).each
+        match = each.regex.search(text)
+        assert match
+        return text, [(match, each)]
+
+    def sort_lines(self, table: LineKinds) -> None:
+        """Find the lines of steps and of timers by their kinds, and step, dialect and rank of each line of steps."""
+        self.table = table
+        is_steps, is_timers = table.sorts()
+        self.steps = np.flatnonzero(is_steps[self.kinds])
+        self.timers = np.flatnonzero(is_timers[self.kinds])
+        self.step = self.column("step", self.steps)
+        self.dialect = np.zeros(len(self.steps), np.int64)
+        for kind, rows in self.by_kind(self.steps):
+            name = kind.each.dialect.name
+            if name not in self.dialects:
+                self.dialects.append(name)
+            self.dialect[rows] = self.dialects.index(name)
+            if kind.rank is not None:
+                self.rank = np.full(len(self.steps), np.nan) if self.rank is None else self.rank
+                self.rank[rows] = kind.rank.read(self.data, self.starts[self.steps[rows]])
+
+    def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
+        """Return (kind, which of the lines are of it) for each kind of some lines."""
+        if not len(lines):
+            return []
+        kinds = self.kinds[lines].astype(np.int16)  # a type that is sorted without comparing
+        if (kinds == kinds[0]).all():
+            return [(self.table.kind(int(kinds[0])), np.arange(len(lines)))]
+        order = np.argsort(kinds, kind="stable")
+        rows = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
+        return [(self.table.kind(int(kinds[of_kind[0]])), of_kind) for of_kind in rows]
+
+    def column(self, name: str, lines: Places) -> Column:
+        """Return a field of some lines of steps, NaN for a line that lacks it."""
+        if not len(lines):
+            return np.zeros(0)
+        layout, kinds = self.table.layout(name), self.kinds[lines]
+        places = self.starts[lines] + layout.starts[kinds]
+        forms = layout.forms[kinds]
+        if (forms == forms[0]).all():
+            return layout.read(int(forms[0]), self.data, places)
+        found = np.full(len(lines), np.nan)
+        for form in np.flatnonzero(np.bincount(forms)).tolist():
+            rows = np.flatnonzero(forms == form)
+            found[rows] = layout.read(form, self.data, places[rows])
+        return found

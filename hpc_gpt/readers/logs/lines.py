@@ -1,4 +1,4 @@
-"""A log line by line: every line against every pattern. Faster ways must find what this finds."""
+"""A log read line by line: every line against every pattern. The faster reader must find the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from hpc_gpt.readers.fields import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
+from hpc_gpt.readers.logs import Fact, Failure, Memory, Part, Place
 from hpc_gpt.readers.logs.matches import (
     LONGEST_TEXT,
     DialectPattern,
@@ -19,15 +19,14 @@ from hpc_gpt.readers.logs.matches import (
     time_of,
     values_of,
 )
-from hpc_gpt.readers.logs.part import Fact, Failure, Memory, Part, Place
-from hpc_gpt.readers.pattern import Pattern
+from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, scaled
 from hpc_gpt.readers.steps import StepRows, sound_step
 from hpc_gpt.secrets import hide_secrets, is_secret
 
 MOST_ROWS = 1 << 17  # lines of steps that are kept of a file
 _MOST_VALUES = 8  # distinct values kept of one fact
 MOST_PARTS = 2000
-# How many are kept of a part, and of a file; what comes after is counted.
+# How many are kept of a part, and of a file; the rest is counted.
 _MOST = {
     "failures": (1000, 10_000),
     "ends": (1000, 10_000),
@@ -41,38 +40,38 @@ _MOST = {
 }
 LONGEST_LINE = 64_000  # characters of a line that are looked at
 MOST_GIB = 1e6  # no GPU's memory holds more
-ALL_TIMERS = 1024  # lines of timers of a part that are all added up
-SOME_TIMERS = 1024  # of those after them, one in so many
+ALL_TIMERS = 1024  # so many lines of timers of a part are all added up
+SOME_TIMERS = 1024  # of the lines after them, one in so many
 FULL = f"lines of steps after {MOST_PARTS} restarts"
 OTHER_RANKS = "lines of steps that other ranks print too"
 PRINTED_BEFORE = "lines of a step that was printed before"
-# What a reader that is kept on disk knows beside its parts and rows.
+# Attributes of a reader that are kept on disk in addition to its parts and rows.
 BOUNDS = ("full", "most_rows", "kept", "taken", "timer_lines")
 
 
 class LineReader:
-    """Takes the lines of one log in order and gives its parts."""
+    """Takes the lines of one log in order and makes its parts."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # of each part, by dialect
         # How near the file is to its bounds.
-        self.full = False  # so many parts that no more lines of steps are taken
+        self.full = False  # there are so many parts that no more lines of steps are read
         self.most_rows = MOST_ROWS  # of one dialect in one part
         self.kept = 0  # rows of the file
-        self.taken: dict[str, int] = {}  # by what is counted in _MOST
-        self.timer_lines: dict[str, int] = {}  # of this part, by the timer's name if each timer has its own lines
+        self.taken: dict[str, int] = {}  # by key of _MOST
+        self.timer_lines: dict[str, int] = {}  # of this part, by name of the timer if each timer has its own lines
 
     def look(self, piece: str) -> tuple[str, list[Found]]:
-        """A line or a piece of one, cut to what is looked at, and what is found in it."""
+        """Return a line or a piece of one, cut to what is looked at, and what is found in it."""
         if len(piece) > LONGEST_LINE:
             self.leave_out("lines over 64,000 characters, cut")
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
     def apply(self, number: int, line: str, found: list[Found]) -> None:
-        """Add what was found in a line to the part that it is of."""
+        """Add what was found in a line to its part."""
         if not found:
             return
         at, rank = time_of(line), rank_of(line)
@@ -81,14 +80,14 @@ class LineReader:
             self._apply(number, line, match, each, rank, at)
 
     def saw(self, at: float | None) -> None:
-        """The time of day of a line in which something was found."""
+        """Note the time of day of a line in which something was found."""
         part = self.parts[-1]
         if at is not None:
             part.first_at = at if part.first_at is None else part.first_at
             part.last_at = at
 
     def finish(self, last_line: int) -> list[Part]:
-        """The first part, and the others in which something was found. The reader is used up."""
+        """Return the first part, and the others in which something was found. The reader cannot be used again."""
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = {dialect: each.table(part.left_out) for dialect, each in rows.items()}
@@ -146,7 +145,12 @@ class LineReader:
             case "timers":
                 self.timers(values)
             case "failure":
-                self._failure(line, match, pattern, values, rank, at, place)
+                assert pattern.ended
+                if self._room("failures", len(part.failures)):
+                    words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
+                    named, node = _whole_rank(values.get("rank")), str(values.get("node") or "") or None
+                    whose = rank if named is None else named
+                    part.failures.append(Failure(pattern.ended, words, place, whose, node, at, pattern.echo))
             case "end":
                 assert pattern.ended
                 if self._room("ends", len(part.ends)):
@@ -179,13 +183,13 @@ class LineReader:
         row = row_of(values, at)
         step = row.get("step")
         if step is not None and not sound_step(step):
-            return self.leave_out("lines of steps of a number that cannot be")
+            return self.leave_out("lines of steps with an impossible number")
         rows = self.rows[-1].get(each.dialect.name)
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
                 if rows.lacks_first_loss and "loss" in row and step == rows.last_step:
-                    # Only the last stage of a pipeline knows the loss: its lines are taken from here on.
+                    # Only the last stage of a pipeline has the loss: its lines are read from here on.
                     rows.open_row["loss"], self.parts[-1].step_rank = row["loss"], rank
                 return self.leave_out(OTHER_RANKS)
             last = rows.last_step
@@ -208,7 +212,7 @@ class LineReader:
         return None
 
     def rows_of(self, dialect: str, rank: int | None) -> StepRows:
-        """The lines of steps of a dialect in this part. The rank of the first one is the one whose lines are taken."""
+        """Return the lines of steps of a dialect in this part. Only lines of the first line's rank are read."""
         part = self.parts[-1]
         if dialect not in self.rows[-1]:
             self.rows[-1][dialect] = StepRows()
@@ -216,10 +220,10 @@ class LineReader:
         return self.rows[-1][dialect]
 
     def bound_rows(self, rows: StepRows, before: int) -> None:
-        """Keep the rows of the file within MOST_ROWS after some of them grew; `before`: their count before that.
+        """Keep the rows of the file within MOST_ROWS after `rows` grew from `before` lines.
 
-        The longest parts are thinned first. How many rows a part keeps depends on the numbers of lines in the end, not
-        on when this was called.
+        The longest parts are thinned first. How many rows a part keeps depends on the final numbers of lines, not on
+        when this was called.
         """
         most = self.most_rows
         self.kept += min(rows.count, most) - min(before, most)
@@ -236,7 +240,7 @@ class LineReader:
     def _more(self, number: int, values: Mapping[str, float | str], each: DialectPattern, rank: int | None) -> None:
         rows = self.rows[-1].get(each.dialect.name)
         if rows is None:
-            return self.leave_out("figures of a step that no line before them names")
+            return self.leave_out("figures of a step without a line of the step before them")
         if rank is not None and rank != self.parts[-1].step_rank:
             return self.leave_out(OTHER_RANKS)
         for name, value in values.items():
@@ -254,36 +258,36 @@ class LineReader:
         self.memory_of_step(values, rank, place)
 
     def memory_of_step(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
-        """What a line of steps says about memory, if anything."""
+        """Add the memory of a line of steps, if it has any."""
         if any(name in values for name in MEMORY_FIELDS):
             self.memory(values, rank, place)
 
     def fact(self, name: str, value: str | int | float, place: Place, each: DialectPattern) -> None:
-        """A value of a field; one that was met before changes nothing."""
+        """Add a value of a field, if it is new."""
         part = self.parts[-1]
         if isinstance(value, float):
             if not math.isfinite(value):
-                return self.leave_out(f"figures of {name} that cannot be")
+                return self.leave_out(f"impossible figures of {name}")
             value = int(value) if value.is_integer() else value
         value = cut(value)
         known = part.facts.setdefault(name, [])
         if all(fact.value != value for fact in known):
             if len(known) < _MOST_VALUES:
                 known.append(Fact(value, place, each.dialect.name))
-            elif _is_more(value, known[-1].value):
-                # Of what grows in many steps, as a batch does, the last value is kept.
+            elif not isinstance(value, str) and not isinstance(known[-1].value, str) and value > known[-1].value:
+                # Of what grows in many steps, such as a batch, the last value is kept.
                 known[-1] = Fact(value, place, each.dialect.name)
         return None
 
     def memory(self, values: Mapping[str, float | str], rank: int | None, place: Place) -> None:
-        """Raise the peaks of a rank; the rank that the values name goes before the line's label."""
+        """Raise the peaks of a rank; the rank in the values takes precedence over the label of the line."""
         named = _whole_rank(values.get("rank"))
         rank = rank if named is None else named
         part = self.parts[-1]
         for name in MEMORY_FIELDS:
             gib = values.get(name)
             if isinstance(gib, float) and not 0 <= gib <= MOST_GIB:
-                self.leave_out(f"figures of {name} that cannot be")
+                self.leave_out(f"impossible figures of {name}")
                 values = {key: value for key, value in values.items() if key != name}
         if rank not in part.memory and not self._room("ranks' memory", len(part.memory)):
             return
@@ -296,7 +300,7 @@ class LineReader:
             part.memory[rank] = Memory(peaks[0], peaks[1], place)
 
     def timers(self, values: Mapping[str, float | str]) -> None:
-        """One line of timers. Of very many lines only some are added up, and counted."""
+        """Add one line of timers. Of very many lines only some are added up and counted."""
         key = str(values.get("key", ""))[:64]
         pieces = [f"{key}:{values['value']}"] if key else str(values.get("value", "")).split("|")
         timers = self.parts[-1].timers_s
@@ -316,45 +320,23 @@ class LineReader:
                 total, count = timers.get(name, (0.0, 0))
                 timers[name] = (total + found[1], count + 1)
 
-    def _failure(
-        self,
-        line: str,
-        match: re.Match[str],
-        pattern: Pattern,
-        values: Mapping[str, float | str],
-        rank: int | None,
-        at: float | None,
-        place: Place,
-    ) -> None:
-        part = self.parts[-1]
-        if not self._room("failures", len(part.failures)):
-            return
-        assert pattern.ended
-        words = hide_secrets(str(values.get("words") or line.strip())[:1000])[:400]
-        named, node = _whole_rank(values.get("rank")), values.get("node")
-        rank = rank if named is None else named
-        part.failures.append(Failure(pattern.ended, words, place, rank, str(node) if node else None, at, pattern.echo))
-
     def _room(self, what: str, count: int) -> bool:
-        """Whether one more is taken of what a part has `count` of; one that is not is counted."""
+        """Return whether a part that has `count` of these may have one more; if not, count it as left out."""
         of_part, of_file = _MOST[what]
         if count >= of_part or self.taken.get(what, 0) >= of_file:
-            self.leave_out(f"{what} after so many")
+            self.leave_out(f"{what} beyond the limit")
             return False
         self.taken[what] = self.taken.get(what, 0) + 1
         return True
 
     def leave_out(self, words: str, count: int = 1) -> None:
+        """Count what is skipped of the part."""
         part = self.parts[-1]
         part.left_out[words] = part.left_out.get(words, 0) + count
 
 
-def _is_more(value: str | int | float, other: str | int | float) -> bool:
-    return not isinstance(value, str) and not isinstance(other, str) and value > other
-
-
 def _whole_rank(value: object) -> int | None:
-    """The rank that a figure names; None if it names none."""
+    """Return the rank that a figure names, None if it names none."""
     if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value < 1e7:
         return None
     return int(value)

@@ -1,9 +1,9 @@
-"""What the patterns of all dialects find in a line, and which of them a line could match.
+"""What the patterns of all dialects find in a line, and which patterns a line could match.
 
-Few of some thousand patterns can match a line. Which ones is found for many lines and all patterns at once, by the
-literal text that each pattern wants: four bytes at a time are looked up in a table of those that the literals hold. A
-literal of seven bytes or more holds four that begin at a multiple of four wherever it is, so only every fourth place
-is looked at; for the few short ones every place is.
+Few of some thousand patterns can match a line. They are found for many lines and all patterns at once, by the literal
+text that each pattern needs: four bytes at a time are looked up in a table of the four-byte pieces of all literals. A
+literal of seven bytes or more has such a piece at a multiple of four wherever it is, so only every fourth place is
+looked up; for the few short literals every place is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.fields import STEP_FIELDS, scaled
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import STEP_FIELDS, Dialect, Pattern, scaled
 from hpc_gpt.secrets import hide_secrets
 
 LONGEST_TEXT = 1000  # characters of a value
@@ -38,7 +37,7 @@ class DialectPattern:
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        """The pattern's, compiled when a line first needs it."""
+        """The regex of the pattern, compiled when a line first needs it."""
         return re.compile(self.pattern.regex)
 
 
@@ -47,14 +46,14 @@ Found = tuple[re.Match[str], DialectPattern]
 
 @cache
 def all_patterns() -> tuple[DialectPattern, ...]:
-    """Every pattern of every dialect."""
+    """Return every pattern of every dialect."""
     every = [(dialect, pattern) for dialect in dialects() for pattern in dialect.patterns]
     return tuple(DialectPattern(*pair, number) for number, pair in enumerate(every))
 
 
 @cache
 def patterns_by_literal() -> tuple[tuple[str, tuple[DialectPattern, ...]], ...]:
-    """The patterns by the text that is in every line they match."""
+    """Return the patterns by the literal that is in every line they match."""
     found: dict[str, list[DialectPattern]] = {}
     for each in all_patterns():
         found.setdefault(each.pattern.literal, []).append(each)
@@ -62,9 +61,9 @@ def patterns_by_literal() -> tuple[tuple[str, tuple[DialectPattern, ...]], ...]:
 
 
 def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
-    """What the patterns find in a line, or in a piece of one between carriage returns, without colours.
+    """Return what the patterns find in a line, or in a piece of one between carriage returns, without colours.
 
-    `tried`: those that may match it, in the order of their numbers, if they are known.
+    `tried`: the patterns that may match it, in the order of their numbers, if they are known.
     """
     if tried is None:
         wanted = [each for literal, group in patterns_by_literal() if literal in line for each in group]
@@ -78,13 +77,13 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
     if not steps:
         return found
-    # A line is of one dialect: that whose match begins first, then the longest.
+    # A line of steps is of one dialect: the one whose match begins first, then the longest.
     _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
     return [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
-    """(start, end) of each group that matched and of each key's value after the match, by name."""
+    """Return (start, end) of each group that matched and of each key's value after the match, by name."""
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if not pattern.keys:
         return spans
@@ -101,7 +100,7 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
 
 
 def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:
-    """What a match says, by field: figures in the fields' own units, and texts."""
+    """Return the values of a match by field: figures in the units of the fields, and texts."""
     texts = {name: line[slice(*span)] for name, span in field_spans(line, match, pattern).items()}
     if pattern.kind == "timers":
         return dict(texts)
@@ -110,26 +109,26 @@ def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, fl
 
 
 def row_of(values: Mapping[str, float | str], at: float | None) -> dict[str, float]:
-    """The fields of a line of steps."""
+    """Return the fields of a line of steps."""
     row = {name: value for name, value in values.items() if name in STEP_FIELDS and isinstance(value, float)}
     return row if at is None else {"at": at} | row
 
 
 def float_of(values: Mapping[str, float | str], name: str) -> float | None:
-    """A field's figure, None without one."""
+    """Return the figure of a field, None without one."""
     value = values.get(name)
     return value if isinstance(value, float) else None
 
 
 def cut(value: Any) -> Any:
-    """The value; a text in bounded length and without what may be a secret, as it may be kept on disk."""
+    """Return the value; a text is cut and without secrets, because it may be kept on disk."""
     return hide_secrets(value[:LONGEST_TEXT]) if isinstance(value, str) else value
 
 
-# What launchers and loggers put before a program's own words: colours, ranks, times of day.
+# What launchers and loggers put before a program's own text: colours, ranks, times of day.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\r\n]{0,256}(?:\x07|\x1b\\)")
-# srun --label, torchrun's and deepspeed's tags, Megatron's "[Rank 51]", nanotron's axes; the number is the rank, within
-# the node for `[default7]:`.
+# srun --label, torchrun's and deepspeed's tags, Megatron's "[Rank 51]"; the number is the rank, for `[default7]:` the
+# rank within the node.
 _RANK = re.compile(
     r"^\s*(?:(\d{1,7}): |\[default(\d{1,4})\]:|\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]"
     r"|(?:\S{1,64}: )?\[rank(\d{1,7})\][: ])"
@@ -142,12 +141,12 @@ _OF_A_MOMENT = ("year", "month", "day", "hour", "minute", "second")
 
 
 def without_colours(text: str) -> str:
-    """The text without ANSI escape sequences."""
+    """Return the text without ANSI escape sequences."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def rank_of(line: str) -> int | None:
-    """The rank that a line is labelled with, None without a label.
+    """Return the rank that a line is labelled with, None without a label.
 
     >>> rank_of("[default7]: iteration"), rank_of("12: loss"), rank_of("[rank0]:[titan] x"), rank_of("loss 3")
     (7, 12, 0, None)
@@ -157,13 +156,13 @@ def rank_of(line: str) -> int | None:
 
 
 def rank_span(line: str) -> tuple[int, int] | None:
-    """(start, end) of the rank that a line is labelled with."""
+    """Return (start, end) of the rank that a line is labelled with."""
     found = _RANK.match(line)
     return next((found.span(index) for index in range(1, 5) if found[index] is not None), None) if found else None
 
 
 def time_of(line: str) -> float | None:
-    """Epoch seconds of the first time of day in a line, taken as UTC; None without one, or if no clock shows it.
+    """Return epoch seconds of the first time of day in a line, taken as UTC; None without a valid one.
 
     >>> time_of("[2021-05-25 22:29:50,309] [INFO]")
     1621981790.309
@@ -180,7 +179,7 @@ def time_of(line: str) -> float | None:
 
 
 def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
-    """(start, end) of each number of the first time of day: those of _OF_A_MOMENT, and `part` of a second if any."""
+    """Return (start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if any."""
     found = _AT.search(line)
     if found is None:
         return None
@@ -191,12 +190,12 @@ def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
     return spans | {"part": found.span("part")} if found["part"] else spans
 
 
-# Every digit of a line and of a literal is made a 0, so that lines that differ in digits alone are the same.
+# Every digit of a line and of a literal is made a 0, so that lines that differ in digits only are the same.
 ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _BITS = 18
 _FACTOR = np.uint32(2654435761)
 _SHIFT = np.uint32(32 - _BITS)
-# (bytes of a literal that are looked for, places within a group of four at which four of them must begin)
+# (bytes of a literal that are searched, places within a group of four at which four of them must begin)
 _WINDOWS = ((7, (0,)), (5, (0, 2)), (4, (0, 1, 2, 3)))
 
 
@@ -204,7 +203,7 @@ class LiteralScan:
     """A search for the literals of some patterns; digits in lines and literals count as 0."""
 
     def __init__(self, patterns: Sequence[DialectPattern]) -> None:
-        common = _Commonness()
+        common = _commonness()
         self.groups: dict[bytes, list[DialectPattern]] = {}
         for each in patterns:
             text = each.pattern.literal
@@ -220,27 +219,26 @@ class LiteralScan:
                 continue
             size, begins = next(window for window in _WINDOWS if len(literal) >= window[0])
             places |= set(begins)
-            windows = [literal[at : at + size] for at in range(len(literal) - size + 1)]
-            first = min(range(len(windows)), key=[common.of(window) for window in windows].__getitem__)
+            first = min(range(len(literal) - size + 1), key=lambda at: common(literal[at : at + size]))
             for at in range(first, first + size - 3):
                 entries.setdefault(literal[at : at + 4], []).append(_Entry(number, literal, at))
         self._places = sorted(places)
         self._grams = np.frombuffer(b"\0\0\0\0" + b"".join(entries), np.uint32)
         self._tables = _tables(self._grams)
-        # Entry 0 is none: its masks let pass what no value equals.
+        # Entry 0 means none: no value equals its masked value.
         every = [each for of_gram in entries.values() for each in of_gram]
         self._literal_of = np.array([0, *(each.number for each in every)])
         self._before = np.array([(0, 1), *(each.around(-4) for each in every)], np.uint32)
         self._after = np.array([(0, 1), *(each.around(4) for each in every)], np.uint32)
         self._entries = np.zeros((len(self._grams), max(map(len, entries.values()), default=1)), np.int64)
-        self._shared = np.array([0, *map(len, entries.values())])  # by gram, how many literals hold it
+        self._shared = np.array([0, *map(len, entries.values())])  # by gram, how many literals have it
         count = 1
         for gram, of_gram in enumerate(entries.values(), 1):
             self._entries[gram, : len(of_gram)] = np.arange(count, count + len(of_gram))
             count += len(of_gram)
 
     def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
-        """By line, its digits made 0, the patterns whose literal is in it, in their own order, if there are any."""
+        """Return by line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
         found: dict[int, list[DialectPattern]] = {}
         text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
         starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
@@ -258,7 +256,7 @@ class LiteralScan:
         return found
 
     def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """(line, number of a literal that is likely in it), each once."""
+        """Return (line, number of a literal that is likely in it), each once."""
         pairs = []
         for place in self._places:
             values = np.frombuffer(text, np.uint32, (len(text) - place) // 4, place)
@@ -287,7 +285,7 @@ class LiteralScan:
 
 
 def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
-    """By bucket, the number of the gram in it; if grams share a bucket, each further one is in another table."""
+    """Return by bucket the number of its gram; grams that share a bucket are in different tables."""
     tables = [np.zeros(1 << _BITS, np.int16)]
     for number, gram in enumerate(grams[1:].tolist(), 1):
         place = (gram * int(_FACTOR) & 0xFFFFFFFF) >> int(_SHIFT)
@@ -301,14 +299,14 @@ def _tables(grams: NDArray[np.uint32]) -> list[NDArray[np.int16]]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Four bytes of a literal, from `at` on, and the number of the literal."""
+    """Four bytes of a literal from `at` on, and the number of the literal."""
 
     number: int
     literal: bytes
     at: int
 
     def around(self, offset: int) -> tuple[int, int]:
-        """(mask, value) of the four bytes at an offset from these, as far as they are the literal's."""
+        """Return (mask, value) of the four bytes at an offset from these, as far as they are in the literal."""
         mask, value = bytearray(4), bytearray(4)
         for index in range(4):
             place = self.at + offset + index
@@ -317,22 +315,24 @@ class _Entry:
         return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
 
 
-class _Commonness:
-    """How often four bytes are in logs, by the specimens of the dialects."""
+def _commonness() -> Callable[[bytes], int]:
+    """Return a function that says how common the four-byte pieces of a window are in logs, by the specimens.
 
-    def __init__(self) -> None:
-        text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS)
-        self._counts = Counter(text[at : at + 4] for at in range(0, len(text), 2))
+    Common letters and blanks count as well, for pieces that are in no specimen.
+    """
+    text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS)
+    counts = Counter(text[at : at + 4] for at in range(0, len(text), 2))
 
-    def of(self, window: bytes) -> int:
-        """The sum over the window's four bytes; lower-case letters and blanks count too, for what no specimen holds."""
-        seen = sum(self._counts[window[at : at + 4]] for at in range(len(window) - 3))
+    def common(window: bytes) -> int:
+        seen = sum(counts[window[at : at + 4]] for at in range(len(window) - 3))
         return 8 * seen + sum(byte in b" 0etaonrisl" for byte in window)
+
+    return common
 
 
 @cache
 def literal_scan() -> LiteralScan:
-    """That of all patterns of all dialects."""
+    """Return the scan for all patterns of all dialects."""
     return LiteralScan(all_patterns())
 
 
@@ -340,7 +340,7 @@ _REPEATED = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
 def required_text(regex: str) -> str:
-    """The longest text that is in every line a pattern matches, as far as its form tells; "" if none is found.
+    """Return the longest text that is in every line a pattern matches, by the form of its regex; "" if none is found.
 
     >>> required_text(r"\\biteration +(?P<step>\\d+)/ *(?P<steps_planned>\\d+) *\\|"), required_text("(?i)loss|step")
     ('iteration ', '')
@@ -359,13 +359,13 @@ def required_text(regex: str) -> str:
 
 
 def _add_runs(parsed: Any, runs: list[str]) -> None:
-    """Append the texts of a parsed pattern to `runs`, the last of which goes on."""
+    """Append the literal texts of a parsed pattern to `runs`; the first one continues the last run."""
     for operator, argument in parsed:
         name = str(operator)
         if name == "LITERAL":
             runs[-1] += chr(argument)
         elif name == "AT" or name in ("ASSERT", "ASSERT_NOT"):
-            continue  # of no width
+            continue  # no width
         elif name == "SUBPATTERN":
             _, added, removed, inner = argument
             if added or removed:
@@ -375,7 +375,7 @@ def _add_runs(parsed: Any, runs: list[str]) -> None:
         elif name == "ATOMIC_GROUP":
             _add_runs(argument, runs)
         elif name in _REPEATED and argument[0] >= 1:
-            # At least once: the first one goes on from what is before; what follows begins anew.
+            # At least once: the first repetition continues the run before; the text after it begins a new run.
             _add_runs(argument[2], runs)
             runs.append("")
         else:

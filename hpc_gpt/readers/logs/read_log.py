@@ -1,34 +1,60 @@
-"""A log read, from a path: a block of bytes at a time, by the lines that are alike.
+"""A log read, from a path: blocks of bytes, in which lines that are alike are taken together.
 
-`BlockReader` finds what `LineReader` finds, many lines at once.
+`BlockReader` finds what `LineReader` finds, many lines at once. What a line does to a part depends on the lines before
+it: it may open another part, be of another rank, or repeat a step. Stretches without such a line are taken at once, and
+the line that ends a stretch is read by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.logs.blocks import Between, Block, is_between, take_known
+from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.logs.kept import KeptState
-from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, kinds_for_a_log, zeroed
-from hpc_gpt.readers.logs.lines import LONGEST_LINE, LineReader
-from hpc_gpt.readers.logs.matches import Found, find, literal_scan, without_colours
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, Block, LineKind, kinds_for_a_log, zeroed
+from hpc_gpt.readers.logs.lines import (
+    ALL_TIMERS,
+    FULL,
+    LONGEST_LINE,
+    MOST_GIB,
+    OTHER_RANKS,
+    PRINTED_BEFORE,
+    SOME_TIMERS,
+    LineReader,
+)
+from hpc_gpt.readers.logs.matches import (
+    DialectPattern,
+    Found,
+    find,
+    literal_scan,
+    rank_of,
+    row_of,
+    time_of,
+    values_of,
+    without_colours,
+)
 from hpc_gpt.readers.logs.source import Source
+from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
+from hpc_gpt.readers.steps import SUMMED, Column, Mask, Places
 
 _STRETCH = 1 << 16  # bytes
 _MOST_LINES = 1 << 17  # taken at once: each takes more room than the byte of an empty line
+_FEW = 3  # so few lines are read one by one
+_MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
 
 
 @dataclass(frozen=True)
 class LogRead:
-    """A log's parts. `lines`: how many it holds; `bytes`: how many bytes of the file were read this time.
+    """The parts of a log. `lines`: how many it has; `bytes`: how many bytes of the file were read this time.
 
-    `left_out`: what was skipped of the file, in words -> how often; what was skipped within a part is in the part.
-    `refused`: why the file is no log, in words; then there are no parts.
+    `left_out`: what was skipped of the file -> how often; what was skipped of a part is in the part.
+    `refused`: why the file is no log; then there are no parts.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -39,7 +65,7 @@ class LogRead:
 
 
 def read_log(path: Path) -> LogRead:
-    """The log at a path, `-` for standard input. Nothing that a file holds, or that happens to it, raises."""
+    """Read the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises."""
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read)
@@ -50,7 +76,7 @@ def read_log(path: Path) -> LogRead:
             for chunk in source.chunks(kept.offset):
                 reader.take(held)
                 held = chunk
-        # A line that is still being written is read now, and again when it is whole.
+        # An incomplete last line is read now, and again when it is complete.
         if source.torn and not source.compressed:
             kept.keep(kept.reader, source.offset, reader.newlines, reader.begun)
             reader.take(held)
@@ -63,7 +89,7 @@ def read_log(path: Path) -> LogRead:
 
 @dataclass(frozen=True)
 class _Apart:
-    """A line that is read by itself. `index`: its place in the block; `found`: None if it has not been searched yet."""
+    """A line that is read by itself. `index`: its place in the block; `found`: None if it was not searched yet."""
 
     index: int
     text: str
@@ -71,7 +97,7 @@ class _Apart:
 
 
 class BlockReader:
-    """Takes the bytes of one log in order, in blocks that end where a line, or a piece of one, ends."""
+    """Takes the bytes of one log in order, in blocks that end after a line, or after a piece of one."""
 
     def __init__(self, reader: LineReader, newlines: int = 0, begun: bool = False) -> None:
         self.reader = reader
@@ -81,15 +107,15 @@ class BlockReader:
 
     @property
     def lines(self) -> int:
-        """How many lines there were, with one that no newline ends."""
+        """How many lines there were, including a last one without a newline."""
         return self.newlines + self.begun
 
     def finish(self) -> list[Part]:
-        """The parts. The reader is used up."""
+        """Return the parts. The reader cannot be used again."""
         return self.reader.finish(self.lines)
 
     def take(self, data: bytes) -> None:
-        """One block."""
+        """Take one block."""
         if b"\x1b" in data:
             data = without_colours(data.decode("utf-8", "replace")).encode()
         if not data:
@@ -115,13 +141,13 @@ class BlockReader:
         return self._take(block, unknown)
 
     def _kinds_of(self, block: Block, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
-        """Look up the kind of each line. Returns the lines that are not known, their digits made 0, by index."""
+        """Look up the kind of each line; return the unknown lines by index, their digits made 0."""
         look_up = self._kinds.table.__getitem__
         unknown: dict[int, bytes] = {}
         kinds: list[NDArray[np.int64]] = []
         start = first = 0
         while start < len(found) or not kinds:
-            # A stretch that fits a processor's cache, up to the end of a line.
+            # A stretch that fits the processor's cache, up to the end of a line.
             end = block.data.rfind(b"\n", start, start + _STRETCH) + 1
             end = end if end and start + _STRETCH < len(found) else len(found)
             zeros = zeroed(found[start:end])
@@ -153,7 +179,7 @@ class BlockReader:
         take_known(self.reader, block, start, len(block.kinds), between)
 
     def _doubtful(self, block: Block) -> list[_Apart]:
-        """The lines that differ from others in a digit that a pattern asks for."""
+        """Return the lines that differ from others of their kind in a digit that a pattern asks for."""
         apart: list[_Apart] = []
         for index in np.flatnonzero(np.isin(block.kinds, self._kinds.guarded)).tolist():
             text = block.text(index)
@@ -163,7 +189,7 @@ class BlockReader:
         return apart
 
     def _learn(self, block: Block, zeros_of: dict[int, bytes]) -> list[_Apart]:
-        """The lines to read one by one; the kinds of the others go into the block."""
+        """Return the lines to read one by one; set the kinds of the others in the block."""
         apart: list[_Apart] = []
         unknown, texts = np.array(list(zeros_of)), list(zeros_of.values())
         distinct = list(dict.fromkeys(texts))
@@ -177,7 +203,7 @@ class BlockReader:
         for place in wanted:
             index, zeros = int(unknown[place]), texts[place]
             tried = candidates.get(zeros, [])
-            number = self._kinds.table[zeros]  # an earlier line of this block may have taught it
+            number = self._kinds.table[zeros]  # an earlier line of this block may have added it
             if number == UNKNOWN:
                 line = block.line(index)
                 if len(line) > LONGEST_LINE:
@@ -188,3 +214,248 @@ class BlockReader:
                     apart.append(_Apart(index, text, found))
             block.kinds[index] = number
         return apart
+
+
+# Lines among those of known kinds whose order does not matter, by index: (text, what is found in it).
+Between = dict[int, tuple[str, list[Found]]]
+# Calls for after the lines of a stretch are in, each with the index of its line.
+Later = list[tuple[int, Callable[[], None]]]
+
+
+def is_between(each: DialectPattern) -> bool:
+    """Return whether the effect of a pattern does not depend on earlier lines of steps of the part."""
+    return each.pattern.kind in ("eval", "save") and not each.pattern.facts
+
+
+def take_known(reader: LineReader, block: Block, start: int, stop: int, between: Between) -> None:
+    """Take the lines of known kinds from `start` to before `stop`, and the lines `between` them."""
+    if start == stop:
+        return None
+    row, last_row = np.searchsorted(block.steps, (start, stop)).tolist()
+    timer, last_timer = np.searchsorted(block.timers, (start, stop)).tolist()
+    if last_row - row + last_timer - timer <= _FEW:
+        lines = np.concatenate((block.steps[row:last_row], block.timers[timer:last_timer]))
+        return _one_by_one(reader, block, lines, between)
+    while row < last_row:
+        cut = _first_apart(reader, block, row, last_row)
+        until = int(block.steps[cut]) if cut < last_row else stop
+        next_timer = int(np.searchsorted(block.timers, until))
+        here = {index: line for index, line in between.items() if index < until}
+        between = {index: line for index, line in between.items() if index >= until}
+        _stretch(reader, block, np.arange(row, cut), block.timers[timer:next_timer], here)
+        if cut < last_row:
+            _one_by_one(reader, block, block.steps[cut : cut + 1], {})
+        row, timer = cut + 1, next_timer
+    return _stretch(reader, block, np.zeros(0, np.int64), block.timers[timer:last_timer], between)
+
+
+def _one_by_one(reader: LineReader, block: Block, lines: Places, between: Between) -> None:
+    for index in sorted([*lines.tolist(), *between]):
+        text, found = between[index] if index in between else block.found(index)
+        reader.apply(int(block.numbers[index]), text, found)
+
+
+def _first_apart(reader: LineReader, block: Block, start: int, stop: int) -> int:
+    """Return the first line of steps that must be read by itself: a dialect's first, or one whose step goes back."""
+    if reader.full:
+        return stop
+    found = stop
+    for name, rows in _by_dialect(block, np.arange(start, stop)):
+        known = reader.rows[-1].get(name)
+        if known is None:
+            found = min(found, int(rows[0]))
+            continue
+        if known.lacks_first_loss:
+            found = min(found, int(rows[0]))
+        rows = rows[_own(reader, block, rows)]
+        back = np.flatnonzero(np.diff(block.step[rows], prepend=_before(known.last_step)) < 0)
+        if len(back):
+            found = min(found, int(rows[back[0]]))
+    return found
+
+
+def _before(step: float | None) -> float:
+    return -1.0 if step is None else step
+
+
+def _by_dialect(block: Block, rows: Places) -> list[tuple[str, Places]]:
+    if len(block.dialects) < 2:
+        return [(block.dialects[0], rows)] if len(rows) else []
+    return [(block.dialects[number], rows[block.dialect[rows] == number]) for number in np.unique(block.dialect[rows])]
+
+
+def _own(reader: LineReader, block: Block, rows: Places) -> Mask:
+    """Return which lines of steps are not of other ranks."""
+    step_rank = reader.parts[-1].step_rank
+    if block.rank is None or step_rank is None:
+        return np.ones(len(rows), np.bool_)
+    ranks = block.rank[rows]
+    return np.asarray(np.isnan(ranks) | (ranks == step_rank))
+
+
+def _stretch(reader: LineReader, block: Block, rows: Places, timers: Places, between: Between) -> None:
+    """Add lines that all go into the last part; of their order only the first and the last line matter."""
+    last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers)), between)
+    later: Later = []  # facts, by line: the first ones are kept
+    for name, of_dialect in _by_dialect(block, rows):
+        part = reader.parts[-1]
+        part.dialects[name] = part.dialects.get(name, 0) + len(of_dialect)
+        for kind, those in block.by_kind(block.steps[of_dialect]):
+            _stated(reader, block, kind, int(block.steps[of_dialect[those[0]]]), later)
+        if reader.full:
+            reader.leave_out(FULL, len(of_dialect))
+            continue
+        own = _own(reader, block, of_dialect)
+        if not own.all():
+            reader.leave_out(OTHER_RANKS, int((~own).sum()))
+            _memory_of_others(reader, block, of_dialect[~own])
+            of_dialect = of_dialect[own]
+        again = np.diff(block.step[of_dialect], prepend=_before(reader.rows[-1][name].last_step)) == 0
+        if again.any():
+            reader.leave_out(PRINTED_BEFORE, int(again.sum()))
+            of_dialect = of_dialect[~again]
+        if len(of_dialect):
+            _take_rows(reader, block, name, of_dialect, later)
+    for kind, those in block.by_kind(timers):
+        name = kind.each.dialect.name
+        reader.parts[-1].dialects[name] = reader.parts[-1].dialects.get(name, 0) + len(those)
+        _stated(reader, block, kind, int(timers[those[0]]), later)
+    for index, (text, found) in between.items():
+        later.append((index, partial(reader.apply, int(block.numbers[index]), text, found)))
+    for _, call in sorted(later, key=lambda each: each[0]):
+        call()
+    if between:
+        reader.saw(last_at)
+    _take_timers(reader, block, timers)
+
+
+def _saw(reader: LineReader, block: Block, lines: Places, between: Between) -> float | None:
+    """Report the first and the last time of day of some lines to the reader; return the last."""
+    seen = [(index, when) for index, (text, _) in between.items() if (when := time_of(text)) is not None]
+    for kind, those in block.by_kind(lines):
+        if kind.at is None:
+            continue
+        indices = np.sort(lines[those])
+        ends = indices[[0, -1]]
+        at = kind.at.read(block.data, block.starts[ends])
+        if np.isnan(at).any():
+            ends = indices
+            at = kind.at.read(block.data, block.starts[ends])
+        seen += [(int(index), float(each)) for index, each in zip(ends, at, strict=True) if each == each]
+    if not seen:
+        return None
+    reader.saw(min(seen)[1])
+    reader.saw(max(seen)[1])
+    return max(seen)[1]
+
+
+def _stated(reader: LineReader, block: Block, kind: LineKind, index: int, later: Later) -> None:
+    """Add the facts that a pattern states of every line of its kind."""
+    for name, value in kind.each.pattern.facts.items():
+        if name not in STEP_FIELDS:
+            place = Place(reader.file, int(block.numbers[index]))
+            later.append((index, partial(reader.fact, name, value, place, kind.each)))
+
+
+def _take_rows(reader: LineReader, block: Block, name: str, of: Places, later: Later) -> None:
+    """Add lines of steps of one dialect, whose steps do not go back, to its columns."""
+    lines = block.steps[of]
+    rows = reader.rows_of(name, None)
+    before = rows.count
+    kept = lines[:-1][rows.first_kept() :: rows.stride]
+    kinds = block.by_kind(lines)
+    fields = {field for kind, _ in kinds for field in kind.fields}
+    columns = {field: block.column(field, kept) for field in STEP_FIELDS if field in fields and field != "at"}
+    if any(kind.at is not None for kind, _ in kinds) or "at" in fields:
+        columns["at"] = _at_column(block, kept)
+    totals = {}
+    for field_name in SUMMED:
+        if field_name in fields:
+            column = block.column(field_name, lines[:-1])
+            if not np.isnan(column).all():
+                totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
+    nans = sum(_nan_losses(block, kind, lines[those[those < len(lines) - 1]]) for kind, those in kinds)
+    if nans:
+        totals["nan_loss"] = float(nans)
+    text, ((match, each),) = block.found(int(lines[-1]))
+    last = row_of(values_of(text, match, each.pattern), time_of(text))
+    rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, (last, int(block.numbers[lines[-1]])))
+    reader.bound_rows(rows, before)
+    _facts_of_steps(reader, block, lines, later)
+    _memory(reader, block, lines)
+
+
+def _at_column(block: Block, lines: Places) -> Column:
+    found = np.full(len(lines), np.nan)
+    for kind, those in block.by_kind(lines):
+        places = block.starts[lines[those]]
+        if "at" in kind.fields:
+            found[those] = kind.read("at", block.data, places)
+        elif kind.at is not None:
+            found[those] = kind.at.read(block.data, places)
+    return found
+
+
+def _nan_losses(block: Block, kind: LineKind, lines: Places) -> int:
+    """Return how many lines of one kind have a NaN or infinite loss; 0 if the loss is digits."""
+    loss = kind.columns.get("loss")
+    if loss is None or loss.numeral is not None:
+        return 0
+    return int((~np.isfinite(loss.read(block.data, block.starts[lines]))).sum())
+
+
+def _facts_of_steps(reader: LineReader, block: Block, lines: Places, later: Later) -> None:
+    for name in STEP_FACTS:
+        having = lines[block.table.layout(name).forms[block.kinds[lines]] > 0]
+        if not len(having):
+            continue
+        values = block.column(name, having)
+        firsts = np.zeros(1, np.int64) if (values == values[0]).all() else np.unique(values, return_index=True)[1]
+        # Of very many values the first ones and the largest are looked at.
+        for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
+            index, value = int(having[first]), float(values[first])
+            place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
+            later.append((index, partial(reader.fact, name, value, place, each)))
+
+
+def _memory_of_others(reader: LineReader, block: Block, rows: Places) -> None:
+    """Add peaks of memory from the lines of ranks whose steps are not read."""
+    assert block.rank is not None
+    ranks = block.rank[rows]
+    for rank in np.unique(ranks):
+        _memory(reader, block, block.steps[rows[ranks == rank]])
+
+
+def _memory(reader: LineReader, block: Block, lines: Places) -> None:
+    """Add peaks of memory from lines of steps: only rising and impossible figures are read one by one."""
+    if not any(name in kind.columns for kind, _ in block.by_kind(lines) for name in MEMORY_FIELDS):
+        return
+    columns = [block.column(name, lines) for name in MEMORY_FIELDS]
+    # If the first line had no label, lines of several ranks are read: each rank has its own peak.
+    risen = np.full(len(lines), block.rank is not None and reader.parts[-1].step_rank is None)
+    for column in columns:
+        peak = np.maximum.accumulate(np.where(np.isnan(column), -1.0, column))
+        risen |= peak > np.append(-1.0, peak[:-1])
+        risen |= (column < 0) | (column > MOST_GIB)
+    for index in np.flatnonzero(risen).tolist():
+        values: dict[str, float | str] = {
+            name: float(column[index])
+            for name, column in zip(MEMORY_FIELDS, columns, strict=True)
+            if not np.isnan(column[index])
+        }
+        line = int(lines[index])
+        reader.memory(values, rank_of(block.text(line)), Place(reader.file, int(block.numbers[line])))
+
+
+def _take_timers(reader: LineReader, block: Block, timers: Places) -> None:
+    """Add lines of timers: all of the first ones of a part, then some."""
+    if not len(timers):
+        return
+    first = reader.timer_lines.get("", 0)
+    nth = first + np.arange(len(timers))
+    for place in np.flatnonzero((nth < ALL_TIMERS) | (nth % SOME_TIMERS == 0)).tolist():
+        if place or first:
+            reader.timer_lines[""] = first + place
+        text, ((match, each),) = block.found(int(timers[place]))
+        reader.timers(values_of(text, match, each.pattern))
+    reader.timer_lines[""] = first + len(timers)

@@ -1,7 +1,7 @@
 """A log as chunks of bytes that end where a line ends: a file or standard input, plain, gzip or zstandard.
 
-Its first bytes decide what a file is, not its name. A file that is no log is refused, in words. What cannot be read of
-a log is counted in `left_out`, by what it was. Memory is that of a chunk, whatever the file holds.
+The first bytes decide what a file is, not its name. A file that is no log is refused with a reason. What cannot be read
+of a log is counted in `left_out`. Memory is bounded by the size of a chunk, whatever the file contains.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK = 1 << 21  # bytes
-HEAD = 1 << 16  # bytes looked at to tell what a file is
-LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are held
+HEAD = 1 << 16  # bytes that decide what a file is
+LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"
 _ZSTANDARD_PIECE = 1 << 10
 # First bytes -> what it is.
@@ -48,20 +48,19 @@ _MAGIC = (
 )
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-# Bytes that no text holds. It may hold a bell, a backspace, an escape and the ends of lines.
+# Bytes that are in no text. A text may have a bell, a backspace, an escape and ends of lines.
 _NEVER = bytes(number for number in range(1, 32) if number not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _MOST_NEVER = 0.05
 _MOST_FOREIGN = 0.30
 
 
 class Source:
-    """One log, opened. `refused`: why it is none, in words; then there are no chunks.
+    """One log, opened. `refused`: why it is no log; then there are no chunks.
 
-    `bytes_read`: bytes taken from the file, before decompression. `left_out`: what was skipped, in words, and how
-    often. `torn`: the last chunk does not end with a newline. `offset`: where in a plain file the last chunk ends, or
-    where it begins if it is torn; -1 if bytes were removed before it, so that this is not known.
-    `compressed`: "gzip", "zstandard" or None. `size`, `device`, `inode`, `changed_ns`: of the file when it was
-    opened.
+    `bytes_read`: bytes read from the file, before decompression. `left_out`: what was skipped -> how often. `torn`: the
+    last chunk does not end with a newline. `offset`: where in a plain file the last chunk ends, or where it begins if
+    it is torn; -1 if that is unknown because bytes were removed before it. `compressed`: "gzip", "zstandard" or None.
+    `size`, `device`, `inode`, `changed_ns`: of the file when it was opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +77,7 @@ class Source:
         self._head = b""
         self._unread = 0
         self._given = 0  # where in the file the last block ends
-        self._changed = False  # the blocks are not as the file has them
+        self._changed = False  # the blocks differ from the bytes of the file
         try:
             self._open(path)
         except (OSError, ValueError) as fault:
@@ -97,7 +96,7 @@ class Source:
         self._stream = None
 
     def refuse(self, words: str) -> None:
-        """Not a log, and why."""
+        """Close the file, and say why it is no log."""
         self.refused = words
         self.close()
 
@@ -106,7 +105,7 @@ class Source:
         self.left_out[words] = self.left_out.get(words, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """Bytes of a plain file, fewer at its end; for a check of what was read before."""
+        """Return bytes of a plain file, fewer at its end, to check what was read before."""
         if self._stream is None or self.is_stdin:
             return b""
         try:
@@ -117,10 +116,10 @@ class Source:
         return found
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """What the log holds, from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
+        """Yield the text of the log from a byte of a plain file on: NULs removed, UTF-16 made UTF-8.
 
-        A chunk ends after a newline, or after a carriage return if it holds no newline. The last one may end anywhere,
-        as does one that holds the first 262,144 bytes of a longer line.
+        A chunk ends after a newline, or after a carriage return if it has no newline. The last chunk may end anywhere,
+        and so may one with the first 262,144 bytes of a longer line.
         """
         if self._stream is None:
             return
@@ -159,7 +158,7 @@ class Source:
             kind = os.stat(path).st_mode
             if not stat.S_ISREG(kind):
                 return self.refuse(_kind(kind))
-            # A pipe may have taken its place since the look at it: opening that must not wait for a writer.
+            # The file may have been replaced by a pipe since the check: opening it must not wait for a writer.
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             self._stream = os.fdopen(number, "rb", buffering=0)
             found = os.fstat(number)
@@ -180,7 +179,7 @@ class Source:
         return self.refuse(why) if why else None
 
     def _raw(self, size: int) -> bytes:
-        """The next bytes of the file, up to where it ended when it was opened: one that grows is not followed."""
+        """Return the next bytes of the file, up to its size when it was opened: what is appended is not read."""
         assert self._stream is not None
         size = size if self.is_stdin else min(size, self._unread)
         found = b""
@@ -240,14 +239,14 @@ class Source:
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
-    """What gzip members hold, one after the other; returns whether the last one was whole."""
+    """Yield the contents of gzip members; return whether the last one was complete."""
     member = zlib.decompressobj(wbits=31)
     begun = False
     for block in blocks:
         data, more = block, True
         while data or more:
             if member.eof:
-                data = data.lstrip(b"\0")  # tapes and block devices pad with these
+                data = data.lstrip(b"\0")  # padding of tapes and block devices
                 if not data:
                     break
                 member, begun = zlib.decompressobj(wbits=31), False
@@ -264,13 +263,13 @@ def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
 
 
 def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
-    """What zstandard frames hold; returns whether the last one was whole."""
+    """Yield the contents of zstandard frames; return whether the last one was complete."""
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     frame, begun = unpacker.decompressobj(), False
     for block in blocks:
-        # A block of a frame takes at least four bytes and gives at most 128 KiB: small pieces bound what comes out.
+        # A block of a frame has at least four bytes and unpacks to at most 128 KiB: small pieces bound the output.
         for start in range(0, len(block), _ZSTANDARD_PIECE):
             data = block[start : start + _ZSTANDARD_PIECE]
             while data:
@@ -288,7 +287,7 @@ def _unzstd(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:
 
 
 def _first_end(block: bytes) -> int:
-    """Where the first newline or carriage return is; -1 without one."""
+    """Return the index of the first newline or carriage return, -1 without one."""
     found = [place for place in (block.find(b"\n"), block.find(b"\r")) if place >= 0]
     return min(found, default=-1)
 
@@ -312,7 +311,7 @@ def _words(fault: Exception) -> str:
 
 
 def compression(head: bytes) -> str | None:
-    """ "gzip", "zstandard" or None, by a file's first bytes."""
+    """Return "gzip", "zstandard" or None, by the first bytes of a file."""
     if head.startswith(_GZIP):
         return "gzip"
     # 0x184D2A5? begins a skippable frame, which pzstd puts first.
@@ -321,7 +320,7 @@ def compression(head: bytes) -> str | None:
 
 
 def not_a_log(head: bytes) -> str | None:
-    """Why a file that begins so is no log, in words; None for text, NULs in it or not, and for an empty file."""
+    """Return why a file that begins so is no log; None for text, with or without NULs, and for an empty file."""
     for magic, words in _MAGIC:
         if head.startswith(magic):
             return words
@@ -341,7 +340,7 @@ def not_a_log(head: bytes) -> str | None:
     never = len(text) - len(text.translate(None, _NEVER))
     if never > _MOST_NEVER * len(text):
         return "binary"
-    # The bytes looked at may end in the middle of a character: that is no fault.
+    # The head may end in the middle of a character: that is no fault.
     foreign = text.decode("utf-8", "replace").count("�")
     return "binary" if foreign > _MOST_FOREIGN * len(text) else None
 

@@ -1,1 +1,182 @@
-"""From run folders and logs to runs: which files are of one, what ran, how fast, how it ended, each with its source."""
+"""From run folders and logs to runs. Here: a run as it was read, records in files, and a record's derived figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.readers.causes import Cause
+from hpc_gpt.readers.logs import Failure
+from hpc_gpt.readers.steps import StepTable
+from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.settings.cluster import DEVICES, peak_tflops
+from hpc_gpt.small_files import read_json
+
+
+@dataclass(frozen=True)
+class RunRead:
+    """One run. `steps` includes those that a later attempt trained again; they do not count.
+
+    `failures`: the first cause, then other failures, then echoes. `files`: all files it was read from. `folder`: the
+    run folder if it is one of ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
+    `rounds`: for a row of a bench, tokens/s round by round.
+    """
+
+    record: Record
+    steps: StepTable = field(default_factory=StepTable)
+    failures: Sequence[Failure] = ()
+    files: Sequence[Path] = ()
+    folder: Path | None = None
+    causes: Sequence[Cause] = ()
+    rounds: Sequence[float] = ()
+
+
+# The file in which `bench` keeps its rows, next to the runs of their rounds.
+BENCH_FILE = "bench.json"
+_MOST_BYTES = 64 * 2**20  # no record is larger; a log that begins like one may be
+
+
+def is_bench(path: Path) -> bool:
+    """Return whether it is the file of a bench's rows, and not just a file of that name."""
+    return path.name == BENCH_FILE and isinstance(_tables(path).get("bench"), str)
+
+
+def read_records(path: Path) -> list[Record] | None:
+    """Return the records of a file; None if it is no JSON of records. Raises ConfigError for a damaged record."""
+    tables = _tables(path)
+    listed = tables.get("records", [tables])
+    if not isinstance(listed, list) or not all(isinstance(each, dict) and "ended" in each for each in listed):
+        return None
+    return [_record(each, path) for each in listed]
+
+
+def read_rounds(path: Path, rows: int) -> list[list[float]]:
+    """Return tokens/s round by round of each of a bench's `rows` rows; empty lists if the file has none."""
+    listed = _tables(path).get("rows")
+    if not isinstance(listed, list) or len(listed) != rows:
+        return [[] for _ in range(rows)]
+    return [_speeds(each.get("tokens_per_s") if isinstance(each, dict) else None) for each in listed]
+
+
+def _speeds(listed: Any) -> list[float]:
+    figures = listed if isinstance(listed, list) else []
+    sound = all(isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < 1e15 for each in figures)
+    return [float(each) for each in figures] if sound else []
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file, {} if it has none."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return {}
+    except OSError:
+        return {}
+    return read_json(path)
+
+
+def _record(tables: dict[str, Any], path: Path) -> Record:
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {key: value for key, value in tables.items() if key in RECORD_KEYS}
+    try:
+        return TypeAdapter(Record).validate_python(known)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path}: {where}: {first['msg']}", "is this the record.json of a run?") from None
+
+
+_RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
+# Derived figures by key: (value, source).
+Figures = dict[str, tuple[float | None, str]]
+
+
+def add_figures(record: Record) -> Record:
+    """Return the record with the figures that follow from its sizes and `step_s`, null if an input is not known."""
+    found, flags = _seed003(record), list(record.flags)
+    if record.step_s and record.global_batch and record.seq:
+        speed = record.global_batch * record.seq / record.step_s
+        found["tokens_per_s"] = (speed, "global_batch x seq / step_s")
+        if record.gpus:
+            flops = _flops(record, record.step_s, record.global_batch, record.seq, record.gpus)
+            shares, wrong = _shares(record, flops)
+            found |= flops | shares
+            flags += wrong
+    sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
+    return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
+
+
+def _seed003(record: Record) -> Figures:
+    """Return the memory by seed 003's formula, for the share of the model that one GPU has."""
+    sizes = (record.params, record.micro_batch, record.seq, record.layers, record.hidden, record.heads, record.vocab)
+    params, batch, seq, layers, hidden, heads, vocab = sizes
+    tp, pp = record.tp, record.pp
+    if not (params and batch and seq and layers and hidden and heads and vocab and tp and pp):
+        return {}
+    bytes_each = 4 if record.dtype == "fp32" else 2
+    figure = memory_seed003_gib(
+        params=params / (tp * pp),
+        batch=batch,
+        seq=seq,
+        layers=layers / pp,
+        hidden=hidden / tp,
+        heads=heads / tp,
+        vocab=vocab / tp,
+        bytes_each=bytes_each,
+    )
+    where = f"(4 P + 2 B C (2 V + l (6 e + h C))) x {bytes_each} bytes, seed 003, of one rank's tp and pp share"
+    return {"memory_seed003_gib": (figure, f"{where}; no sharding")}
+
+
+def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Figures:
+    found: Figures = {}
+    params, layers, hidden, vocab = record.params, record.layers, record.hidden, record.vocab
+    recompute = _RECOMPUTE.get(record.recompute or "")
+    if params and recompute:
+        figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
+        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12), seed 001")
+    if layers and hidden and vocab and recompute:
+        figure = tflops_hardware(
+            layers=layers,
+            hidden=hidden,
+            vocab=vocab,
+            recompute=recompute,
+            seq=seq,
+            global_batch=batch,
+            gpus=gpus,
+            step_s=step_s,
+        )
+        found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
+    if layers and hidden and params:
+        figure = tflops_model(
+            layers=layers, hidden=hidden, params=params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
+        )
+        found["tflops_model"] = (figure, "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B")
+    return found
+
+
+def _shares(record: Record, flops: Figures) -> tuple[Figures, list[str]]:
+    """Return (mfu and hfu by the peak of the device, flags of what is wrong with them)."""
+    names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
+    if record.device is None:
+        return {name: (getattr(record, name), "null: no device is named") for name in names}, []
+    peak = peak_tflops(record.device, record.dtype or "")
+    if peak is None:
+        if record.device not in DEVICES:
+            lack = "no peaks known"
+        else:
+            lack = f"no dense {record.dtype} peak known" if record.dtype else "no dtype is named"
+        lack = f"{lack} for device {record.device}"
+        null = {name: (getattr(record, name), f"null: {lack}") for name in names}
+        return null, [f"{lack}: mfu and hfu are null"]
+    found: Figures = {}
+    for name, (of, formula) in names.items():
+        rate = flops[of][0] if of in flops else getattr(record, of)
+        share = getattr(record, name) if rate is None else formula(rate, peak)
+        found[name] = (share, f"{of} / {peak} dense {record.dtype} TFLOP/s of {record.device}")
+    over = max(share or 0.0 for share, _ in found.values()) > 1
+    return found, [f"faster than the peak of {record.device}: the device or a size is wrong"] if over else []

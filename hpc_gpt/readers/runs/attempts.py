@@ -1,6 +1,6 @@
-"""What the attempts of our own runs left: metrics.jsonl as a step table, and what their files say of start and end.
+"""The attempts of our own runs: metrics.jsonl as a step table, and the files about start, end and measurements.
 
-A run of a million steps takes no more room than its figures.
+A run of a million steps takes no more memory than its figures.
 """
 
 from __future__ import annotations
@@ -17,31 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.fields import MEMORY_FIELDS
 from hpc_gpt.readers.logs.kept import FAULTS, KeptFile, kept_file
+from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.readers.steps import Column, Places, StepTable
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.small_files import read_json
 
 _YEAR_10000 = 253402300800.0
 # Keys of a line of metrics.jsonl, and the columns that they become.
-KEYS = {
-    key: "at" if key == "time" else key
-    for key in (
-        *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s"),
-        "time",
-    )
-}
+_SAME = ("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "save_s")
+KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 22  # bytes of lines that are parsed at once
-_LEAST_KEPT = 50_000  # bytes of a file of which anything is kept: parsing takes longer than for a log's lines
+_LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What the metrics of one attempt say, or of several.
+    """The metrics of one attempt, or of several.
 
-    `steps`: of one attempt; `skipped` counts. `peaks`: the highest GiB of each stage by key of MEMORY_FIELDS.
-    `damaged`: lines that cannot be read.
+    `peaks`: the highest GiB of each stage by key of MEMORY_FIELDS. `damaged`: how many lines cannot be read.
     """
 
     steps: StepTable = field(default_factory=StepTable)
@@ -50,7 +44,7 @@ class Metrics:
 
     @staticmethod
     def joined(several: Sequence[Metrics]) -> Metrics:
-        """The steps of all, in their order."""
+        """Return the metrics of all attempts, in their order."""
         peaks: dict[str, list[float]] = {}
         for each in several:
             for key, stages in each.peaks.items():
@@ -60,17 +54,17 @@ class Metrics:
 
 @dataclass
 class _Lines:
-    """The lines of a file so far, in their order, those of one step all."""
+    """The lines of a file read so far, in order; a step can have several."""
 
     columns: dict[str, list[Column]] = field(default_factory=lambda: {key: [] for key in KEYS})
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
     damaged: int = 0
-    passed: int = 0  # lines, empty ones with them
+    passed: int = 0  # lines, including empty ones
     offset: int = 0  # where in the file the last one ends
 
     def take(self, chunk: list[bytes]) -> None:
-        """The next lines."""
+        """Add the next lines."""
         numbers = [self.passed + index for index, line in enumerate(chunk, 1) if line.strip()]
         objects = _parsed([line for line in chunk if line.strip()])
         self.passed += len(chunk)
@@ -90,20 +84,20 @@ class _Lines:
                     _raise_peaks(self.peaks, key, stages)
 
     def joined(self) -> tuple[dict[str, Column], Places]:
-        """The columns by key and the lines' numbers, each as one array."""
+        """Return the columns by key and the line numbers, each as one array."""
         columns = {key: np.concatenate([np.zeros(0), *parts]) for key, parts in self.columns.items()}
         return columns, np.concatenate([np.zeros(0, np.int64), *self.line])
 
 
 def read_metrics(path: Path, attempt: int) -> Metrics:
-    """The steps of an attempt's metrics.jsonl in order, the last line of a step; empty if there is no such file.
+    """Return the metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
 
-    A line that is no object with a whole `step` counts as damaged, an empty one as nothing. Of a large file what was
-    read is kept, and the next time only what was appended is read.
+    A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
+    kept, so that the next time only what was appended is read.
     """
     lines = _read(path)
     columns, line = lines.joined()
-    # Of a step that is there twice, the line that was written last.
+    # If a step has two lines, the last one counts.
     _, last = np.unique(columns["step"][::-1], return_index=True)
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
     named = {KEYS[key]: column for key, column in columns.items()}
@@ -124,7 +118,7 @@ def _read(path: Path) -> _Lines:
         file.seek(lines.offset)
         began, tail = lines.offset, b""
         while chunk := file.readlines(_CHUNK):
-            if not chunk[-1].endswith(b"\n"):  # it is being written: read now, and again when it is whole
+            if not chunk[-1].endswith(b"\n"):  # incomplete: read now, and again when it is complete
                 tail = chunk.pop()
             lines.take(chunk)
         if kept is not None and lines.offset > began:
@@ -137,7 +131,7 @@ def _read(path: Path) -> _Lines:
 
 
 def _kept(kept: KeptFile) -> _Lines:
-    """What was kept of a file that is as it was, or longer; else nothing."""
+    """Return the lines that were kept of a file; none if it changed other than by growing."""
     with contextlib.suppress(*FAULTS):
         if (found := kept.load()) is not None:
             state, arrays = found
@@ -148,12 +142,12 @@ def _kept(kept: KeptFile) -> _Lines:
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:
-    """Each line's JSON; None if it is none. All at once if all are sound, which takes half the time."""
+    """Return each line's JSON, None for a damaged line. All lines are parsed at once if possible, in half the time."""
     try:
         together = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         together = []
-    # Two halves of damaged lines may be sound together: then there are fewer objects than lines.
+    # Two damaged lines together may be valid JSON: then there are fewer objects than lines.
     if len(together) == len(lines) and all(isinstance(each, dict) for each in together):
         return list(together)
     return [_one(line) for line in lines]
@@ -171,9 +165,9 @@ def _has_step(values: Any) -> bool:
 
 
 def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """The values of each key; None for a line that lacks it."""
+    """Return the values of each key, None for a line that lacks it."""
     kinds = set(map(tuple, objects))
-    if len(kinds) == 1:  # a run writes the same keys in the same order, line after line
+    if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
     return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS)}
 
@@ -182,7 +176,7 @@ _PLAIN = {int, float, bool, type(None)}
 
 
 def _column(values: Sequence[Any]) -> Column:
-    """The values as numbers, NaN for what is none."""
+    """Return the values as numbers, NaN for anything else."""
     if set(map(type, values)) <= _PLAIN:
         try:
             return np.array(values, np.float64)
@@ -192,7 +186,7 @@ def _column(values: Sequence[Any]) -> Column:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is no number; a whole number too large for one is infinite."""
+    """Return the value as a float: NaN if it is no number, infinite if it is too large."""
     if not isinstance(value, int | float):
         return np.nan
     try:
@@ -202,7 +196,7 @@ def _number(value: Any) -> float:
 
 
 def _stages(value: Any) -> tuple[float, ...]:
-    """The figure of each stage; none if one is missing, as on CPU."""
+    """Return the figure of each stage; () if one is missing, as on CPU."""
     stages = value if isinstance(value, list) else [value]
     figures = [_number(stage) for stage in stages]
     return tuple(figures) if all(np.isfinite(figure) for figure in figures) else ()
@@ -216,7 +210,7 @@ def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float
 
 @dataclass(frozen=True)
 class AttemptRead:
-    """What one attempt left: its metrics, what its files say about its start and its end, and what it measured."""
+    """One attempt: its metrics, its files about start and end, and what it measured."""
 
     attempt: Attempt
     metrics: Metrics
@@ -227,12 +221,12 @@ class AttemptRead:
 
     @property
     def steps(self) -> StepTable:
-        """The steps that it trained."""
+        """The steps of the attempt."""
         return self.metrics.steps
 
     @property
     def first_step(self) -> float:
-        """The first step it trained, or would have trained after the checkpoint it resumed from."""
+        """The first step that it trained, or would have trained after the checkpoint that it resumed from."""
         resumed = self.trainer.get("resumed_step")
         if isinstance(resumed, int):
             return resumed + 1
@@ -245,20 +239,20 @@ class AttemptRead:
 
     @property
     def end_s(self) -> float | None:
-        """Epoch seconds of its end, or of its last step if no file says when it ended."""
+        """Epoch seconds of its end, else of its last step."""
         last = float(self.steps["at"][-1]) if len(self.steps) else math.nan
         return epoch(self.ended.get("time")) or epoch(last)
 
 
 def read_attempt(attempt: Attempt) -> AttemptRead:
-    """Reads one attempt's files; what is missing or half written is left out."""
+    """Read the files of one attempt; missing and half-written ones are empty."""
     metrics = read_metrics(attempt.metrics, attempt.number)
     trainer, measured = (read_json(attempt.folder / f"{name}.json") for name in ("trainer", "measured"))
     return AttemptRead(attempt, metrics, attempt.started(), trainer, attempt.ended(), measured)
 
 
 def epoch(moment: Any) -> float | None:
-    """Epoch seconds from a number, or from ISO 8601 text; None if it is neither, or of no year up to 9999."""
+    """Return epoch seconds of a number or an ISO 8601 text; None for anything else, and outside the years 1970-9999."""
     if isinstance(moment, bool):
         return None
     try:
@@ -272,7 +266,7 @@ def epoch(moment: Any) -> float | None:
 
 
 def iso(seconds: float | None) -> str | None:
-    """`2026-05-27T04:02:02Z` from epoch seconds."""
+    """Return `2026-05-27T04:02:02Z` for epoch seconds."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

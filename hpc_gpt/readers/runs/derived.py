@@ -1,27 +1,30 @@
-"""What follows from the stated fields: layout, batch, vocabulary, dtype, engine, memory of each stage.
+"""What follows from the stated fields: layout, batch, vocabulary, dtype, engine, and the true number of parameters.
 
-A program's own rates and counts also show settings that it does not print. Each value says how it was inferred.
+A program's own rates and counts also show settings that it does not print. Each value says how it was inferred. If the
+program's own count of parameters differs from the count by the shape, a flag says why.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hpc_gpt.readers.fields import dtype_named
-from hpc_gpt.readers.logs.part import Memory, Part
+from hpc_gpt.readers.logs import Part
+from hpc_gpt.readers.pattern import dtype_named
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.settings.cluster import device_named
 from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.model_shape import ModelShape
 
-_MOST_GPUS = 64  # of more, rates of three digits do not tell one more or less
+_MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
-_ALIKE = 0.02  # the two halves of a run whose batch stays the same
-# Engines that split nothing but the batch.
+_ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
+# Engines that split only the batch.
 DATA_PARALLEL = frozenset(("hf", "hf-deepspeed", "ddp", "nanogpt", "modded-nanogpt", "llm.c"))
 
 
@@ -35,7 +38,7 @@ def derive(draft: Draft, dialects: Sequence[str], arguments: Mapping[str, str]) 
 
 
 def _words(draft: Draft) -> None:
-    """Names as the record has them."""
+    """Write dtype and device as the record has them."""
     if (dtype := draft.get("dtype")) is not None:
         draft.values["dtype"] = dtype_named(str(dtype)) or str(dtype).lower().replace("torch.", "").strip()
     if (device := draft.get("device")) is not None:
@@ -44,17 +47,14 @@ def _words(draft: Draft) -> None:
 
 def _engine(draft: Draft, dialects: Sequence[str]) -> None:
     deepspeed = [name for name in dialects if name.startswith("deepspeed")]
-    stage, said = draft.get("zero_stage"), draft.get("engine")
-    if said in (None, "megatron-lm", "hf") and (deepspeed or (stage or 0) >= 1):
-        why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
-        if said == "hf":
-            draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
-        elif said == "megatron-lm" and deepspeed:
-            pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
-            which = "deepspeed-3d" if pipes else "deepspeed-zero"
-            draft.set(
-                "engine", which, f"inferred: Megatron's log with {why}, {'a pipeline' if pipes else 'no pipeline'}"
-            )
+    stage, engine = draft.get("zero_stage"), draft.get("engine")
+    why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
+    if engine == "hf" and (deepspeed or (stage or 0) >= 1):
+        draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
+    elif engine == "megatron-lm" and deepspeed:
+        pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and (stage or 0) < 2
+        which, pipeline = ("deepspeed-3d", "a pipeline") if pipes else ("deepspeed-zero", "no pipeline")
+        draft.set("engine", which, f"inferred: Megatron's log with {why}, {pipeline}")
 
 
 def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
             draft.infer(name, 1, "one GPU")
     elif draft.get("engine") in DATA_PARALLEL:
         for name in splits:
-            draft.infer(name, 1, f"{draft.get('engine')} splits the batch alone")
+            draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
         _ranks_of_batch(draft)
     elif arguments and len(splits) == 1:
         draft.infer(splits[0], 1, "the dump of arguments names none")
@@ -82,7 +82,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
         draft.infer("gpus", tp * pp * dp * cp, f"{ways} x dp")
     gpus, dp = draft.whole("gpus"), draft.whole("dp")
     if gpus and tp and pp and not dp:
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout cannot be")
+        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
         layout = Layout(tp, pp, dp)
         draft.flag(f"layout {layout} needs {tp * pp * dp * cp} GPUs, but {gpus} are stated ({draft.sources['gpus']})")
@@ -91,7 +91,7 @@ def _layout(draft: Draft, arguments: Mapping[str, str]) -> None:
 
 
 def _ranks_of_batch(draft: Draft) -> None:
-    """How many ranks share the batch, if only the batch itself says so."""
+    """Add how many ranks share the batch, if only the batch sizes say it."""
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
     if not draft.whole("gpus") and micro and chunks and whole and whole % (micro * chunks) == 0:
         how = f"global_batch {whole} / (micro_batch {micro} x micro_batches {chunks})"
@@ -134,18 +134,18 @@ def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
 
 
 def step_tokens(draft: Draft) -> int | None:
-    """Tokens of one step, None if the batch is not known."""
+    """Return the tokens of one step, None if the batch is not known."""
     batch, seq = draft.whole("global_batch"), draft.whole("seq")
     return batch * seq if batch and seq else draft.whole("global_batch_tokens")
 
 
 def is_on(arguments: Mapping[str, str], *names: str) -> bool:
-    """Whether one of the arguments is given and true."""
+    """Return whether one of the arguments is given and true."""
     return any(arguments.get(name, "").strip().lower() in ("true", "1", "yes") for name in names)
 
 
 def number(arguments: Mapping[str, str], *names: str) -> int | None:
-    """The first of the arguments that is a whole number."""
+    """Return the first of the arguments that is a whole number."""
     for name in names:
         if re.fullmatch(r"\d{1,15}", arguments.get(name, "").strip()):
             return int(arguments[name])
@@ -153,7 +153,7 @@ def number(arguments: Mapping[str, str], *names: str) -> int | None:
 
 
 def add_gpus(draft: Draft, steps: LogSteps) -> None:
-    """Add how many GPUs the job has, by its tokens a second over those of one GPU, if it prints both."""
+    """Add the number of GPUs: tokens/s of the job over those of one GPU, if the program prints both."""
     with np.errstate(all="ignore"):
         ratio = steps["tokens_per_s"] / steps["tokens_per_s_gpu"]
     ratio = ratio[np.isfinite(ratio)]
@@ -165,7 +165,7 @@ def add_gpus(draft: Draft, steps: LogSteps) -> None:
 
 
 def consumed_by_step(steps: LogSteps) -> float | None:
-    """Tokens that one step consumed, by the count of all so far; None if that is not known, or changed."""
+    """Return the tokens of one step by the running count of tokens; None if that is not known, or not constant."""
     known = np.flatnonzero(np.isfinite(steps["consumed_tokens"]) & np.isfinite(steps["step"]) & steps.counts)
     if len(known) < 3 or not steps.numbered:
         return None
@@ -178,84 +178,258 @@ def consumed_by_step(steps: LogSteps) -> float | None:
 
 
 def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
-    """Add the layout by DeepSpeed's line of each stage, which the first of its replicas prints: `RANK=2 STAGE=1`.
+    """Add the layout by DeepSpeed's line of each stage, which its first replica prints: `RANK=2 STAGE=1`.
 
-    Only if the ranks of these lines hold all parameters together: else some stages are not in the log.
+    Only if the ranks of these lines together have all parameters: else some stages are not in the log.
     """
     found: dict[tuple[int, int], float] = {}
-    for name, (params, _) in ((name, each) for part in parts for name, each in part.rank_params.items()):
-        if match := _STAGE.fullmatch(name):
-            found[int(match[1]), int(match[2])] = params
+    for part in parts:
+        for name, (params, _) in part.rank_params.items():
+            if match := _STAGE.fullmatch(name):
+                found[int(match[1]), int(match[2])] = params
     total = draft.whole("params_of_ranks")
     stages = {stage for _, stage in found}
     if not total or len(found) % max(1, len(stages)) or abs(sum(found.values()) - total) > 0.5:
         return
-    source = f"the {len(found)} ranks that name their stage hold all parameters ({draft.sources['params_of_ranks']})"
+    source = f"the {len(found)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
     draft.infer("pp", len(stages), source)
     draft.infer("tp", len(found) // len(stages), source)
 
 
-def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
-    """Add both lists of peak memory: one figure a stage if ranks of every stage print theirs, else the highest of all.
+# Engines whose model is GPT-2 unless their arguments say otherwise.
+_GPT2 = frozenset(("megatron-lm", "deepspeed-3d", "deepspeed-zero", "gpt-neox", "hf", "hf-deepspeed"))
+_GI = 2**30
+# Printed counts are rounded to two digits or more.
+_ROUNDING = 0.005
 
-    Ranks go through tp fastest, then cp and dp, then pp, as Megatron and DeepSpeed have them; with Megatron's
-    `--use-tp-pp-dp-mapping` through pp before dp.
-    """
-    parts = list(parts)
-    seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    if not seen:
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape and switches of a decoder; the defaults are GPT-2's. `rows`: of the embedding, with padding."""
+
+    hidden: int
+    layers: int
+    heads: int
+    rows: int
+    seq: int
+    kv_heads: int = 0
+    ffn: int = 0
+    head_dim: int = 0
+    gated: bool = False
+    biases: bool = True
+    qkv_biases: bool = True
+    learned_positions: bool = True
+    rms_norm: bool = False
+    tied: bool = True
+    embedding_norm: bool = False
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether it is the architecture that this project trains."""
+        plain = not self.gated and self.biases and self.learned_positions and not self.rms_norm
+        plain = plain and not self.embedding_norm
+        sizes = self.kv_heads in (0, self.heads) and self.ffn in (0, 4 * self.hidden)
+        return plain and sizes and self.head_dim in (0, self.hidden // self.heads) and self.hidden % self.heads == 0
+
+    @property
+    def params(self) -> int:
+        """The parameters of the whole model, a tied embedding once."""
+        if self.is_gpt2:
+            shape = ModelShape(self.hidden, self.layers, self.heads, self.rows, self.seq, self.tied, vocab_multiple=1)
+            return shape.params
+        h = self.hidden
+        width = (self.head_dim or h // self.heads) * self.heads
+        kv = (self.head_dim or h // self.heads) * (self.kv_heads or self.heads)
+        ffn = self.ffn or 4 * h
+        block = h * (width + 2 * kv) + width * h + (3 if self.gated else 2) * h * ffn
+        if self.biases:
+            block += h + (2 if self.gated else 1) * ffn + h
+        if self.qkv_biases:
+            block += width + 2 * kv
+        norm = h if self.rms_norm else 2 * h
+        embedding = self.rows * h * (1 if self.tied else 2)
+        norms = 2 if self.embedding_norm else 1
+        positions = self.seq * h if self.learned_positions else 0
+        return self.layers * (block + 2 * norm) + norms * norm + embedding + positions
+
+    def replicated(self) -> int:
+        """Return the parameters that every tensor-parallel rank of GPT-2 has: norms, row-parallel biases, positions."""
+        return self.layers * 6 * self.hidden + self.seq * self.hidden + 2 * self.hidden
+
+
+def architecture(draft: Draft, arguments: Mapping[str, str]) -> tuple[Architecture | None, str]:
+    """Return (the architecture, "") if it is known, else (None, why not)."""
+    sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
+    if any(size is None for size in sizes):
+        return None, "the shape is not known"
+    hidden, layers, heads, rows = (size for size in sizes if size is not None)
+    if max(hidden, layers, heads, rows) > 10**9:
+        return None, "the shape is larger than any model"
+    if max(draft.whole("experts") or 0, number(arguments, "num_local_experts", "n_routed_experts") or 0) > 1:
+        return None, "a mixture of experts, whose parameters do not all follow from the shape"
+    positions = str(draft.get("position_embedding") or arguments.get("pos_emb", "learned")).strip(" '\"")
+    rotary = positions not in ("learned_absolute", "learned", "absolute")
+    rotary = rotary or is_on(arguments, "use_rotary_position_embeddings", "use_rope")
+    gated = bool(draft.get("swiglu")) or is_on(arguments, "swiglu", "geglu", "reglu")
+    gated = gated or arguments.get("glu_activation", "None").strip() not in ("None", "")
+    no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
+    # A Trainer trains any model; only GPT-2's configuration names its width n_embd.
+    trainer = str(draft.get("engine")).startswith("hf") and not any("n_embd" in key for key in arguments)
+    known = (draft.get("engine") in _GPT2 and not trainer) or gated or rotary
+    if not known:
+        return None, "it is not known whether the model is like GPT-2"
+    seq = number(arguments, "max_position_embeddings") or draft.whole("seq")
+    if not rotary and seq is None:
+        return None, "the number of positions is not known"
+    kv_heads = draft.whole("kv_heads") or 0
+    if arguments.get("group_query_attention", "").strip() == "False":
+        kv_heads = 0
+    untied = bool(draft.get("untied_embeddings"))
+    untied = untied or is_on(arguments, "untie_embeddings_and_output_weights", "no_weight_tying")
+    return Architecture(
+        hidden,
+        layers,
+        heads,
+        rows,
+        seq or 0,
+        kv_heads=kv_heads,
+        ffn=draft.whole("ffn") or 0,
+        head_dim=number(arguments, "kv_channels") or 0,
+        gated=gated,
+        biases=not no_bias,
+        qkv_biases=not no_bias or is_on(arguments, "add_qkv_bias"),
+        learned_positions=not rotary,
+        rms_norm=arguments.get("normalization", "").strip() in ("RMSNorm", "rmsnorm"),
+        tied=not untied,
+        embedding_norm=is_on(arguments, "embed_layernorm"),
+    ), ""
+
+
+def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
+    """Add `params`: by the shape, else the program's own count; a flag says if the two differ."""
+    stated = [(fact.value, str(fact.place)) for part in parts for fact in part.facts.get("params", ())]
+    printed = [(float(value), where) for value, where in stated if isinstance(value, int | float) and value >= 0]
+    summed = _sum_of_ranks(draft, parts)
+    if printed:
+        draft.set("params_printed", printed[0][0], printed[0][1])
+    elif summed is not None:
+        draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
+    shape, why = architecture(draft, arguments)
+    draft.values.pop("params", None)
+    draft.sources.pop("params", None)
+    if shape is not None:
+        draft.set("params", shape.params, f"inferred: from the shape ({_shape_text(shape)})")
+        for value, where in printed:
+            _compare_count(draft, shape, value, where)
+        if summed is not None:
+            _compare_sum(draft, shape, *summed)
         return
-    begun = {part.file: line for part in reversed(parts) if (line := _first_step_line(part)) is not None}
-    stages = _stage_of(draft, arguments)
-    few: list[int] = []
-    pp = draft.whole("pp") or 1
-    for name, key in (("memory_allocated_gib", "allocated_gib"), ("memory_reserved_gib", "reserved_gib")):
-        figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
-        if not figures:
-            continue
-        _, highest, memory = max(figures, key=lambda each: each[1])
-        if memory.place.line < begun.get(memory.place.file, 0):
-            draft.flag(f"memory was told of before the first step ({memory.place}): training may take more")
-        peaks: dict[int, float] = {}
-        for rank, value, _ in figures:
-            if rank is not None and stages is not None and (stage := stages(rank)) is not None:
-                peaks[stage] = max(peaks.get(stage, 0.0), value)
-        if len(peaks) == pp > 1:
-            listed = [peaks[stage] for stage in range(pp)]
-            ranks = len({rank for rank, _, _ in figures})
+    useful = [(value, where) for value, where in printed if value >= 1]
+    if useful:
+        draft.set("params", round(useful[0][0]), f"{useful[0][1]}, the program's own count; {why}")
+    elif summed is not None:
+        total, where, whole = summed
+        rows, hidden = draft.whole("vocab"), draft.whole("hidden")
+        if whole and (draft.whole("pp") or 1) > 1 and rows and hidden:
             draft.set(
-                name, listed, f"the highest of each stage over {ranks} ranks, the highest of all at {memory.place}"
+                "params", round(total - rows * hidden), f"inferred: sum over the ranks ({where}), the embedding once"
             )
-        else:
-            draft.set(name, [highest], f"{memory.place}, the highest the log tells of")
-            few.append(len(peaks))
-    if few and pp > 1:
-        told = f"of {max(few)} of {pp} stages" if max(few) else "without saying of which rank"
-        draft.flag(f"memory is told {told}: one figure, the highest")
+        elif whole and (draft.whole("pp") or 1) == 1 and (draft.whole("tp") or 1) == 1:
+            draft.set("params", round(total), f"{where}, the program's own count; {why}")
+    elif printed:
+        draft.flag(f"the program counts no parameters ({printed[0][1]}): unknown, {why}")
 
 
-def _first_step_line(part: Part) -> int | None:
-    lines = [int(steps.line[0]) for steps in part.steps.values() if len(steps)]
-    lines += [line for _, _, line in part.progress[:1]]
-    return min(lines, default=None)
+def _shape_text(shape: Architecture) -> str:
+    details = [
+        "GPT-2's" if shape.is_gpt2 else "",
+        f"{shape.layers} layers",
+        f"hidden {shape.hidden}",
+        f"{shape.rows} rows of embedding",
+        f"{shape.seq} positions" if shape.learned_positions else "no learned positions",
+        "gated" if shape.gated else "",
+        f"{shape.kv_heads} KV heads" if shape.kv_heads not in (0, shape.heads) else "",
+        "untied" if not shape.tied else "",
+        "a norm after the embedding" if shape.embedding_norm else "",
+    ]
+    return ", ".join(each for each in details if each)
 
 
-def _figure(memory: Memory, key: str) -> float | None:
-    value: float | None = getattr(memory, key)
-    return value if value is not None and 0 < value < 1e6 else None
-
-
-def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int | None] | None:
-    """rank -> pipeline stage; None if the layout is not known."""
-    tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
-    if not (tp and pp and dp):
+def _compare_count(draft: Draft, shape: Architecture, value: float, where: str) -> None:
+    """Flag a program's own count that differs from the shape's, and why, if that is known."""
+    true = shape.params
+    tp = draft.whole("tp") or 1
+    if value > 0 and value % _GI == 0:
+        return _compare_gi(draft, true, int(value) // _GI, where)
+    if abs(value - true) <= _exactness(value) * true:
         return None
-    ways, each = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
-    pipes_first = is_on(arguments, "use_tp_pp_dp_mapping")
+    reason = ""
+    if value == 0:
+        reason = "parameters sharded by ZeRO-3 count as none"
+    elif abs(value * _GI / 1e9 / true - 1) < 1e-3 or (value % 1e9 == 0 and true // _GI == value / 1e9):
+        reason = "it divides by 2^30"
+    elif tp > 1 and abs(value - true - (tp - 1) * shape.replicated()) < 1e-4 * true:
+        reason = f"what each of {tp} tensor-parallel ranks holds counts {tp} times"
+    elif abs(value - true * tp) < 0.01 * true * tp and tp > 1:
+        reason = f"each of {tp} tensor-parallel ranks counts the whole model"
+    elif abs(value * (draft.whole("gpus") or 1) / true - 1) < 0.1:
+        reason = "it is one rank's share"
+    if not reason and abs(value / true - 1) <= _ROUNDING:
+        return None
+    draft.flag(
+        f"the program counts {_count(value)} parameters ({where}), the shape gives {_count(true)}"
+        + (f": {reason}" if reason else "")
+    )
+    return None
 
-    def stage(rank: int) -> int | None:
-        if not 0 <= rank < ways:
-            return None
-        return rank // (ways // pp // dp) % pp if pipes_first else rank // each
 
-    return stage
+def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> None:
+    """Flag a size that the program printed in whole units of 2^30, if it differs from the shape's."""
+    words = f"the program prints a size of {printed}B ({where}), the shape gives {_count(true)} parameters"
+    if abs(true / _GI - printed) < 1:
+        draft.flag(f"{words}: it divides by 2^30")
+    elif abs(true / 1e9 - printed) >= 1:
+        draft.flag(words)
+
+
+def _exactness(value: float) -> float:
+    """Return the relative rounding error of a count by its printed digits, as of 52.005 B or 124.44M."""
+    for unit in (1e9, 1e6, 1e3):
+        if value >= unit:
+            scaled = value / unit
+            for digits in range(7):
+                if abs(round(scaled, digits) - scaled) < 1e-9 * scaled:
+                    return 0.5 * 10.0**-digits / scaled
+    return 0.0
+
+
+def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> tuple[float, str, bool] | None:
+    """Return (sum of the ranks' counts, where, whether every tensor and pipeline rank is there); None without any."""
+    counts: dict[str, tuple[float, str]] = {}
+    for part in parts:
+        for rank, (value, place) in part.rank_params.items():
+            if math.isfinite(value):
+                counts.setdefault(rank, (value, str(place)))
+    if not counts:
+        return None
+    ways = (draft.whole("tp") or 1) * (draft.whole("pp") or 1)
+    first = next(iter(counts.values()))[1]
+    return sum(value for value, _ in counts.values()), first, len(counts) == ways
+
+
+def _compare_sum(draft: Draft, shape: Architecture, total: float, where: str, whole: bool) -> None:
+    true = shape.params
+    tp, pp = draft.whole("tp") or 1, draft.whole("pp") or 1
+    if not whole:
+        return None
+    # Ranks of ZeRO-3 each count the whole model.
+    if tp * pp > 1 and abs(total / (tp * pp) / true - 1) < 0.01:
+        return _compare_count(draft, shape, total / (tp * pp), where)
+    expected = true + (tp - 1) * shape.replicated() + (shape.rows * shape.hidden if pp > 1 and shape.tied else 0)
+    if abs(total / expected - 1) > 0.001 and abs(total / true - 1) > _ROUNDING:
+        draft.flag(f"the ranks count {_count(total)} parameters together ({where}), the shape gives {_count(true)}")
+    return None
+
+
+def _count(value: float) -> str:
+    return f"{round(value):,}"

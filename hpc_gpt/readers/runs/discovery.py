@@ -1,8 +1,7 @@
-"""The files under the paths that a user names: runs, benches, logs, Slurm scripts; and what a log's name says.
+"""The files under the paths that a user names: runs, benches, logs, Slurm scripts; and what the name of a log says.
 
-A folder is walked without following a link in a circle, and only plain files are opened. `read_log` decides by its
-first bytes what a file is; here it is judged by its name, and only if no program writes a log under such a name
-(source, pages, weights).
+Folders are walked without following circular links, and only plain files are opened. `read_log` decides by the first
+bytes whether a file is a log; here files are left out only by names that no log has (source, pages, weights).
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.readers.logs.source import STDIN
-from hpc_gpt.readers.runs.run_read import BENCH_FILE, is_bench
+from hpc_gpt.readers.runs import BENCH_FILE, is_bench
 from hpc_gpt.runs.run_folder import RunFolder
 
-_HEAD = 4096  # bytes in which a script is looked for
-_SCRIPT_HEAD = 65536  # and as many more of what is one by its name
+_HEAD = 4096  # bytes in which #SBATCH is searched
+_SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
 _LARGEST_SCRIPT = 1 << 20
-_NAMED = 8  # paths of a kind that are named
-# Names of text that may quote a log, and of what is no text.
+_NAMED = 8  # so many paths are named for each reason
+# Names of texts that may quote a log, and of files that are no text.
 _NO_LOG = re.compile(
     r"\.(?:py|pyi|ipynb|md|rst|tex|html?|css|js|ts|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|toml|ya?ml|ini|cfg|patch|diff"
     r"|svg|bib|lock|pyc|pt|pth|ckpt|safetensors|npy|npz|bin|idx|distcp|tfevents[^/]*)$",
@@ -34,9 +33,9 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 
 @dataclass
 class Discovered:
-    """What was found, in the order of the walk. `skipped`: why -> the first paths of that kind; `counts`: how many.
+    """What was found, in the order of the walk. `skipped`: reason -> the first such paths; `counts`: how many.
 
-    `benches` are files of a bench's rows: the runs and logs of their rounds, which lie beside them, are not found.
+    `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed.
     """
 
     own: list[RunFolder] = field(default_factory=list)
@@ -55,7 +54,7 @@ class Discovered:
 
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
-    """What is under the paths, each thing once. A path that does not exist is skipped with that reason."""
+    """Return what is under the paths, each file once. A path that does not exist is skipped with that reason."""
     found = Discovered()
     seen: set[tuple[int, int]] = set()
     for path in paths:
@@ -68,7 +67,7 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> Discovered:
 
 
 def notes(found: Discovered) -> list[str]:
-    """What was skipped, a line for each reason: `skipped a.png and 2 more: binary`."""
+    """Return what was skipped, one line for each reason: `skipped a.png and 2 more: binary`."""
     lines = []
     for why, count in sorted(found.counts.items()):
         others = f" and {count - 1:,} more" if count > 1 else ""
@@ -77,12 +76,12 @@ def notes(found: Discovered) -> list[str]:
 
 
 def shown(path: str) -> str:
-    """A path as a user reads it."""
+    """Return a path as it is shown to the user."""
     return "standard input" if path == STDIN else path
 
 
 def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named: bool = False) -> None:
-    """Take a file, or what is under a folder. `named`: by the user, and not found in a folder."""
+    """Take a file, or what is under a folder. `named`: the user named it."""
     try:
         about = path.stat()
     except OSError as fault:
@@ -91,7 +90,7 @@ def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named:
     if stat.S_ISDIR(about.st_mode):
         return _walk(path, found, seen)
     if key in seen:
-        return None if named else found.skip("file met before, as through a link", path)
+        return None if named else found.skip("file seen before, for example through a link", path)
     seen.add(key)
     if not stat.S_ISREG(about.st_mode):
         return found.skip("not a plain file", path)
@@ -99,7 +98,7 @@ def _take_path(path: Path, found: Discovered, seen: set[tuple[int, int]], named:
 
 
 def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
-    """Every folder below, each once, names in order."""
+    """Take every folder below, each once, sorted by name."""
     waiting = [top]
     while waiting:
         folder = waiting.pop()
@@ -108,7 +107,7 @@ def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
             key = (about.st_dev, about.st_ino)
             if key in seen:
                 if folder != top:
-                    found.skip("folder met before, as through a link", folder)
+                    found.skip("folder seen before, for example through a link", folder)
                 continue
             seen.add(key)
             with os.scandir(folder) as listing:
@@ -137,7 +136,7 @@ def _walk(top: Path, found: Discovered, seen: set[tuple[int, int]]) -> None:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # taking it tells why
+    except OSError:  # `_take_path` reports why
         return False
 
 
@@ -165,7 +164,7 @@ def _take_file(path: Path, size: int, found: Discovered, named: bool) -> None:
 
 
 def _is_script(path: Path, size: int) -> bool:
-    """Whether it is a script for sbatch: `#SBATCH` at the start of a line, in a script by its name or first line."""
+    """Return whether it is a script for sbatch: by its name or first line, with `#SBATCH` at the start of a line."""
     if size > _LARGEST_SCRIPT:
         return False
     with open(path, "rb", buffering=0) as file:
@@ -184,18 +183,18 @@ def _why(fault: OSError) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Orders `rank_10` after `rank_9`."""
+    """Return a sort key by which `rank_10` follows `rank_9`."""
     pieces = re.split(r"(\d{1,18})", name)
     return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
 
 
-# Endings that say how a file is kept or which stream it is, not what ran.
+# Suffixes that name a format or a stream, not what ran.
 _PACKED = re.compile(r"\.(?:gz|zst|zstd)$", re.IGNORECASE)
 _ENDING = re.compile(r"\.(?:log|out|err|txt|stdout|stderr|output|json|jsonl|csv)$", re.IGNORECASE)
 _PBS = re.compile(r"\.[oe](\d{2,12})$")
 _ROTATED = re.compile(r"\.(\d{1,3})$")
 _STREAM = re.compile(r"(?:^|(?<=[._-]))(?:stdout|stderr)(?=$|[._-])", re.IGNORECASE)
-# `rank_0`, `node3`, `local_rank-1`, `[worker]7`: the number is a rank's or a node's.
+# `rank_0`, `node3`, `local_rank-1`, `[worker]7`: the number of a rank or a node.
 _RANK_WORD = re.compile(
     r"(?:^|(?<=[._-]))(?:(?:local|global|node)[_-]?)?(?:rank|ranks|node|worker|proc|process|task|host|gpu)[_-]?(\d{1,7})"
     r"(?=$|[._-])",
@@ -205,14 +204,14 @@ _NUMBER = re.compile(r"\d{1,18}")
 _DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _JOB = re.compile(r"(?:slurm[-_.]?|job[-_.]?(?:id)?[-_.]?|jobid[-_.]?)(\d{1,12})(?:[_.-]|$)", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"(?:^|(?<=[._-]))(\d{5,12})(?=$|[._-])")
-# Names that any run gives its log: the folder tells the runs apart.
+# Names that any run may give its log: only the folder distinguishes the runs.
 _GENERAL = {
     *("log", "logs", "main", "main_log", "job", "run", "slurm", "nohup", "screen", "console", "console_output", "rank"),
     *("train", "training", "trainer", "train_log", "training_log", "output", "out", "stdout", "stderr", "std", "debug"),
     *("info", "err", "error"),
 }
 _ATTEMPT_FOLDER = re.compile(r"attempt_\d{1,6}$")
-# A number after these words counts runs, never ranks.
+# A number after these words is of a run, never of a rank.
 _RUN_WORD = re.compile(
     r"(?:^|[._-])(?:run|exp|experiment|trial|seed|test|bench|config|cfg|rep|try|v|lr|bs|n|tp|pp|dp|mbs|gbs)[_-]?$",
     re.IGNORECASE,
@@ -221,12 +220,12 @@ _RUN_WORD = re.compile(
 
 @dataclass(frozen=True)
 class LogName:
-    """A log's name taken apart.
+    """The parts of a log's name.
 
-    `family`: the same for all ranks and streams of one job that say so by a word (`rank_3`, `stderr`), with the
-    folder. `labelled`: such a word, or torchrun's folders, gave it a rank. `shape`: the family with each number in the
-    file's own name a `#`, and torchrun's attempts one; `numbers`: those numbers. `stem`: what is left as a name.
-    `rotation`: of `train.log.2`, 2.
+    `family`: the folder and name without words for ranks and streams (`rank_3`, `stderr`), equal for all of one job.
+    `labelled`: such a word, or a folder of torchrun's, gave it a rank. `shape`: the family with `#` for each number in
+    the file name and for torchrun's attempts; `numbers`: those numbers. `stem`: the remaining name. `rotation`: 2 for
+    `train.log.2`.
     """
 
     path: Path
@@ -241,12 +240,12 @@ class LogName:
 
     @property
     def is_errors(self) -> bool:
-        """Whether it is what a job wrote to standard error."""
+        """Whether it is the standard error of a job."""
         return bool(re.search(r"(?:\.err|stderr|\.e\d+)", self.path.name, re.IGNORECASE))
 
 
 def log_name(path: Path) -> LogName:
-    """Take a name apart.
+    """Split a log's name into its parts.
 
     >>> name = log_name(Path("logs/gpt-4711-rank_3.err"))
     >>> name.stem, name.rank, name.job_id, name.is_errors
@@ -281,7 +280,7 @@ def log_name(path: Path) -> LogName:
 
 
 def job_id_of(stem: str) -> str | None:
-    """The job id in a name: after `slurm-` or `job`, else the last number of five digits or more that is no date.
+    """Return the job id in a name: after `slurm-` or `job`, else the last number of five or more digits but no date.
 
     >>> [job_id_of(stem) for stem in ("slurm-4711_3", "gpt2_base_n4-1832555", "run-20240131", "gpt2")]
     ['4711', '1832555', None, None]
@@ -293,27 +292,20 @@ def job_id_of(stem: str) -> str | None:
 
 
 def is_rank_number(names: list[LogName], position: int) -> bool:
-    """Whether the number at a position of names alike may be a rank: 0 or 1 to n without a gap, no run's count.
+    """Return whether the number at a position of similar names may be a rank: from 0 or 1 to n without a gap.
 
-    An array's tasks (`slurm-4711_3`) are runs.
+    A number of a run is no rank, nor is that of an array task (`slurm-4711_3`).
     """
-    texts = [name.numbers[position] for name in names]
-    numbers = sorted(int(text) for text in texts)
-    if (
-        len(numbers) < 2
-        or numbers[0] > 1
-        or numbers[-1] - numbers[0] != len(numbers) - 1
-        or len(set(numbers)) < len(numbers)
-    ):
+    numbers = sorted(int(name.numbers[position]) for name in names)
+    if len(numbers) < 2 or numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return False
     stem = names[0].stem
-    begin = list(_NUMBER.finditer(stem))[position].start()
-    before = stem[:begin]
+    before = stem[: list(_NUMBER.finditer(stem))[position].start()]
     return not _RUN_WORD.search(before) and not re.search(r"\d{3,12}_$", before)
 
 
 def telling_folders(path: Path) -> list[str]:
-    """The folders above a log that may name a run: not a rank's, a node's or torchrun's."""
+    """Return the folders above a log that may name a run: not those of ranks, nodes or torchrun."""
     found: list[str] = []
     before = ""
     for folder in path.absolute().parent.parts[1:]:
@@ -325,13 +317,13 @@ def telling_folders(path: Path) -> list[str]:
 
 
 def without_number(name: LogName, position: int) -> LogName:
-    """The name without the number at a position, which is a rank's."""
+    """Return the name without the number at a position, which is a rank."""
     found = list(_NUMBER.finditer(name.stem))[position]
     return replace(name, stem=_tidy(f"{name.stem[: found.start()].rstrip('._-')}{name.stem[found.end() :]}"))
 
 
 def is_general(stem: str) -> bool:
-    """Whether a name says nothing about a run, and its folder names it: `train`, `stdout`, nothing at all."""
+    """Return whether a name says nothing about a run: `train`, `stdout`, or an empty name."""
     return not stem or stem.lower() in _GENERAL
 
 

@@ -1,4 +1,4 @@
-"""A record in the making: what logs state of each field, which of it is taken, from where, and what looks wrong."""
+"""A record while it is built: what logs state of each field, which value is used, its source, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from functools import cache
 from typing import Any
 
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.fields import TEXT_FIELDS
-from hpc_gpt.readers.logs.part import Part, Place
-from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.readers.logs import Part, Place
+from hpc_gpt.readers.pattern import TEXT_FIELDS, Dialect
 from hpc_gpt.secrets import hide_secrets
 
-# Who states a value; the higher goes first, as it is nearer to what ran.
+# Who states a value; the highest is used, as it is nearest to what ran.
 SAID, ASKED, SCRIPT = 3, 2, 1
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A value, who states it (SAID, ASKED or SCRIPT) and where, as `file:line`."""
+    """A value, who states it (SAID, ASKED or SCRIPT), and where (`file:line`)."""
 
     value: Any
     by: int
@@ -33,13 +32,13 @@ def _by_name() -> dict[str, Dialect]:
 
 
 def dialects_of(part: Part) -> list[Dialect]:
-    """The dialects with lines in a part, that with most lines first."""
+    """Return the dialects with lines in a part, the one with most lines first."""
     names = sorted(part.dialects, key=lambda name: -part.dialects[name])
     return [_by_name()[name] for name in names if name in _by_name()]
 
 
 class _Watched(UserDict[str, str]):
-    """Arguments that remember which of them were looked at and are there."""
+    """Arguments that remember which of them were read."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.read: dict[str, None] = {}
@@ -51,43 +50,43 @@ class _Watched(UserDict[str, str]):
         return text
 
 
-def _settled(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
-    """What each dialect makes of a dump of arguments: the dialect, {field: value}, the arguments it looked at."""
+def _interpreted(part: Part) -> Iterator[tuple[Dialect, Mapping[str, Any], list[str]]]:
+    """Yield (dialect, {field: value}, the arguments it read) for each dialect that interprets a dump of arguments."""
     if part.arguments:
         for dialect in dialects_of(part):
-            if dialect.settle is not None:
+            if dialect.interpret is not None:
                 watched = _Watched({key: text for key, (text, _) in part.arguments.items()})
-                yield dialect, dialect.settle(watched), list(watched.read)
+                yield dialect, dialect.interpret(watched), list(watched.read)
 
 
 def asked_at(part: Part) -> dict[str, Stated]:
-    """Fields that follow from a part's dump, each with the line of the argument that it depends on."""
+    """Return the fields that follow from a part's dump, each with the line of the argument that it depends on."""
     found: dict[str, Stated] = {}
-    for dialect, settled, read in _settled(part):
-        for name, key in _argument_of(dialect, settled, read, part).items():
+    for dialect, fields, read in _interpreted(part):
+        for name, key in _argument_of(dialect, fields, read, part).items():
             if name not in found:
                 place = part.arguments[key][1] if key else Place(part.file, part.first_line)
-                found[name] = Stated(settled[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
+                found[name] = Stated(fields[name], ASKED, f"{place} (argument{' ' + key if key else 's'})")
     return found
 
 
-def _argument_of(dialect: Dialect, settled: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
-    """The argument that each field depends on: with another text for it, or else without it, the field changes.
+def _argument_of(dialect: Dialect, fields: Mapping[str, Any], read: Sequence[str], part: Part) -> dict[str, str]:
+    """Return the argument that each field depends on: with another text for it, or else without it, the field changes.
 
-    Arguments with the field's own value are tried first. If two have it, another text finds the one that counts:
-    leaving out one alone changes nothing. "" if there is none.
+    Arguments with the value of the field are tried first. If two of them have it, leaving out one changes nothing, but
+    another text does. "" if no argument changes the field.
     """
-    settle = dialect.settle
-    assert settle is not None
+    interpret = dialect.interpret
+    assert interpret is not None
     texts = {key: text for key, (text, _) in part.arguments.items()}
 
     @cache
     def changed(key: str, missing: bool) -> Mapping[str, Any]:
         other = {each: text for each, text in texts.items() if each != key}
-        return settle(other if missing else {**other, key: _other(texts[key])})
+        return interpret(other if missing else {**other, key: _other(texts[key])})
 
     found: dict[str, str] = {}
-    for name, value in settled.items():
+    for name, value in fields.items():
         alike = [key for key in read if texts[key].strip() == str(value)]
         trials = ((key, missing) for missing in (False, True) for key in dict.fromkeys([*alike, *read]))
         depends = (key for key, missing in trials if changed(key, missing).get(name) != value)
@@ -96,7 +95,7 @@ def _argument_of(dialect: Dialect, settled: Mapping[str, Any], read: Sequence[st
 
 
 def _other(text: str) -> str:
-    """A text that means something else."""
+    """Return a text that means something else."""
     text = text.strip()
     if text.isdecimal() and len(text) < 19:
         return str(int(text) + 1)
@@ -104,7 +103,7 @@ def _other(text: str) -> str:
 
 
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
-    """Every value that parts state of each field, the nearest to what ran first; equal ones once."""
+    """Return every value that parts state of each field, the nearest to what ran first; equal values once."""
     facts = (fact for part in parts for fact in part.facts.items())
     said = [(name, Stated(fact.value, SAID, str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
@@ -115,18 +114,16 @@ def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     return found
 
 
-# Two parts in which one of these differs are not of one run.
+# Two parts that differ in one of these are not of one run.
 _MARKS = ("gpus", "tp", "pp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
-
-
 Marks = Mapping[str, frozenset[Any]]
 
 
 def marks(part: Part) -> Marks:
-    """What tells one run from another: layout, shape and batch, as far as the part says."""
+    """Return what distinguishes runs: layout, shape and batch, as far as the part says."""
     asked: dict[str, Any] = {}
-    for _, settled, _ in _settled(part):
-        asked = {**settled, **asked}
+    for _, fields, _ in _interpreted(part):
+        asked = {**fields, **asked}
     found = {name: {fact.value for fact in part.facts.get(name, ())} for name in _MARKS}
     for name in found.keys() & asked.keys():
         found[name].add(asked[name])
@@ -134,18 +131,17 @@ def marks(part: Part) -> Marks:
 
 
 def contradict(one: Marks, other: Marks) -> bool:
-    """Whether the marks of two parts show that they are not of one run."""
+    """Return whether the marks of two parts show that they are not of one run."""
     return any(not one[name] & other[name] for name in one.keys() & other.keys())
 
 
 def united(one: Marks, other: Marks) -> Marks:
-    """The marks of two parts that do not contradict each other."""
+    """Return the marks of two parts that do not contradict each other."""
     return {**other, **{name: values & other.get(name, values) for name, values in one.items()}}
 
 
-# Larger than any size or count of a training run.
-_LARGEST = 10**18
-# Fields for which a flag says if two places differ, and what they are called in it.
+_LARGEST = 10**18  # no size or count of a training is larger
+# Fields for which a flag reports two different values, and their names in the flag.
 _COMPARED = {
     "gpus": "GPUs",
     "nodes": "nodes",
@@ -163,12 +159,12 @@ _COMPARED = {
     "zero_stage": "the ZeRO stage",
     "dtype": "the dtype",
 }
-_WORDS = {SAID: "the log says", ASKED: "the arguments ask for", SCRIPT: "the script beside says"}
+_WORDS = {SAID: "the log says", ASKED: "the arguments ask for", SCRIPT: "the script next to it says"}
 
 
 @dataclass
 class Draft:
-    """Values and sources by field, flags in the order found."""
+    """Values and sources by field, and flags in order."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -178,11 +174,11 @@ class Draft:
         return self.values.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """The value, None if it is not known."""
+        """Return the value, None if it is not known."""
         return self.values.get(name)
 
     def whole(self, name: str) -> int | None:
-        """The value of a size or count, at least 1; None if it is not known."""
+        """Return the value of a size or count, at least 1; None if it is not known."""
         value = self.values.get(name)
         return value if isinstance(value, int) and value > 0 else None
 
@@ -192,7 +188,7 @@ class Draft:
         self.sources[name] = source
 
     def infer(self, name: str, value: Any, how: str) -> None:
-        """Set a field that nothing states, unless it is known."""
+        """Set a field that follows from others, unless it is known."""
         if name not in self and value is not None:
             self.set(name, value, f"inferred: {how}")
 
@@ -203,9 +199,9 @@ class Draft:
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
-    """The fields as they are stated: what a program says goes before what it was asked, and that before the script.
+    """Return the stated fields: what a program says precedes what it was asked for, and that precedes the script.
 
-    If two of them differ, a flag says so with both places.
+    If two of them differ, a flag says it, with both places.
     """
     draft = Draft()
     for name in dict.fromkeys([*found, *beside]):
@@ -226,7 +222,7 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
 def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
     values = [value for value, each in usable if each.by == SAID]
     if name == "global_batch" and len(values) > 1 and values == sorted(values):
-        # It grows as `--rampup-batch-size` asks; what follows from it is of the largest.
+        # `--rampup-batch-size`: the figures that follow are of the largest batch.
         largest, where = [(value, each) for value, each in usable if each.by == SAID][-1]
         draft.set(name, largest, f"{where.source}, the largest of {len(values)}")
         draft.flag(f"the global batch grew during the run, from {values[0]} to {largest} ({where.source})")
@@ -239,7 +235,7 @@ def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[
 
 
 def _usable(name: str, value: Any) -> Any:
-    """A value fit for its field; None for a size that no training has."""
+    """Return the value as its field has it; None for a size that no training has."""
     if name in TEXT_FIELDS or isinstance(value, str):
         text = hide_secrets(" ".join(str(value).split()))[:200]
         return text or None

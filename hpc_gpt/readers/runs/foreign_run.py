@@ -1,33 +1,32 @@
-"""Runs that other programs logged: from the logs that were found to records and steps, each under a name of its own."""
+"""Runs of other programs: from their logs to records and steps, each run with its own name."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.logs.part import Part
-from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.readers.logs import Memory, Part
+from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.logs.source import STDIN
-from hpc_gpt.readers.runs.derived import add_gpus, add_memory, add_stages, derive, step_tokens
+from hpc_gpt.readers.runs import RunRead, add_figures
+from hpc_gpt.readers.runs.derived import add_gpus, add_params, add_stages, derive, is_on, step_tokens
 from hpc_gpt.readers.runs.discovery import Discovered, is_general, telling_folders
 from hpc_gpt.readers.runs.draft import Draft, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.log_steps import LogSteps, run_steps, steps_to_show
 from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_times
-from hpc_gpt.readers.runs.run_read import RunRead, add_figures
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
-from hpc_gpt.readers.runs.true_params import add_params
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
-MOST_ROWS = 1 << 19  # lines of steps that are held of all logs: some 50 MB, and as much again as steps of runs
-NOT_KNOWN = "holds no line that a reader knows"
-# Fields that no key of a record holds, and where settings keep them.
+MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
+NOT_KNOWN = "has no line that a reader knows"
+# Fields without a key of the record: they are in `settings`.
 _SETTINGS = (
     *("cp", "ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
     *("save_interval", "gpus_per_node", "sequence_parallel", "flash_attention", "distributed_optimizer"),
@@ -35,19 +34,19 @@ _SETTINGS = (
     *("experts", "experts_per_token", "swiglu", "untied_embeddings", "position_embedding", "global_batch_tokens"),
     *("resumed_step", "allreduce_gbit_per_s", "allreduce_bus_gbit_per_s", "nccl_bus_gbyte_per_s"),
 )
-# Dialects of lines that many programs print.
+# Dialects whose lines many programs print.
 _NO_ENGINE = frozenset(("tqdm", "generic", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_log) -> list[RunRead]:
-    """The runs in the logs that were found. What is no log after all is counted in `found`."""
+def read_foreign_runs(found: Discovered) -> list[RunRead]:
+    """Return the runs in the logs that were found. Files that are no logs are counted in `found`."""
     logs: list[tuple[Path, list[Part]]] = []
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     held = 0
     for path in found.logs:
-        log = read(path)
+        log = read_log(path)
         if log.refused is not None:
             found.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):
@@ -61,13 +60,13 @@ def read_foreign_runs(found: Discovered, read: Callable[[Path], LogRead] = read_
             left_out[log.parts[0].file] = log.left_out
     runs = group_logs(logs, silent)
     scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
-    names = _names(runs)
     found_runs = []
-    for run, name in zip(runs, names, strict=True):
+    for run, name in zip(runs, _names(runs), strict=True):
         of_files: Counter[str] = Counter()
         for file in {part.file for part in run.parts}:
             of_files.update(left_out.get(file, {}))
-        found_runs.append(read_foreign(run, name, _script(run, scripts), of_files))
+        beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
+        found_runs.append(read_foreign(run, name, next(filter(None, beside), None), of_files))
     return found_runs
 
 
@@ -76,9 +75,9 @@ def _rows(parts: Sequence[Part]) -> int:
 
 
 def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
-    """Halve the longest stretches until half of MOST_ROWS are left; returns how many lines of steps are left.
+    """Halve the longest tables until half of MOST_ROWS is left; return how many lines of steps are left.
 
-    Their stride says so, and with it a flag of the run.
+    Their stride says it, and then a flag of the run.
     """
     parts = [part for _, found in logs for part in found]
     longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
@@ -91,20 +90,13 @@ def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
     return _rows(parts)
 
 
-def _script(run: RunParts, scripts: Sequence[Script]) -> Script | None:
-    for name in run.names:
-        if (script := script_beside(name.path, name.stem, scripts)) is not None:
-            return script
-    return None
-
-
-# (folders, whether the log's name is added), from short to long, of a log whose own name says nothing, and of others.
+# (folders, whether the log's name is added), from short to long: for a log whose own name says nothing, and for others.
 _OF_GENERAL = ((1, False), (2, False), (1, True), (2, True), (3, False), (3, True), (5, True), (9, True))
 _OF_NAMED = tuple((folders, True) for folders in (0, 1, 2, 3, 4, 5, 7, 9))
 
 
 def _names(runs: Sequence[RunParts]) -> list[str]:
-    """A name for each run: the log's, or its folder's if that says nothing; with more folders if two are the same."""
+    """Return a name for each run: the log's, or its folder's if that says nothing; more folders if two are equal."""
     names = [_name(run, 0) for run in runs]
     for length in range(1, len(_OF_NAMED)):
         twice = {name for name, count in Counter(names).items() if count > 1}
@@ -119,7 +111,7 @@ def _names(runs: Sequence[RunParts]) -> list[str]:
 
 
 def _name(run: RunParts, length: int) -> str:
-    """The second run of a file is `name#2`."""
+    """Return a name of that length. The second run of a file is `name#2`."""
     log = run.names[0]
     if str(log.path) == STDIN:
         name = "stdin"
@@ -134,12 +126,12 @@ def _name(run: RunParts, length: int) -> str:
 def read_foreign(
     run: RunParts, name: str, script: Script | None = None, left_out: Mapping[str, int] | None = None
 ) -> RunRead:
-    """The run that parts of logs make up.
+    """Return the run that parts of logs make up.
 
-    `name`: unique among the runs of a report. `left_out`: what was skipped of its files, in words -> how often.
+    `name`: unique among the runs of a report. `left_out`: what was skipped of its files -> how often.
     """
     parts = run.parts
-    # Of the last attempt that has a dump, with what only earlier ones have.
+    # Of the last attempt with a dump, and what only earlier ones have.
     arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
     draft = draft_of(stated(parts), script.facts() if script else {})
     planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
@@ -167,14 +159,14 @@ def read_foreign(
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
-    """The program whose log it is: that of the lines of steps, else of the totals, else the one with an engine."""
+    """Return the program of the log: the one of the lines of steps, else of the totals, else one with an engine."""
     if steps.dialect is not None:
         return steps.dialect
     for part in parts:
         for fact in part.totals.values():
             return fact.dialect
     found = [each for part in parts for each in dialects_of(part)]
-    # Else a training program's, and not that of a launcher or a scheduler.
+    # Else a training program, and no launcher or scheduler.
     trained = [each.name for each in found if each.engine is not None]
     trains = [each.name for each in found if any(one.kind in ("step", "progress", "total") for one in each.patterns)]
     return next(iter([*trained, *trains]), None)
@@ -190,7 +182,7 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
         elif own is not None and own.name not in _NO_ENGINE:
-            draft.infer("engine", own.name, "the program whose lines they are")
+            draft.infer("engine", own.name, "the program of these lines")
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -203,7 +195,7 @@ def _add_name(draft: Draft, run: RunParts) -> None:
 
 
 def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_out: Mapping[str, int]) -> None:
-    """What the readers left out, and what must be known about the program's figures."""
+    """Flag what the readers left out, and what must be known about the program's figures."""
     counts = Counter(left_out)
     for part in parts:
         counts.update(part.left_out)
@@ -217,13 +209,13 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
 
 
 def _flag_samples(draft: Draft) -> None:
-    """Flag a program that counts the samples of its data, and not those it ran: the last batch is filled up."""
+    """Flag a program that counts the samples of its data instead of those it ran: the last batch is filled up."""
     counted = draft.whole("samples_total")
     if counted is None and (each := draft.whole("samples_per_epoch")) and (epochs := draft.whole("epochs")):
         counted = each * epochs
     batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
     if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
-        draft.flag(f"the program counts {counted} samples, where {planned} x {batch} = {planned * batch} were run")
+        draft.flag(f"the program counts {counted} samples, but {planned} x {batch} = {planned * batch} were run")
 
 
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:
@@ -257,9 +249,9 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
 
 
 def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens: int | None) -> Record:
-    """With the speed that the program printed, and that of a step's `tokens`, if the record has no figure of its own.
+    """Return the record with the printed TFLOPs, and tokens/s as printed or by `tokens` of a step if it has none.
 
-    A log as nanoGPT's has neither batch, seq nor rate.
+    A log such as nanoGPT's has neither batch, seq nor rate.
     """
     found: dict[str, tuple[float, str]] = {}
     chosen = steps.steady if steps.steady.any() else steps.counts
@@ -283,3 +275,69 @@ def _with_printed(record: Record, steps: LogSteps, parts: Sequence[Part], tokens
                 found["tokens_per_s"] = (tokens / record.step_s, f"{tokens} tokens a step / step_s")
     sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
     return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources)  # type: ignore[arg-type]
+
+
+def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
+    """Add both lists of peak memory: one figure per stage if ranks of every stage print it, else the highest of all.
+
+    Rank order: tp fastest, then cp and dp, then pp, as in Megatron and DeepSpeed; with Megatron's
+    `--use-tp-pp-dp-mapping` pp before dp.
+    """
+    parts = list(parts)
+    seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
+    if not seen:
+        return
+    begun = {part.file: line for part in reversed(parts) if (line := _first_step_line(part)) is not None}
+    stages = _stage_of(draft, arguments)
+    few: list[int] = []
+    pp = draft.whole("pp") or 1
+    for name, key in (("memory_allocated_gib", "allocated_gib"), ("memory_reserved_gib", "reserved_gib")):
+        figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
+        if not figures:
+            continue
+        _, highest, memory = max(figures, key=lambda each: each[1])
+        if memory.place.line < begun.get(memory.place.file, 0):
+            draft.flag(f"memory was printed before the first step ({memory.place}): training may take more")
+        peaks: dict[int, float] = {}
+        for rank, value, _ in figures:
+            if rank is not None and stages is not None and (stage := stages(rank)) is not None:
+                peaks[stage] = max(peaks.get(stage, 0.0), value)
+        if len(peaks) == pp > 1:
+            listed = [peaks[stage] for stage in range(pp)]
+            ranks = len({rank for rank, _, _ in figures})
+            draft.set(
+                name, listed, f"the highest of each stage over {ranks} ranks, the highest of all at {memory.place}"
+            )
+        else:
+            draft.set(name, [highest], f"{memory.place}, the highest in the log")
+            few.append(len(peaks))
+    if few and pp > 1:
+        known = f"of {max(few)} of {pp} stages" if max(few) else "without the rank"
+        draft.flag(f"memory is printed {known}: one figure, the highest")
+
+
+def _first_step_line(part: Part) -> int | None:
+    lines = [int(steps.line[0]) for steps in part.steps.values() if len(steps)]
+    lines += [line for _, _, line in part.progress[:1]]
+    return min(lines, default=None)
+
+
+def _figure(memory: Memory, key: str) -> float | None:
+    value: float | None = getattr(memory, key)
+    return value if value is not None and 0 < value < 1e6 else None
+
+
+def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int | None] | None:
+    """Return a function from rank to pipeline stage; None if the layout is not known."""
+    tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
+    if not (tp and pp and dp):
+        return None
+    ways, each = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
+    pipes_first = is_on(arguments, "use_tp_pp_dp_mapping")
+
+    def stage(rank: int) -> int | None:
+        if not 0 <= rank < ways:
+            return None
+        return rank // (ways // pp // dp) % pp if pipes_first else rank // each
+
+    return stage

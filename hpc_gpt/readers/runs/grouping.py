@@ -1,20 +1,19 @@
-"""Which logs, and which stretches of one, are of one run.
+"""Which logs, and which parts of a log, are of one run.
 
-The rule. Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
+Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
 
-1. Stretches of one file are attempts of one run, unless the earlier one had finished. Steps that are counted anew in
-   each pass over the data are no attempts (`is_next_epoch`).
-2. Files whose names differ only in a rank or node that a word names (`rank_0`, `node3/`, torchrun's
-   `attempt_0/3/stdout.log`) or in the stream (`.out`, `.err`, `.log`) are one run. Those without a rank in their name
-   are if at most one holds steps, or both hold the same ones.
-3. Files whose names differ in one bare number from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`) are ranks
-   of one run if only one holds steps and no other dumped arguments, or one other alone did; or if all hold the same
-   steps with the same losses but not the same times. A number after `run`, `exp`, `seed` and the like, or an array's,
-   counts runs.
-4. Files of one folder and of names that differ only in numbers (job ids, rotations) are attempts of one run if the
-   later one's steps go on from the earlier one's, or if the earlier came to no step and both were asked for the same,
-   checkpoints in the same folder included.
-5. A log without steps joins the run of its job id, or the only run of its folder.
+1. The parts of one file are attempts of one run, unless the earlier one had finished. If a program restarts its step
+   count in each epoch, the epochs are one attempt (`is_next_epoch`).
+2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
+   in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
+   or both have the same steps.
+3. Files whose names differ in one bare number, from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`), are ranks
+   of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the same
+   losses but different times. A number after `run`, `exp`, `seed` and the like, or of an array task, is of a run.
+4. Files of one folder whose names differ only in numbers (job ids, rotations) are attempts of one run if the later one
+   continues the steps of the earlier one, or if the earlier one has no step and both were asked for the same,
+   including the checkpoint folder.
+5. A log without steps joins the run of its job id, else the only run of its folder.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
 from hpc_gpt.readers.runs.log_steps import (
@@ -40,21 +39,21 @@ from hpc_gpt.readers.runs.log_steps import (
     step_span,
 )
 
-# Arguments that may differ between attempts of one run: who runs it, where from, for how long, what is reported of it.
+# Arguments that may differ between attempts of one run: ranks, hosts, checkpoints to load, time limits, reporting.
 _OF_AN_ATTEMPT = re.compile(
     r"(?:^|_)(?:rank|port|addr|address|host|hosts|hostname|nodelist|node_list|job|time|date|load|resume|resumed|finetune"
     r"|iteration|consumed|exit|tensorboard|wandb|log_?dir|logging_dir|run_name|profile|verbose|debug)(?:_|$)",
     re.IGNORECASE,
 )
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
-_LOOK_BACK = 50  # files of a name alike among which an earlier attempt is looked for
+_LOOK_BACK = 50  # files with similar names among which an earlier attempt is searched
 
 
 @dataclass
 class RunParts:
-    """The parts of one run: of each attempt all ranks', the one with the steps first.
+    """The parts of one run: for each attempt those of all ranks, the one with the steps first.
 
-    `number`: which run of its file. `marks`: layout, shape and batch, as far as its parts say.
+    `marks`: layout, shape and batch, as far as its parts say. `number`: which run of its file it is.
     """
 
     names: list[LogName]
@@ -68,7 +67,7 @@ class RunParts:
 
     @property
     def parts(self) -> list[Part]:
-        """All parts, the last attempt's first."""
+        """All parts, those of the last attempt first."""
         return [part for attempt in reversed(self.attempts) for part in attempt]
 
     @property
@@ -77,15 +76,15 @@ class RunParts:
 
     @property
     def job_ids(self) -> set[str]:
-        """Ids of the jobs, from the names and from what the logs say."""
+        """The ids of its jobs, from file names and logs."""
         said = {str(fact.value) for part in self.parts for fact in part.facts.get("job_id", ())}
         return said | {name.job_id for name in self.names if name.job_id}
 
 
 def group_logs(logs: Sequence[tuple[Path, Sequence[Part]]], silent: Sequence[Path] = ()) -> list[RunParts]:
-    """The runs that logs and their parts make up, in the order of the logs.
+    """Return the runs of logs and their parts, in the order of the logs.
 
-    `silent`: files in which nothing is known. They fill the gaps between the numbers of ranks.
+    `silent`: files without a known line. They fill gaps in the numbers of ranks.
     """
     names: dict[Hashable, list[LogName]] = defaultdict(list)
     for path in silent:
@@ -105,7 +104,7 @@ def _numbered(run: RunParts) -> Hashable:
 def _merged(
     runs: Iterable[RunParts], key: Callable[[RunParts], Hashable], join: Callable[[list[RunParts]], list[RunParts]]
 ) -> list[RunParts]:
-    """The runs, those of one key joined as `join` decides, each in the place of its first."""
+    """Return the runs, those with the same key joined as `join` decides, at the place of the first of them."""
     buckets: dict[Hashable, list[RunParts]] = defaultdict(list)
     for run in runs:
         buckets[key(run)].append(run)
@@ -116,33 +115,29 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
         last, own = runs[-1] if runs else None, marks(part)
-        if last is not None and not contradict(last.marks, own) and is_next_epoch(last.attempts[-1][0], part):
-            last.attempts[-1][0] = join_epochs(last.attempts[-1][0], part)
-            last.marks = united(last.marks, own)
+        if last is None or contradict(last.marks, own):
+            runs.append(RunParts([name], [[part]], own, len(runs) + 1))
             continue
-        if last is not None and not _finished(last.attempts[-1]) and _same_run(last, part, own):
+        before = last.attempts[-1][0]
+        if is_next_epoch(before, part):
+            last.attempts[-1][0] = join_epochs(before, part)
+        elif not _finished(last.attempts[-1]) and _asked_alike(before, part):
             last.attempts.append([part])
-            last.marks = united(last.marks, own)
         else:
             runs.append(RunParts([name], [[part]], own, len(runs) + 1))
+            continue
+        last.marks = united(last.marks, own)
     return runs
 
 
-def _same_run(run: RunParts, part: Part, own: Marks) -> bool:
-    before = run.attempts[-1][0]
-    return not contradict(run.marks, own) and not (
-        before.arguments and part.arguments and not _asked_alike(before, part)
-    )
-
-
 def _asked_alike(one: Part, other: Part) -> bool:
-    """Whether the dumps agree in every argument both have, but for those of an attempt."""
+    """Return whether the dumps agree in every argument that both have, except for those of an attempt."""
     both = one.arguments.keys() & other.arguments.keys()
     return not any(one.arguments[key][0] != other.arguments[key][0] and not _OF_AN_ATTEMPT.search(key) for key in both)
 
 
 def _finished(attempt: Sequence[Part]) -> bool:
-    """Whether the program said that it was done, or trained the last step it was to train."""
+    """Return whether the program said that it was done, or trained the last planned step."""
     for part in attempt:
         span, planned = step_span(part), part.fact("steps_planned")
         if part.totals or any(ended == "done" for ended, _ in part.ends):
@@ -155,11 +150,11 @@ def _finished(attempt: Sequence[Part]) -> bool:
 def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     """Rule 4: attempts in files of their own."""
     kept: list[RunParts] = []
-    # Of very many logs with similar names each is compared with some before it: what takes long is done once.
+    # Each of very many similar logs is compared with some before it, so the spans are computed once.
     spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
     for run in sorted(bucket, key=_order):
-        near = [each for each in reversed(kept[-_LOOK_BACK:]) if _may_go_on(each, run, spans)]
-        earlier = next((each for each in near if _goes_on(each, run)), None)
+        near = [each for each in reversed(kept[-_LOOK_BACK:]) if _may_continue(each, run, spans)]
+        earlier = next((each for each in near if _continues(each, run)), None)
         if earlier is None:
             kept.append(run)
         else:
@@ -172,26 +167,26 @@ def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
 def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
     at = next((part.first_at for part in run.attempts[0] if part.first_at is not None), None)
     name = run.names[0]
-    # A rotated log is older the higher its number.
+    # The higher the number of a rotated log, the older it is.
     older = -(name.rotation or 0)
     numbers = tuple(int(number) for number in re.findall(r"\d{1,18}", str(name.path)))
     return at if at is not None else 0.0, older, numbers, str(name.path)
 
 
-def _may_go_on(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
-    """Whether the later one can go on from the earlier one, by their steps."""
+def _may_continue(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
+    """Return whether the steps of `later` can continue those of `earlier`."""
     before, after = spans[id(earlier.attempts[-1][0])], spans[id(later.attempts[0][0])]
     return before is None or (after is not None and before[0] < after[0])
 
 
-def _goes_on(earlier: RunParts, later: RunParts) -> bool:
-    """Whether the later one goes on from where the earlier one ended."""
+def _continues(earlier: RunParts, later: RunParts) -> bool:
+    """Return whether `later` is an attempt that continues where `earlier` ended."""
     one, other = earlier.attempts[-1][0], later.attempts[0][0]
     if earlier.names[0].path.parent != later.names[0].path.parent and "#attempt" not in later.names[0].shape:
         return False
     if earlier.names[0].path == later.names[0].path or contradict(earlier.marks, later.marks):
         return False
-    if one.arguments and other.arguments and not _asked_alike(one, other):
+    if not _asked_alike(one, other):
         return False
     if one.first_at is not None and other.first_at is not None and other.first_at < one.first_at:
         return False
@@ -208,7 +203,7 @@ def _goes_on(earlier: RunParts, later: RunParts) -> bool:
 
 
 def _same_folder(one: Part, other: Part) -> bool:
-    """Whether both were asked for the same, and to keep their checkpoints in the same folder."""
+    """Return whether both keep their checkpoints in the same folder."""
     for key in _FOLDERS:
         folders = [part.arguments[key][0] for part in (one, other) if key in part.arguments]
         if len(folders) == 2 and folders[0] == folders[1] and folders[0] not in ("", "None"):
@@ -217,12 +212,14 @@ def _same_folder(one: Part, other: Part) -> bool:
 
 
 def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
-    """Rule 5: what a job's script, launcher or scheduler wrote beside the program's own log."""
-    training = [run for run in runs if run.has_steps]
-    silent = [run for run in runs if not run.has_steps]
+    """Rule 5: what the script, launcher or scheduler of a job wrote in addition to the program's own log."""
     by_folder: dict[Path, list[RunParts]] = defaultdict(list)
     by_job: dict[str, list[RunParts]] = defaultdict(list)
-    for run in training:
+    silent = []
+    for run in runs:
+        if not run.has_steps:
+            silent.append(run)
+            continue
         by_folder[run.names[0].path.parent].append(run)
         for job_id in run.job_ids:
             by_job[job_id].append(run)
@@ -231,7 +228,7 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
         ids = run.job_ids
         of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
         beside = by_folder.get(run.names[0].path.parent, [])
-        # A run whose logs name no job may be that of any.
+        # A run whose logs name no job may be of any job.
         wanted = of_job if of_job else [] if _begins(run) else [each for each in beside if not (ids and each.job_ids)]
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
@@ -240,13 +237,13 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
 
 
 def _join_family(bucket: list[RunParts]) -> list[RunParts]:
-    """Rule 2: ranks and streams that say so in their names."""
+    """Rule 2: ranks and streams that are labelled in their names."""
     files: dict[Path, list[RunParts]] = defaultdict(list)
     for run in bucket:
         files[run.names[0].path].append(run)
     if len(files) < 2:
         return bucket
-    # The main log: of most steps, then of the lowest rank, then not the errors.
+    # The main log has most steps, then the lowest rank, then is not standard error.
     first = min(files, key=lambda path: _main_first(files[path]))
     main_logs, rest = list(files[first]), [run for path in files if path != first for run in files[path]]
     for run in rest:
@@ -279,7 +276,7 @@ def _is_rank_of(run: RunParts, main: RunParts) -> bool:
 
 
 def _same_steps(one: Part, other: Part) -> bool | None:
-    """Whether two parts that hold the same steps give the same times too; None if they do not hold the same."""
+    """Return whether two parts with the same steps also have the same times; None if their steps differ."""
     first, second = main_steps(one), main_steps(other)
     if first is None or second is None:
         spans = step_span(one), step_span(other)
@@ -300,7 +297,7 @@ def _same_steps(one: Part, other: Part) -> bool | None:
 
 
 def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
-    """The main log whose time the run's falls into, else the last."""
+    """Return the last main log that began before the run, else the last one."""
     at = run.parts[0].first_at
     if at is not None:
         for main in reversed(main_logs):
@@ -311,7 +308,7 @@ def _nearest(run: RunParts, main_logs: Sequence[RunParts]) -> RunParts:
 
 
 def _add_rank(main: RunParts, rank: RunParts) -> None:
-    """Add another rank's parts to the attempts that they belong to."""
+    """Add the parts of another rank to their attempts."""
     main.names += rank.names
     main.marks = united(main.marks, rank.marks)
     alike = len(rank.attempts) == len(main.attempts)
@@ -321,7 +318,7 @@ def _add_rank(main: RunParts, rank: RunParts) -> None:
 
 
 def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
-    """The attempt of a main log that other parts are of: by the time of day, else the last."""
+    """Return the attempt of a main log that other parts belong to: by the time of day, else the last."""
     at = next((part.first_at for part in attempt if part.first_at is not None), None)
     for index in range(len(main.attempts) - 1, 0, -1):
         begun = main.attempts[index][0].first_at
@@ -332,9 +329,9 @@ def _attempt_at(main: RunParts, attempt: Sequence[Part]) -> int:
 
 
 def _join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> list[RunParts]:
-    """Rule 3: ranks that are a bare number in the file's name.
+    """Rule 3: ranks that are a bare number in the file name.
 
-    `silent`: names of the same shape, of files in which nothing is known; ranks they may be all the same.
+    `silent`: names of the same shape, of files without a known line, which may be of ranks as well.
     """
     joined: set[int] = set()
     for position in range(len(bucket[0].names[0].numbers) - 1, -1, -1):
@@ -360,19 +357,18 @@ def _join_numbered(bucket: list[RunParts], silent: Sequence[LogName] = ()) -> li
 
 
 def _differ_at(one: LogName, other: LogName, position: int) -> bool:
-    """Whether the numbers of two names of a shape differ at this position alone."""
-    return [place for place, pair in enumerate(zip(one.numbers, other.numbers, strict=True)) if len({*pair}) > 1] == [
-        position
-    ]
+    """Return whether the numbers of two names of a shape differ at this position only."""
+    pairs = zip(one.numbers, other.numbers, strict=True)
+    return [place for place, (mine, theirs) in enumerate(pairs) if mine != theirs] == [position]
 
 
 def _begins(run: RunParts) -> bool:
-    """Whether a program printed how it was started."""
+    """Return whether a program printed how it was started."""
     return any(part.arguments or part.started for part in run.parts)
 
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
-    """The main one among runs that are ranks of one, by what they hold; None if they are runs of their own."""
+    """Return the main one of runs that are ranks of one run, by their contents; None if they are separate runs."""
     training = [run for run in runs if run.has_steps]
     first = min(runs, key=lambda run: _main_first([run]))
     others = [run for run in runs if run is not first]
@@ -380,7 +376,7 @@ def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
         return None
     if len(training) == 1 or not training:
         own = [run for run in others if _begins(run)]
-        # Megatron's first rank dumps the arguments, and its last one prints the steps.
+        # Megatron's first rank dumps the arguments, and its last rank prints the steps.
         return first if not own or (len(own) == len(training) == 1 and not _begins(first)) else None
     if len(training) < len(runs):
         return None

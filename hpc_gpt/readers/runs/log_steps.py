@@ -1,4 +1,4 @@
-"""The steps of a run of logs as one table: which program's and which rank's lines are taken, and their numbers."""
+"""The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from functools import cache
 import numpy as np
 
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.fields import STEP_FIELDS
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
+from hpc_gpt.readers.pattern import STEP_FIELDS
 from hpc_gpt.readers.steps import Column, Mask, Places, StepTable, steps_that_count
 
 # The fields that give the time of a step, the best first.
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _MOST_STEPS = 1e15  # no run trains as many
-_LARGEST = 1e18  # of any figure of a step
-_ABOUT = 0.9  # of the lines of the rank with most of them: another rank's log may have been cut sooner
-# Skips so far are counted line by line before, and epochs are joined.
+_LARGEST = 1e18  # no figure of a step is larger
+_ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
+# Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
 
 
 @dataclass
 class LogSteps(StepTable):
-    """The step table of a run of logs, and what its lines are.
+    """The step table of a run of logs.
 
-    `interval`: steps that one line stands for; of a single line that may not be known (`interval_known`). `numbered`:
-    the steps' numbers are known; else the lines are counted. `dialect`: the program whose lines they are. `absurd`:
-    figures that were left out, as larger than any can be.
+    `interval`: how many steps one line represents; it may be unknown for a single line (`interval_known`). `numbered`:
+    the step numbers are known; else the lines are counted. `dialect`: the program that printed the lines. `absurd`: how
+    many figures were left out as too large.
     """
 
     interval: int = 1
@@ -40,11 +40,10 @@ class LogSteps(StepTable):
 
 
 def main_steps(part: Part) -> tuple[str, StepTable] | None:
-    """(dialect, its lines of steps) of a part, if several programs print their own; None without any.
+    """Return (dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
 
-    The lines that time a step most directly are taken, then the most lines, then those of the most fields. Lines with
-    neither number, time nor loss are of the steps of others, and lines that only look like steps count for nothing
-    beside a known program's.
+    Chosen are the lines that time a step most directly, then the most lines, then the most fields. Lines without
+    number, time and loss belong to other lines of steps. The generic dialect is used only without a known program.
     """
     wanted = ("step", "loss", "consumed_samples", *TIMES)
     found = [
@@ -65,12 +64,12 @@ def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
 
 
 def has_steps(part: Part) -> bool:
-    """Whether a part shows training: steps, a bar or a total."""
+    """Return whether a part shows training: steps, a bar or a total."""
     return bool(part.progress or part.totals or any(len(steps) for steps in part.steps.values()))
 
 
 def step_span(part: Part) -> tuple[float, float] | None:
-    """(first, last) step of a part: of its lines of steps, else of its bars; None without any."""
+    """Return (first, last) step of a part by its lines of steps, else by its bars; None without any."""
     found = main_steps(part)
     if found is not None:
         steps = found[1]["step"]
@@ -82,12 +81,12 @@ def step_span(part: Part) -> tuple[float, float] | None:
 
 
 def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:
-    """Whether the steps of a span go up to the last one planned; counted from 0, that is one less."""
+    """Return whether a span reaches the last planned step, which is one less if steps count from 0."""
     return bool(span and planned and planned > 0 and span[1] >= planned - (span[0] == 0 and planned > 1))
 
 
 def log_interval(steps: StepTable) -> int:
-    """Steps that one line stands for: the commonest distance between the numbers of neighbouring lines."""
+    """Return how many steps one line represents: the most common distance between neighbouring lines."""
     numbers = steps["step"]
     apart = np.diff(numbers[np.isfinite(numbers)])
     apart = apart[(apart >= 1) & (apart < 1e9)]
@@ -98,11 +97,11 @@ def log_interval(steps: StepTable) -> int:
 
 
 def is_next_epoch(one: Part, other: Part) -> bool:
-    """Whether a part whose steps begin anew goes on with the training of the one before it, as in programs that count
-    their steps anew in each pass over the data. Such a pass is no other attempt.
+    """Return whether a part is the next epoch of the part before it, and no other attempt.
 
-    It does if no program started in between, and its epoch is a later one, or the steps before went as far as they
-    were to go, or its loss begins nearer to where the other's ended than to where that began.
+    Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
+    its epoch is later; or its loss begins nearer to the end of the other's loss than to its begin; or the steps before
+    reached the planned number.
     """
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
@@ -125,7 +124,7 @@ def is_next_epoch(one: Part, other: Part) -> bool:
 
 
 def join_epochs(one: Part, other: Part) -> Part:
-    """Both parts as one, the steps of the second counted on from those of the first."""
+    """Return both parts as one; the steps of the second continue the count of the first."""
     span = step_span(one)
     assert span is not None
     offset = span[1]
@@ -174,10 +173,10 @@ def run_steps(
     epoch_steps: float | None = None,
     batch: int | None = None,
 ) -> LogSteps:
-    """The steps of all attempts, of each those of the part with most lines.
+    """Return the steps of all attempts, for each those of the part with most lines.
 
-    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one pass over the data;
-    `batch`: samples of one step.
+    `interval_asked`: steps between two lines by the arguments; `epoch_steps`: steps of one epoch; `batch`: samples of
+    one step.
     """
     pieces: list[StepTable] = []
     names: dict[str, int] = {}
@@ -218,10 +217,10 @@ def run_steps(
 
 
 def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
-    """The part of an attempt whose lines of steps are taken, its dialect and those lines.
+    """Return the part of an attempt whose lines of steps are used, its dialect and those lines.
 
-    It is the first of those with most lines. If they have no loss, as those of a pipeline's first stage, it is the
-    first part of about as many lines that has one.
+    It is the first part with most lines. If they have no loss, like those of a pipeline's first stage, it is the first
+    part with a loss and about as many lines.
     """
     found = [(part, *chosen) for part in parts if (chosen := main_steps(part)) is not None]
     if not found:
@@ -232,7 +231,7 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
 
 
 def _by_samples(steps: StepTable, batch: int | None) -> tuple[Column, int] | None:
-    """(step of every line, steps between two) by the samples consumed, if these are whole steps of a batch."""
+    """Return (step of every line, interval) by the consumed samples, if these are whole steps of a batch."""
     if not batch:
         return None
     numbers = steps["consumed_samples"] / batch
@@ -244,7 +243,7 @@ def _by_samples(steps: StepTable, batch: int | None) -> tuple[Column, int] | Non
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[Column, int]:
-    """(step of every line, steps between two) of lines that give no number: by their epochs, else counted."""
+    """Return (step of every line, interval) of lines without a step number: by their epochs, else counted."""
     epochs = steps["epoch"]
     if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
         numbers = np.round(epochs * epoch_steps)
@@ -255,7 +254,7 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
 
 
 def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
-    """Fill columns that the dialect lacks from another's lines of the same part, by the step's number."""
+    """Fill columns that the dialect lacks from another dialect of the same part, by step number."""
     for name, other in part.steps.items():
         if name == main or not np.isfinite(other["step"]).any():
             continue
@@ -268,8 +267,10 @@ def _join_others(columns: dict[str, Column], part: Part, main: str) -> None:
 
 
 def _join_unnumbered(columns: dict[str, Column], part: Part, main: str, line: Places) -> None:
-    """Fill columns that the dialect lacks from lines that name no step, as DeepSpeed's of an overflow: they belong to
-    the line of steps that comes next. What is counted is summed."""
+    """Fill columns that the dialect lacks from lines without a step, such as DeepSpeed's of an overflow.
+
+    They belong to the next line of steps. Counts are summed.
+    """
     for name, other in part.steps.items():
         if name == main or "step" in other:
             continue
@@ -287,9 +288,9 @@ def _join_unnumbered(columns: dict[str, Column], part: Part, main: str, line: Pl
 
 
 def _after_pause(part: Part, steps: StepTable) -> Mask:
-    """Lines whose time holds an evaluation or a save: those that follow one in the log."""
+    """Return which lines follow an evaluation or a save, so that their time includes it."""
     marks = np.zeros(len(steps), np.bool_)
-    pauses = [line for _, _, line in part.evals] + [line for _, _, line in part.saves]
+    pauses = [line for _, _, line in (*part.evals, *part.saves)]
     if pauses and len(steps):
         following = np.searchsorted(steps.line, np.array(pauses, np.int64), side="right")
         marks[following[(following < len(steps)) & (following > 0)]] = True
@@ -297,7 +298,7 @@ def _after_pause(part: Part, steps: StepTable) -> Mask:
 
 
 def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """(step, loss, place) of the evaluations, NaN for a step that is not known; in the order of the attempts."""
+    """Return (step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step."""
     found: list[tuple[float, float, str]] = []
     for part in reversed(parts):
         for step, loss, line in part.evals:
@@ -310,9 +311,9 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
 
 
 def steps_to_show(steps: LogSteps, step_s: Column, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
-    """The columns that a report shows, with `step_s` as it was found; how far the bars say the run was, without steps.
+    """Return the columns that a report shows, with this `step_s`; without lines of steps, the progress by the bars.
 
-    Tokens a second follow from `step_tokens`, those of one step, if the program prints none.
+    Tokens/s follow from `step_tokens`, the tokens of one step, if the program prints none.
     """
     if not len(steps):
         return _steps_of_bars(parts)
@@ -328,13 +329,13 @@ def steps_to_show(steps: LogSteps, step_s: Column, parts: Sequence[Part], step_t
 
 
 def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
-    """How far the run was, by the bars of the part that has most of them. No step time of the run rests on a bar's."""
+    """Return the progress by the bars of the part with most of them. The step time of a run never comes from a bar."""
     bars = max((part.progress for part in parts), key=len, default=[])
     if not bars:
         return StepTable()
     step = np.array([each for each, _, _ in bars], np.float64)
     elapsed = np.array([np.nan if each is None else each for _, each, _ in bars], np.float64)
-    # Every rank draws the bar: only what is beyond the furthest so far.
+    # Every rank draws the bar: only new maxima count.
     new = step > np.concatenate([[-np.inf], np.maximum.accumulate(step)[:-1]])
     step, elapsed = step[new], elapsed[new]
     seconds = np.full(len(step), np.nan)

@@ -1,8 +1,8 @@
-"""What came of a run that another program logged: step time, losses, counts, tokens, and how its attempts ended.
+"""The results of a run that another program logged: step time, losses, counts, tokens, and how its attempts ended.
 
-The seconds of a step are, in this order: the step's own time; by tokens or samples a second, if the batch is known; by
-the time since the run's start; by the time of day of the lines; a total runtime over the steps. Only the first is
-printed as such, so a flag says if it is one of the others. Bars give no step time.
+The step time is, in this order: as printed; by tokens/s or samples/s, if the batch is known; by the time since the
+start of the run; by the time of day of the lines; the total runtime over the steps. If it is not printed, a flag says
+how it was found. Bars give no step time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.derived import consumed_by_step, step_tokens
 from hpc_gpt.readers.runs.draft import Draft
@@ -23,15 +23,15 @@ from hpc_gpt.readers.runs.log_steps import LogSteps, evaluations, reaches, step_
 from hpc_gpt.readers.steps import OUTLIER, RULE, SLOW, Column, Mask, StepTimes, time_steps
 from hpc_gpt.runs.state import Facts, class_of
 
-# Times of day in whole seconds tell a step of this many seconds to about a tenth.
+# Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
-_APART = 0.02  # two programs' times of the same steps agree to this share, or a flag says so
+_APART = 0.02  # if two programs' times of the same steps differ by more than this share, a flag says it
 
 
 def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
-    """Add step_s, its spread and its counts, and flags of what looks wrong with them; mark the steady steps.
+    """Add step_s, its percentiles and counts, and flags; mark the steady steps.
 
-    Returns the seconds of a step for every line, NaN if they are not known.
+    Returns the seconds per step of every line, NaN if unknown.
     """
     step_s, how = _seconds(draft, steps)
     if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
@@ -49,19 +49,15 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Column:
 
 
 def _seconds(draft: Draft, steps: LogSteps) -> tuple[Column, str]:
-    """(seconds of a step for each line, how they are known: "" if the program prints them)."""
+    """Return (seconds per step of each line, how they were found: "" if the program prints them)."""
     if np.isfinite(steps["step_s"]).any():
         return steps["step_s"], ""
     batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
     tokens: float | None = step_tokens(draft)
     by = "global_batch x seq" if tokens else "consumed_tokens of a step"
     tokens = tokens or consumed_by_step(steps)
-    for key, whole, of in (
-        ("tokens_per_s", tokens, by),
-        ("tokens_per_s_gpu", tokens, by),
-        ("samples_per_s", batch, "global_batch"),
-        ("samples_per_s_gpu", batch, "global_batch"),
-    ):
+    for key in ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu"):
+        whole, of = (tokens, by) if key.startswith("tokens") else (batch, "global_batch")
         known = np.isfinite(steps[key]) & (steps[key] > 0)
         share = key.endswith("_gpu")
         if known.any() and whole and (gpus or not share):
@@ -76,17 +72,16 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[Column, str]:
 
 
 def _differences(steps: LogSteps, clock: Column) -> tuple[Column, str]:
-    """(seconds a step since an earlier line of the same attempt, NaN without one; a note on them).
+    """Return (seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
-    That line is the one before. If the clock shows whole seconds alone, and the lines come too often for these, it is
-    the one a tenth of the lines before.
+    That line is the previous one. If the clock has whole seconds only, and the lines are too close for these, it is the
+    line a tenth of all lines earlier.
     """
-    found = _over(steps, clock, 1)
     known = clock[np.isfinite(clock)]
     between = np.diff(known)
     if len(between) and (known % 1 == 0).all() and np.median(between) < _COARSE_S:
         return _over(steps, clock, max(1, len(steps) // 10)), ", which are whole seconds, over a tenth of the lines"
-    return found, ""
+    return _over(steps, clock, 1), ""
 
 
 def _over(steps: LogSteps, clock: Column, reach: int) -> Column:
@@ -101,7 +96,7 @@ def _over(steps: LogSteps, clock: Column, reach: int) -> Column:
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
-    """(lines to set apart, which pauses were asked for but have no line in the log, in words)."""
+    """Return (lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
     apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0)
     loss = steps["loss"]
     if steps.totals.get("nan_loss") and np.isfinite(loss).any():
@@ -112,7 +107,7 @@ def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
             every = draft.whole(name)
             if not every or every <= steps.interval:
                 continue
-            # The line after the step, whose time began with the pause. It is set apart only if it took longer.
+            # The line after the step includes the pause. It is set apart only if it took longer.
             begins = steps["step"] - steps.interval
             due = (begins > 0) & (begins % every == 0) & np.isfinite(step_s)
             if due.any():
@@ -124,20 +119,20 @@ def _apart(draft: Draft, steps: LogSteps, step_s: Column) -> tuple[Mask, str]:
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
-    """If the batch of a run grew: the lines of steps of another batch than the one that its figures are of."""
+    """Return which lines are of another batch than the one of the record, if the batch of the run grew."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
     if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
         return other
     samples = _over(steps, steps["consumed_samples"], 1)
     if not np.isfinite(samples).any():
-        draft.flag(f"step_s is of steps of every batch, and the figures from it are of {batch} samples")
+        draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
         return other
     other = np.abs(samples - batch) > 0.5
     if other[steps.counts & np.isfinite(samples)].all():
-        draft.flag(f"no line is of steps of {batch} samples alone: step_s is of other batches")
+        draft.flag(f"no line is of steps of {batch} samples only: step_s is of other batch sizes")
         return np.zeros(len(steps), np.bool_)
-    # The batch of a line without one before it is not known: it begins an attempt, and is warm-up.
+    # The batch of the first line of an attempt is unknown; it is warm-up anyway.
     draft.flag(f"{int(other.sum())} lines of steps of another batch than {batch} are set apart")
     return other
 
@@ -178,14 +173,14 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: Column, times: StepTimes,
         worst = int(np.argmax(np.where(slow, step_s, 0)))
         draft.flag(
             f"{int(slow.sum())} of {times.used} steady lines took over {OUTLIER} x the median, the slowest "
-            f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median holds them"
+            f"{step_s[worst]:.4g} s ({steps.place(worst)}); the median includes them"
         )
     if steps.stride > 1:
-        draft.flag(f"of {steps.count:,} lines of steps each {steps.stride}th was kept")
+        draft.flag(f"of {steps.count:,} lines of steps every {steps.stride}th was kept")
 
 
 def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Another program in the log whose times of the same steps differ, as DeepSpeed's beside Megatron's."""
+    """Flag another program in the log whose times of the same steps differ, such as DeepSpeed's from Megatron's."""
     for part in parts:
         for name, other in part.steps.items():
             if name == steps.dialect or "step_s" not in other:
@@ -200,7 +195,7 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
 
 
 def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """A runtime over the steps, warm-up included."""
+    """Add a step time from a total runtime over the steps, warm-up included."""
     for part in parts:
         fact = part.totals.get("runtime_s")
         if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
@@ -213,13 +208,13 @@ def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Non
             "step_s", fact.value / count, f"{fact.place}, runtime {fact.value:g} s / {count:g} {what}; warm-up included"
         )
         draft.set("steps_used", int(count), "all steps of the runtime")
-        draft.set("warmup_steps", 0, "none left out: a total holds them")
+        draft.set("warmup_steps", 0, "none left out: a total includes them")
         draft.flag("step_s is the total runtime over the steps, warm-up included")
         return
 
 
 def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
-    """(how many steps a part's runtime covers, what says so)."""
+    """Return (how many steps a part's runtime covers, the source of that)."""
     bars = [step for step, _, _ in part.progress]
     last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
     begun = draft.get("resumed_step") or 0
@@ -235,7 +230,7 @@ _MOST_TOKENS = 10**18
 
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Add the first and the last loss, and that of the last evaluation."""
+    """Add the first and the last loss, and the loss of the last evaluation."""
     known = np.flatnonzero(np.isfinite(steps["loss"]) & steps.counts)
     if len(known):
         first, last = int(known[0]), int(known[-1])
@@ -253,7 +248,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     if steps.absurd:
         draft.flag(f"left out: {steps.absurd} figures of steps larger than any can be")
     if not steps.numbered:
-        draft.flag("the lines tell no step's number: they are counted in its place")
+        draft.flag("the lines have no step numbers: the lines are counted instead")
     if len(steps):
         summed = "sum over the lines of steps"
         for key, name in (("skipped", "skipped_steps"), ("nan", "nan_steps")):
@@ -286,9 +281,9 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         if each and len(known) > 1:
             column, numbers = steps[key], steps["step"]
             first, last = int(known[0]), int(known[-1])
-            # The tokens of the first line's own steps are not in the difference.
+            # The difference lacks the tokens of the steps of the first line.
             begun = (step_tokens(draft) or 0) * steps.interval
-            # Composer's first line counts what was done before its step: none.
+            # Composer's first line counts the tokens before its step: none.
             begun = int(float(column[first]) * each) if numbers[first] <= steps.interval and column[first] else begun
             total = int(float(column[last] - column[first]) * each) + begun
             if not 0 < total < _MOST_TOKENS:
@@ -301,7 +296,7 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     count = 0
     if len(known):
         numbers = steps["step"][known]
-        # The first line is of the steps up to it, one of step 0 of that step.
+        # The first line is of the steps up to it; a line of step 0 is of that step only.
         begin = float(numbers.min())
         count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)
     elif draft.get("step_s") is not None:
@@ -312,15 +307,15 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 _ZONE = "as printed, taken as UTC"
-_LATEST = 4e9  # epoch seconds: no clock of a log shows the year 2096
+_LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 
 @dataclass(frozen=True)
 class _End:
-    """An attempt of a log: its steps, its cause with the place of it, and its time in epoch seconds.
+    """An attempt of a log: its steps, the cause of its end as `words` with a place, and its times in epoch seconds.
 
-    `end` is None if no line after its steps tells the time: the last time of day is then not that of its end.
-    `took_s`: how many seconds it took at least, `how` that is known.
+    `end` is None if no line after its steps has a time: the last time of day is then not that of its end.
+    `took_s`: how many seconds it took at least; `how` that was found.
     """
 
     first_step: int | None
@@ -334,7 +329,7 @@ class _End:
 
 
 def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
-    """Add the attempts, `ended`, `cause` and what goes with them; returns the cause of each attempt's end."""
+    """Add `attempts`, `ended`, `cause`, times and GPU-hours; return the cause of each attempt's end."""
     planned = draft.whole("steps_planned")
     ends = [_end(number, parts, steps, planned) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]
@@ -388,7 +383,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
         some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
     if len(ends) > 1:
-        draft.flag(f"{len(ends)} attempts: what a later one trained again counts as trained last")
+        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last")
     return [end.cause for end in ends]
 
 
@@ -408,7 +403,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)
     if first == last and any(failure.at == last for part in parts for failure in part.failures):
-        first = None  # the only time of day is that of the end
+        first = None  # the only time of day is that of a failure
     seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
     trained_s = float(seconds.sum()) * steps.interval * steps.stride
     took_s, how, end = trained_s or None, "the sum of the steps' times", None

@@ -1,4 +1,4 @@
-"""Our own run folders as records: resolved.json says what ran, `attempts/` what came of it."""
+"""Our own run folders as records: resolved.json says what ran, `attempts/` how it went."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, Metrics, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.run_read import RunRead, add_figures
 from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import RECORD_KEYS, Record
@@ -28,15 +28,15 @@ DIALECT = "hpc-gpt"
 
 
 def read_run(run: RunFolder) -> Record:
-    """The record of one run; raises as `read_own`."""
+    """Return the record of one run; raises the errors of `read_own`."""
     return read_own(run).record
 
 
 def read_own(run: RunFolder) -> RunRead:
-    """One run, whatever state it is in, with its steps.
+    """Read one run, in any state, with its steps.
 
-    Raises ConfigError or RunFolderError if resolved.json cannot be read; anything else that is missing or half written
-    is left null.
+    Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
+    written, what follows from it is null.
     """
     resolved = run.resolved()
     attempts = [read_attempt(attempt) for attempt in run.attempts()]
@@ -44,7 +44,7 @@ def read_own(run: RunFolder) -> RunRead:
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
     steps.counts = steps_that_count(steps["step"], steps.attempt, first_steps)
-    # Our clock starts anew after an evaluation or a save, so that no step's time holds one.
+    # Our clock restarts after an evaluation or a save: no step time includes one.
     times = time_steps(steps, steps["step_s"], steps.is_skipped | ~np.isfinite(steps["loss"]))
     evaluated = steps.counts & ~np.isnan(steps["loss_eval"])
     steps.eval_step, steps.eval_loss = steps["step"][evaluated], steps["loss_eval"][evaluated]
@@ -55,9 +55,8 @@ def read_own(run: RunFolder) -> RunRead:
     _add_measurements(draft, attempts)
     _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     _add_attempts(draft, run, resolved, attempts)
-    versions = read_json(run.path / "provenance.json").get("versions")
-    known = versions if isinstance(versions, dict) else {}
-    draft.set("versions", {"hpc-gpt": resolved.version, **known}, "provenance.json" if versions else "resolved.json")
+    versions = _table(read_json(run.path / "provenance.json").get("versions"))
+    draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:
         draft.flag(f"{damaged} line{'s' if damaged > 1 else ''} of metrics.jsonl cannot be read and were left out")
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
@@ -66,7 +65,7 @@ def read_own(run: RunFolder) -> RunRead:
 
 
 def figures_asked(resolved: Resolved) -> dict[str, Any]:
-    """What a record says of the engine, the layout, the batch and the model that a run asks for, however it ends."""
+    """Return a record's keys of the engine, layout, batch and model that a run asks for."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
     return {
         "engine": resolved.engine.name,
@@ -117,8 +116,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
 
 
 def _add_prediction(draft: Draft, run: RunFolder) -> None:
-    """Add what the plan predicted at submission: the memory of each stage and the step time; nothing if there was no
-    plan, or the file is damaged."""
+    """Add what the plan predicted at submission, if it did: the memory of each stage and the step time."""
     tables = read_json(run.path / PREDICTED)
     stages = _table(tables.get("memory_gib")).get("stages")
     allocated = [_size(_table(stage).get("allocated")) for stage in (stages if isinstance(stages, list) else [])]
@@ -135,14 +133,14 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _size(value: Any) -> float | None:
-    """A figure above 0, as JSON has it."""
+    """Return a figure above 0 from JSON, else None."""
     sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
     return float(value) if sound else None
 
 
 def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
-    """Add the device that the ranks found, null for a CPU; the profile's stays if no attempt says one."""
-    # provenance.json is of the machine that submits, so under Slurm it says nothing about the nodes.
+    """Add the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
+    # provenance.json is of the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
         found = read.trainer.get("device")
         if isinstance(found, str):
@@ -154,13 +152,13 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
     return None
 
 
-# Keys of an attempt's measured.json that a record takes over.
+# Keys of measured.json that go into the record.
 _RATES = ("matmul_tflops_before", "matmul_tflops_after")
 _MEASURED = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w", "compile_s", "allocator_retries", *_RATES)
 
 
 def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
-    """Add what the last attempt that measured something says about its GPUs, compiler and kernels."""
+    """Add the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
     for read in attempts:
         for name, tables, keys in (
             ("trainer", read.trainer, ("attention_used",)),
@@ -171,18 +169,18 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
                 if tables.get(key) is not None:
                     rate = f": {tables.get('matmul')}, the slowest rank's" if key in _RATES else ""
                     draft.set(key, tables[key], where + rate)
-    # The count goes through all attempts, as the streams' positions do.
+    # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     if skipped := next((count for count in counts if isinstance(count, int)), 0):
         draft.flag(f"{skipped} damaged shard{'s' if skipped > 1 else ''} of the data skipped")
 
 
 def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], times: StepTimes | None) -> None:
-    """Add what the steps that count say, and the peaks of memory of all."""
+    """Add the figures of the steps that count, and the peaks of memory."""
     if not len(steps):
         return
     skips = np.nan_to_num(steps["skipped"])
-    # A trainer may write NaN as null: then only a skip explains it.
+    # A trainer may write NaN as null; a skipped step has no loss either.
     has_loss = np.isfinite(steps["loss"])
     nan = np.flatnonzero(~has_loss & (skips == 0))
     losses = np.flatnonzero(has_loss)
@@ -197,7 +195,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     if len(nan):
         draft.flag(f"{len(nan)} steps with a loss that is no number, the first at {steps.place(nan[0])}")
     if np.all(skips > 0):
-        draft.flag("every step was skipped: step_s holds forward and backward only")
+        draft.flag("every step was skipped: step_s includes forward and backward only")
     where = "metrics.jsonl of the attempts"
     saves = steps["save_s"][~np.isnan(steps["save_s"])]
     draft.set("skipped_steps", int(skips.sum()), where)
@@ -205,7 +203,6 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
     for key, stages in peaks.items():
         draft.set(key, stages, f"{where}, the highest of each stage")
-    # A line of another program is of several steps; ours of one.
     tokens, asked = np.nan_to_num(steps["tokens"]), draft.values["global_batch"] * draft.values["seq"]
     total = int(np.where(tokens > 0, tokens, asked).sum())
     draft.set("tokens_total", total, "tokens of the lines that count; a step trained again counts once")
@@ -213,12 +210,15 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
         draft.values |= {"steps_used": 0, "warmup_steps": 0}
         return
     chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
-    draft.set("step_s", times.step_s, f"{where}, median of {chosen}; {RULE}")
-    draft.set("step_s_p10", times.p10, "10th and 90th percentile of the same steps")
-    draft.set("step_s_p90", times.p90, "10th and 90th percentile of the same steps")
-    draft.set("step_s_mean", times.mean, "mean of the same steps")
-    draft.set("steps_used", times.used, "counts of the steps that step_s is from")
-    draft.set("warmup_steps", times.warmup, "counts of the steps that step_s is from")
+    for name, value, source in (
+        ("step_s", times.step_s, f"{where}, median of {chosen}; {RULE}"),
+        ("step_s_p10", times.p10, "10th and 90th percentile of the same steps"),
+        ("step_s_p90", times.p90, "10th and 90th percentile of the same steps"),
+        ("step_s_mean", times.mean, "mean of the same steps"),
+        ("steps_used", times.used, "counts of the steps that step_s is from"),
+        ("warmup_steps", times.warmup, "counts of the steps that step_s is from"),
+    ):
+        draft.set(name, value, source)
     for flag in times.flags:
         draft.flag(flag)
 
@@ -258,7 +258,7 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
     else:
         over = state not in ("running", "pending", "unknown")
         ended_at, node_list = iso(last.end_s) if over else None, last.started.get("node_list") or None
-        ended_in = f"{folder}/ended.json" if last.ended else f"inferred: the last time that {folder} tells"
+        ended_in = f"{folder}/ended.json" if last.ended else f"inferred: the last time in {folder}"
         listed_in = f"{folder}/attempt.json"
     draft.set("ended_at", ended_at, ended_in)
     draft.set("node_list", None if node_list is None else str(node_list), listed_in)
@@ -266,9 +266,9 @@ def _add_attempts(draft: Draft, run: RunFolder, resolved: Resolved, attempts: li
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    """Add GPUs x hours over all attempts, each from its start to its end, or to its last step if nothing says its end.
+    """Add GPUs x hours over all attempts, each from its start to its end, or to its last step if the end is unknown.
 
-    Null for ranks that ran on CPU: a local run none of whose steps measured GPU memory.
+    Null for ranks on CPU: a local run without a step that measured GPU memory.
     """
     if draft.get("memory_allocated_gib") is None and resolved.cluster.scheduler == "local":
         return draft.set("gpu_hours", None, "null: no GPU was seen")
@@ -278,38 +278,35 @@ def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]
 
 
 def _attempt_tables(run: RunFolder, attempts: list[AttemptRead], standing: Standing) -> list[dict[str, Any]]:
-    """The record's `attempts`: one object each."""
-    tables = []
+    """Return the record's `attempts`: one object each."""
     classes = attempt_classes(run, [read.attempt for read in attempts], standing)
-    for read, ended in zip(attempts, classes, strict=True):
-        tables.append(
-            {
-                "attempt": read.attempt.number,
-                "job_id": _text(read.started.get("job_id")),
-                "started": iso(read.start_s),
-                "ended_at": iso(epoch(read.ended.get("time"))),
-                "ended": ended,
-                "cause": _text(read_end(read.attempt).cause),
-                "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
-                "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
-                "node_list": _text(read.started.get("node_list")),
-                "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
-            }
-        )
-    return tables
+    return [
+        {
+            "attempt": read.attempt.number,
+            "job_id": _text(read.started.get("job_id")),
+            "started": iso(read.start_s),
+            "ended_at": iso(epoch(read.ended.get("time"))),
+            "ended": ended,
+            "cause": _text(read_end(read.attempt).cause),
+            "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
+            "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
+            "node_list": _text(read.started.get("node_list")),
+            "tenth_step_s": _figure(read.measured.get("tenth_step_s")),
+        }
+        for read, ended in zip(attempts, classes, strict=True)
+    ]
 
 
 def _source_of_state(standing: Standing) -> str:
-    """Which file gives the run's state."""
+    """Return which file gives the state of the run."""
     state, line, attempt = standing.state, standing.line, standing.attempt
     if state.by == "submission":
         return "submissions.jsonl"
     if state.by == "mark":
         return f"cancelled.{IN_QUEUE if line.get('queue') else standing.job_id}"
     if standing.facts.queued:
-        waits = "a sweep's, waits for its turn"
-        ended = "what ran the sweep ended before its turn"
-        return f"submissions.jsonl: {waits if state.ended == 'pending' else ended}"
+        waits = state.ended == "pending"
+        return f"submissions.jsonl: {'waits for its turn in a sweep' if waits else 'the sweep ended before its turn'}"
     if standing.waits and state.by == "queue":
         return f"submissions.jsonl: job {standing.job_id} has made no attempt yet"
     if state.by == "process" and state.ended == "running":
@@ -320,7 +317,7 @@ def _source_of_state(standing: Standing) -> str:
     if attempt is None:
         return where
     if state.by in ("next", "ended"):
-        ended = f": {class_of(standing.facts)}, goes on" if state.ended == "pending" else ""
+        ended = f": {class_of(standing.facts)}, continues" if state.ended == "pending" else ""
         return f"{where}/{state.by}.json{ended}"
     if state.ended == "running":
         return f"{where} was written to {silent_s(attempt):.0f} s ago"

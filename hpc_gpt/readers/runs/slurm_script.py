@@ -1,7 +1,7 @@
-"""The Slurm script beside a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
+"""The Slurm script of a log: directives, plain assignments and the trainer's flags. Nothing is ever executed.
 
-What it says is the weakest evidence: it may have been edited since the job ran. What a shell would have to run to know
-(command substitution, a variable that is set nowhere) is unknown, not empty.
+It is the weakest evidence, because it may have been edited since the job ran. What only a shell could evaluate (command
+substitution, a variable that is never set) is unknown, not empty.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORT = {
     "-w": "--nodelist",
 }
 _WHOLE = re.compile(r"\d{1,12}")
-# Field -> the trainer flags and shell variables that give it. Dashes are underscores here, letters small.
+# Field -> the trainer's flags and shell variables that give it, in lower case with underscores.
 _FIELDS = {
     "tp": ("tensor_model_parallel_size", "model_parallel_size", "tp_size", "tensor_parallel_size"),
     "pp": ("pipeline_model_parallel_size", "pipe_parallel_size", "pp_size", "pipeline_parallel_size"),
@@ -63,7 +63,7 @@ _FIELD_OF = {name: field for field, names in _FIELDS.items() for name in names}
 
 @dataclass(frozen=True)
 class Script:
-    """What a script says: directives by their long names, variables, the trainer's flags; each with its line."""
+    """Directives by their long names, variables and the trainer's flags: {name: (value, line)}."""
 
     path: Path
     directives: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Script:
 
     @property
     def job_name(self) -> str | None:
-        """`--job-name`, or None."""
+        """The value of `--job-name`, or None."""
         return self.directives["job-name"][0] if "job-name" in self.directives else None
 
     def facts(self) -> dict[str, Stated]:
-        """The fields that it gives, each with its line."""
+        """Return the fields that the script gives, each with its line."""
         found: dict[str, Stated] = {}
 
         def take(name: str, value: str | int | None, line: int, what: str) -> None:
@@ -88,17 +88,17 @@ class Script:
                 target = _FIELD_OF.get(name.lower().replace("-", "_"))
                 if target and _WHOLE.fullmatch(text):
                     take(target, int(text), line, mark + name)
-        for name, dtype in (("bf16", "bf16"), ("fp16", "fp16")):
-            if name in self.flags and self.flags[name][0].lower() not in ("false", "0", "no"):
-                take("dtype", dtype, self.flags[name][1], f"--{name}")
-        for name, text, line in ((name, *value) for name, value in self.directives.items()):
+        for dtype in ("bf16", "fp16"):
+            if dtype in self.flags and self.flags[dtype][0].lower() not in ("false", "0", "no"):
+                take("dtype", dtype, self.flags[dtype][1], f"--{dtype}")
+        for name, (text, line) in self.directives.items():
             take(*_from_directive(name, text), line, f"--{name}")
         found.pop("", None)
         return found
 
 
 def read_script(path: Path) -> Script | None:
-    """The script at a path; None if it cannot be read, or is too large to be one."""
+    """Return the script at a path; None if it cannot be read, or is too large to be one."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             return None
@@ -119,10 +119,9 @@ def read_script(path: Path) -> Script | None:
         elif assigned := assignment(line):
             name, written, plain = assigned
             values = _known(directives) | {key: value for key, (value, _) in variables.items()}
-            value = expand(written, values, keep=True) if plain else written
-            assert value is not None
+            value = expand(written, values) if plain else written
             if name in variables and variables[name][0] != value and _WHOLE.fullmatch(variables[name][0]):
-                twice.add(name)  # as in the branches of an `if`: nothing says which one ran
+                twice.add(name)  # for example in the branches of an `if`: nothing says which one ran
             variables[name] = (value, number)
             commands.append((number, value))
         else:
@@ -133,53 +132,44 @@ def read_script(path: Path) -> Script | None:
 
 
 def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
-    """The script of a log, among those of its folder, else of the folder above.
+    """Return the script of a log, among those of its folder, else of the folder above.
 
-    It is the one whose `--output` or `--error` the log's name fits, or whose `--job-name` it begins with; else the only
-    one of its folder.
+    It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
+    one with the longest `--job-name` that the log's name begins with.
     """
     beside = [script for script in scripts if script.path.parent == log.parent]
-    if beside:
-        return beside[0] if len(beside) == 1 else _of_name(log, name, beside)
-    return _of_name(log, name, [script for script in scripts if script.path.parent == log.parent.parent])
-
-
-def _of_name(log: Path, name: str | None, beside: Sequence[Script]) -> Script | None:
-    """The one script that fits a log's name, or the job's."""
+    if len(beside) == 1:
+        return beside[0]
+    beside = beside or [script for script in scripts if script.path.parent == log.parent.parent]
     named = [script for script in beside if _fits(log.name, script)]
     if not named:
-        called = [script for script in beside if script.job_name]
-        named = [script for script in called if script.job_name == name or log.name.startswith(f"{script.job_name}")]
-        named = [
-            script for script in named if len(script.job_name or "") == max(len(each.job_name or "") for each in named)
-        ]
+        called = [(script, job) for script in beside if (job := script.job_name)]
+        fitting = [(len(job), script) for script, job in called if job == name or log.name.startswith(job)]
+        longest = max((length for length, _ in fitting), default=0)
+        named = [script for length, script in fitting if length == longest]
     return named[0] if len(named) == 1 else None
 
 
 def _fits(log: str, script: Script) -> bool:
-    """Whether `--output` or `--error` may have given a log its name."""
+    """Return whether `--output` or `--error` may have given a log its name."""
     for option in ("output", "error"):
         if option not in script.directives:
             continue
         pattern = script.directives[option][0].rsplit("/", 1)[-1]
         if not pattern or len(pattern) > 200:
             continue
-        pieces = re.split(r"%\d{0,3}([a-zA-Z])", pattern)
-        regex = "".join(
-            re.escape(piece)
-            if number % 2 == 0
-            else re.escape(script.job_name)
-            if piece == "x" and script.job_name
-            else r"[\w.-]{1,80}"
-            for number, piece in enumerate(pieces)
-        )
+        plain, *pieces = re.split(r"%\d{0,3}([a-zA-Z])", pattern)
+        regex = re.escape(plain)
+        for letter, text in zip(pieces[::2], pieces[1::2], strict=True):
+            any_value = letter != "x" or not script.job_name
+            regex += (r"[\w.-]{1,80}" if any_value else re.escape(script.job_name or "")) + re.escape(text)
         if re.fullmatch(regex, log):
             return True
     return False
 
 
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """What Slurm sets in a job's environment from the directives."""
+    """Return the variables that Slurm sets in a job's environment by the directives."""
     given = {name: value for name, (value, _) in directives.items()}
     found = {}
     for variable, option in (
@@ -196,11 +186,10 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """`--flag value` of every command, variables worked out; the first of each name."""
+    """Return `--flag value` of every command, with variables replaced; the first of each name."""
     found: dict[str, tuple[str, int]] = {}
     for number, line in commands:
-        text = expand(line, values, keep=True) or ""
-        for flag in _FLAG.finditer(text):
+        for flag in _FLAG.finditer(expand(line, values)):
             value = (flag[2] or "").strip("\"'")
             if "$" not in value and "`" not in value:
                 found.setdefault(flag[1], (value, number))
@@ -208,11 +197,11 @@ def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> di
 
 
 def _from_directive(name: str, text: str) -> tuple[str, str | int | None]:
-    """(field, value) of a directive; ("", None) for one that gives none."""
+    """Return (field, value) of a directive; ("", None) for one that gives no field."""
     if name == "nodes":
         return "nodes", _whole(text)
     if name in ("gpus-per-node", "gres"):
-        # gpu:4, gpu:a100:4, gpu=4 or 4; other resources of --gres say nothing.
+        # gpu:4, gpu:a100:4, gpu=4 or 4; other resources of --gres are ignored.
         for piece in text.split(","):
             parts = re.split(r"[:=]", piece)
             if (name == "gpus-per-node" or parts[0] == "gpu") and len(parts) <= 3:
@@ -246,7 +235,7 @@ _WORD = re.compile(r"\"((?:[^\"\\]|\\.){0,20000})\"|'([^']{0,20000})'|([^\s;&|\"
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, line). A line that ends with a backslash or in an open quote goes on in the next."""
+    """Yield (number of its first line, line). After a backslash or in an open quote a line continues on the next."""
     held, begun = "", 0
     for number, line in enumerate(text.splitlines()[:_MOST_LINES], 1):
         begun = begun or number
@@ -266,7 +255,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def assignment(line: str) -> tuple[str, str, bool] | None:
-    """(name, value as written without its quotes, whether it may hold variables) of `NAME=value`; None for others."""
+    """Return (name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
     found = _ASSIGNED.match(line[:_LONGEST])
     if found is None:
         return None
@@ -282,10 +271,8 @@ def assignment(line: str) -> tuple[str, str, bool] | None:
     return found[1], word[1] if word[1] is not None else word[3], True
 
 
-def expand(text: str, variables: Mapping[str, str], keep: bool = False) -> str | None:
-    """The text with variables and arithmetic evaluated; None if part of it cannot be known.
-
-    With `keep`, what cannot be known stays as it is written.
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Return the text with variables and arithmetic evaluated; unknown parts stay as written.
 
     >>> expand("$((NODES * ${GPUS}))", {"NODES": "16", "GPUS": "4"})
     '64'
@@ -296,9 +283,7 @@ def expand(text: str, variables: Mapping[str, str], keep: bool = False) -> str |
         text = _ARITHMETIC.sub(lambda found: _evaluated(found, variables), text)
         if text == before or len(text) > _LONGEST:
             break
-    if len(text) > _LONGEST or (not keep and ("$" in text or "`" in text)):
-        return text[:_LONGEST] if keep else None
-    return text
+    return text[:_LONGEST]
 
 
 def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
@@ -314,7 +299,7 @@ def _evaluated(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
-    """What `$((text))` gives, in whole numbers as in a shell; None if it cannot be known.
+    """Return the value of `$((text))`, in whole numbers as in a shell; None if it is unknown.
 
     >>> arithmetic("(WORLD_SIZE / (TP * PP)) % 5", {"WORLD_SIZE": "64", "TP": "4", "PP": "2"})
     3
@@ -328,7 +313,7 @@ def arithmetic(text: str, variables: Mapping[str, str]) -> int | None:
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:
-    """The value of a parsed expression; ValueError for what is not known, is no arithmetic, or is too large."""
+    """Return the value of a parsed expression. Raises ValueError if it is unknown, no arithmetic, or too large."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             pass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.audit.document import Table, read_document
 from hpc_gpt.report.audit.ledger import Cell, Finding, Ledger, read_table
 from hpc_gpt.report.audit.log_checks import Match, check_logs

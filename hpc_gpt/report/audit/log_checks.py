@@ -14,7 +14,7 @@ from math import isfinite
 
 import numpy as np
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import Column
 from hpc_gpt.report.audit.document import Row, Table
 from hpc_gpt.report.audit.ledger import Known, Ledger, Line, fixed

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ended_text
 from hpc_gpt.report.page.charts import SERIES, Marks, Points, Series, line_chart, swatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ENDED_TEXTS, FAILED, ended_text
 from hpc_gpt.report.page.svg import Svg, element, number, ornament, safe
 from hpc_gpt.report.tables import peak_memory_gib, show_name

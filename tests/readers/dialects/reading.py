@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from tests.readers.reading import read_lines
 
 
@@ -15,7 +15,7 @@ def read_text(text: str) -> Part:
 
 
 def step_of(line: str, dialect: str) -> dict[str, float]:
-    """The one step that a line tells of, by field; the dialect must be the one that reads it."""
+    """Return the one step of a line, by field; the dialect must be the one that reads it."""
     part = read_text(line)
     assert list(part.steps) == [dialect]
     steps = part.steps[dialect]

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_gpt.readers.causes import one_a_line
 from hpc_gpt.readers.dialects import dialects
+from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.readers.logs.part import Failure
 from hpc_gpt.runs.state import ENDED
 from tests.readers.reading import read_lines
 

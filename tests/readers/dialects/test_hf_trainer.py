@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.readers.dialects.hf_trainer import DIALECT
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from tests.readers.reading import read_lines
 
 INFO = "[INFO|trainer_pt_utils.py:912] 2021-05-25 06:45:27,966 >> "
@@ -19,9 +19,9 @@ def read(*lines: str) -> Part:
     return parts[0]
 
 
-def settled(part: Part) -> dict[str, object]:
-    assert DIALECT.settle is not None
-    return dict(DIALECT.settle({key: text for key, (text, _) in part.arguments.items()}))
+def interpreted(part: Part) -> dict[str, object]:
+    assert DIALECT.interpret is not None
+    return dict(DIALECT.interpret({key: text for key, (text, _) in part.arguments.items()}))
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_the_overrides_win_over_the_configuration_wherever_they_stand() -> None:
     ]
     override = "INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=1024,use_cache=False"
     expected = {"hidden": 7168, "heads": 32, "layers": 40, "vocab": 50257, "seq": 1024}
-    assert settled(read(*config, override)) == expected
-    assert settled(read(override, *config)) == expected
-    assert settled(read(*config))["hidden"] == 768
+    assert interpreted(read(*config, override)) == expected
+    assert interpreted(read(override, *config)) == expected
+    assert interpreted(read(*config))["hidden"] == 768
 
 
-def test_what_the_command_and_the_dump_of_arguments_settle() -> None:
+def test_what_the_command_and_the_dump_of_arguments_give() -> None:
     part = read(
         "+ torchrun run_clm.py --config_overrides n_embd=1024,gradient_checkpointing=true --block_size 512 --bf16 ",
         "TrainingArguments(",
@@ -90,7 +90,7 @@ def test_what_the_command_and_the_dump_of_arguments_settle() -> None:
         "hub_token=<HUB_TOKEN>,",
         "logging_steps=10,",
     )
-    assert settled(part) == {
+    assert interpreted(part) == {
         "hidden": 1024,
         "seq": 512,
         "dtype": "bf16",
@@ -143,7 +143,7 @@ def test_the_shared_log_of_four_nodes(shared: Path) -> None:
     assert facts["nodes"] == [(4, 1079)]
     assert facts["gpus_per_node"] == [(4, 1079)]
     assert "params" not in facts or 0 not in [value for value, _ in facts["params"]]
-    assert settled(part) == {
+    assert interpreted(part) == {
         "hidden": 7168,
         "layers": 40,
         "heads": 32,

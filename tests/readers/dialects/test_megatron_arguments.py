@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.readers.dialects.gpt_neox import settle as settle_neox
-from hpc_gpt.readers.dialects.megatron_arguments import settle
-from hpc_gpt.readers.fields import Arguments, quotient
+from hpc_gpt.readers.dialects.gpt_neox import interpret as interpret_neox
+from hpc_gpt.readers.dialects.megatron_arguments import interpret
+from hpc_gpt.readers.pattern import Arguments, quotient
 from hpc_gpt.readers.runs.draft import asked_at
 from tests.readers.dialects.reading import facts_of, read_text
 
@@ -66,7 +66,7 @@ def test_neox_tells_what_is_updated() -> None:
 
 
 def test_2021() -> None:
-    found = settle(
+    found = interpret(
         {
             "world_size": "64",
             "tensor_model_parallel_size": "4",
@@ -112,7 +112,7 @@ def test_2021() -> None:
 
 def test_v115_calls_the_micro_batch_batch_size() -> None:
     given = {"world_size": "64", "model_parallel_size": "4", "batch_size": "48", "deepspeed": "True", "zero_stage": "3"}
-    found = settle(given)
+    found = interpret(given)
     assert found == {
         "engine": "deepspeed-zero",
         "gpus": 64,
@@ -124,7 +124,7 @@ def test_v115_calls_the_micro_batch_batch_size() -> None:
         "global_batch": 768,
         "zero_stage": 3,
     }
-    piped = settle({**given, "pipe_parallel_size": "16", "batch_size": "4", "gas": "256", "zero_stage": "1.0"})
+    piped = interpret({**given, "pipe_parallel_size": "16", "batch_size": "4", "gas": "256", "zero_stage": "1.0"})
     layout = ("engine", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage")
     assert [piped[name] for name in layout] == ["deepspeed-3d", 16, 1, 4, 256, 1024, 1]
 
@@ -143,11 +143,11 @@ def test_v115_calls_the_micro_batch_batch_size() -> None:
     ],
 )
 def test_recomputation_over_the_years(given: dict[str, str], expected: str | None) -> None:
-    assert settle(given).get("recompute") == expected
+    assert interpret(given).get("recompute") == expected
 
 
 def test_a_model_of_today() -> None:
-    found = settle(
+    found = interpret(
         {
             "world_size": "16",
             "tensor_model_parallel_size": "2",
@@ -188,7 +188,7 @@ def test_a_model_of_today() -> None:
 
 
 def test_neox() -> None:
-    found = settle_neox(
+    found = interpret_neox(
         {
             "world_size": "96",
             "model_parallel_size": "2",
@@ -220,7 +220,7 @@ def test_neox() -> None:
         "position_embedding": "rope",
         "untied_embeddings": True,
     }
-    assert settle_neox({"pipe_parallel_size": "0"}) == {"engine": "deepspeed-zero", "pp": 1}
+    assert interpret_neox({"pipe_parallel_size": "0"}) == {"engine": "deepspeed-zero", "pp": 1}
 
 
 def test_neox_says_the_world_of_its_launcher_first() -> None:

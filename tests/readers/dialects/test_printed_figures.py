@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from tests.readers.reading import read_lines
 
 GB = 1e9 / 2**30

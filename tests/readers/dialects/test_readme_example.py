@@ -1,4 +1,4 @@
-"""The README's dialect, put among the others as it stands: found, and its lines read."""
+"""The README's dialect, copied unchanged among the others: it is found, and its lines are read."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A dialect is one module: put beside the others it is read, and no other file knows of it."""
+"""A dialect is one module: it is read as soon as it is in the folder, and no other file names it."""
 
 from __future__ import annotations
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.fields import STEP_FACTS, STEP_FIELDS, unit
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.matches import all_patterns, find
-from hpc_gpt.readers.logs.part import Part
-from hpc_gpt.readers.pattern import Dialect
+from hpc_gpt.readers.pattern import STEP_FACTS, STEP_FIELDS, Dialect, unit
 from hpc_gpt.runs.record import RECORD_KEYS
 from tests.readers.reading import read_lines
 
@@ -26,7 +25,7 @@ PREFIXES = (
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
 # Groups that only hold a place in a pattern.
 IGNORED = {"of", "before"}
-# Facts beside the keys of a record.
+# Facts that are no keys of a record.
 FACTS = {
     "kv_heads",
     "ffn",
@@ -166,7 +165,7 @@ def test_what_stands_before_a_line_changes_no_figure(dialect: Dialect, line: str
 
 @pytest.mark.parametrize(("dialect", "line"), specimens(lambda dialect, line: not dialect.last_resort))
 def test_a_cut_line_gives_no_figure_that_the_whole_line_does_not(dialect: Dialect, line: str) -> None:
-    """But for a number that ends the line: nothing tells that it was cut. Of an unknown program any number may."""
+    """Except a number at the end of a line: nothing shows that it was cut. For an unknown program, any number."""
     whole = read(line)
     ending = re.search(r"[\w.,+:-]*[ \t]*$", line)
     assert ending is not None

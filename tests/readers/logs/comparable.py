@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hpc_gpt.readers.logs.part import Part
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.steps import StepTable
 
 
@@ -23,7 +23,7 @@ def _plain(steps: StepTable) -> dict[str, Any]:
 
 
 def _sorted(value: Any) -> str:
-    """As text, which tells NaN from nothing else; a dict in the order of its keys."""
+    """Return the value as text, in which NaN equals NaN; a dict in the order of its keys."""
     if isinstance(value, dict):
         return repr(sorted((repr(key), repr(each)) for key, each in value.items()))
     return repr(value)

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers import steps as steps_module
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import blocks as blocks_module
-from hpc_gpt.readers.logs import lines, read_log
+from hpc_gpt.readers.logs import Part, lines, read_log
 from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import find
-from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import BlockReader
 from tests.readers.logs.comparable import comparable
 from tests.readers.reading import read_lines
@@ -83,7 +81,7 @@ def stretches(draw: st.DrawFn) -> str:
 
 
 def blocks(text: str, size: int) -> list[bytes]:
-    """The log in pieces that end behind a newline or a carriage return."""
+    """Return the log in pieces that end after a newline or a carriage return."""
     found, held = [], b""
     for piece in re.split(rb"(?<=[\r\n])", text.encode()):
         held += piece
@@ -119,7 +117,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "PENDING", 4)
     monkeypatch.setattr(lines, "MOST_PARTS", 4)
     monkeypatch.setattr(read_log, "_MOST_LINES", 3)
-    for module in (lines, blocks_module):
+    for module in (lines, read_log):
         monkeypatch.setattr(module, "ALL_TIMERS", 6)
         monkeypatch.setattr(module, "SOME_TIMERS", 4)
 
@@ -148,13 +146,13 @@ def test_every_specimen_with_other_digits(line: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "[2024-04-06 03:02:12] "])
 def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are taken many at once also where an evaluation stands behind every tenth, and a second run begins."""
+    """Many steps are taken at once even if an evaluation follows every tenth, and a second run begins."""
     steps = [
         prefix + MEGATRON.format(step=step, ms=2000.5, loss="1.0E-01", skipped=0, batch=4) + ("" if step % 10 else EVAL)
         for step in (*range(1, 300), *range(100, 300))
     ]
     taken: list[int] = []
-    stretch = blocks_module._stretch
-    monkeypatch.setattr(blocks_module, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
+    stretch = read_log._stretch
+    monkeypatch.setattr(read_log, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
     assert_same("\n".join(steps), 1_000_000)
     assert len(taken) < 10

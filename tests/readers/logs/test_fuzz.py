@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.fields import figure
+from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.lines import MOST_GIB
 from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.readers.logs.part import Part
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.readers.pattern import figure
 from hpc_gpt.readers.steps import MOST_STEP
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_counted(log: Path) -> None:
     rows = [(1, "0.0", "1.0"), (2, "-5.0", "1.0"), (3, "1e999", "inf"), (4, "2.5", "nan")]
     found = check(log, "".join(line.format(step=step, ms=ms, loss=loss) for step, ms, loss in rows).encode())
     (part,) = found.parts
-    assert part.left_out == {"figures of step_s that cannot be": 2}
+    assert part.left_out == {"impossible figures of step_s": 2}
     (steps,) = part.steps.values()
     assert np.array_equal(steps["step_s"], [np.nan, np.nan, np.nan, 0.0025], equal_nan=True)
     assert steps.totals["nan_loss"] == 2
@@ -166,7 +166,7 @@ def test_more_than_is_held_is_counted(log: Path) -> None:
     data = b"".join(b"Traceback (most recent call last):\nRuntimeError: %d\n" % number for number in range(3000))
     (part,) = check(log, data).parts
     assert len(part.failures) == 1000
-    assert part.left_out["failures after so many"] >= 2000
+    assert part.left_out["failures beyond the limit"] >= 2000
 
 
 def test_no_pattern_takes_long_over_a_long_line() -> None:

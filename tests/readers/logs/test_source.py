@@ -29,7 +29,7 @@ STEPS = [float(step) for step in range(1, 401)]
 
 
 def steps_of(path: Path) -> list[float]:
-    """The steps that a log tells of."""
+    """Return the steps of a log."""
     found = read_log(path)
     assert found.refused is None
     return [step for part in found.parts for steps in part.steps.values() for step in steps["step"].tolist()]

@@ -145,7 +145,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_longer_file_in_the_place_of_a_kept_one_is_read_anew(tmp_path):
-    """As of a run that is trained anew in its old folder: nothing of the old steps may be told as the new ones'."""
+    """A run that is trained again in its old folder: no old step may be reported as a new one."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 1001)))
     assert len(read_metrics(path, 1).steps) == 1000

@@ -39,8 +39,8 @@ def test_a_link_in_a_circle_is_walked_once_and_told(lab):
     (lab / "deep" / "self").symlink_to(lab / "deep" / "self")
     found = discover([lab])
     assert len(found.logs) == 1
-    assert found.counts["folder met before, as through a link"] == 1
-    assert found.counts["file met before, as through a link"] == 1
+    assert found.counts["folder seen before, for example through a link"] == 1
+    assert found.counts["file seen before, for example through a link"] == 1
     assert found.counts["a link to nothing"] == 2
 
 

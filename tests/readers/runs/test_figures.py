@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.formulas import memory_seed003_gib
-from hpc_gpt.readers.runs.run_read import add_figures
+from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.runs.record import Record
 
 RUN = Record(

@@ -1,4 +1,4 @@
-"""From a log's lines to a record: step time, batch, memory, ends, and what is told of each."""
+"""From the lines of a log to a record: step time, batch, memory, ends, and the flags of each."""
 
 import json
 from datetime import UTC, datetime
@@ -162,7 +162,7 @@ def test_memory_of_some_stages_is_one_figure_and_told():
     line += "reserved: 1.0"
     run = read(dump(), iterations(1, 3), line, iterations(4, 20))
     assert run.record.memory_allocated_gib == [1.0]
-    assert flags_with(run, "memory is told of 1 of 2 stages")
+    assert flags_with(run, "memory is printed of 1 of 2 stages")
 
 
 def test_done_is_the_last_planned_step_or_a_word_of_the_program():
@@ -203,7 +203,7 @@ def test_tokens_a_second_of_one_gpu_alone_are_no_step_time():
     run = read([TITAN.format(step, step, "35,051") for step in range(1, 31)])
     assert run.record.tflops_printed == 3.59
     assert run.record.tokens_per_s is None
-    # One a second, by the lines' times of day: told to be no word of the program's.
+    # One step per second by the lines' times of day; a flag says that the program does not print it.
     assert run.record.step_s == pytest.approx(1.0)
     assert run.record.sources["step_s"].startswith("inferred: differences of the lines' times of day")
     assert flags_with(run, "prints no step time")
@@ -314,10 +314,10 @@ def test_lines_without_a_number_are_placed_by_their_epochs():
     text = "{{'loss': {:.4f}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {:.2f}}}"
     run = read(head, [text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(10, 251, 10))
-    # Without the length of an epoch they are counted, and that is told.
+    # Without the length of an epoch they are counted, and a flag says it.
     run = read([text.format(5 - step / 100, step / 125) for step in range(10, 251, 10)])
     assert run.steps["step"].tolist() == list(range(1, 26))
-    assert flags_with(run, "tell no step's number")
+    assert flags_with(run, "have no step numbers")
 
 
 def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
@@ -335,7 +335,7 @@ def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkey
     assert min(held.values()) >= 25
     assert found["exp2"].steps.stride >= 2
     assert found["exp2"].steps["step"][-1] == 400
-    assert any("lines of steps each" in flag for flag in found["exp2"].record.flags)
+    assert any("lines of steps every" in flag for flag in found["exp2"].record.flags)
 
 
 def test_a_log_that_ends_one_step_short_is_not_done():

@@ -1,4 +1,4 @@
-"""Records of our own run folders: the device that was found, and what was measured beside the steps."""
+"""Records of our own run folders: the device that was found, and measurements other than steps."""
 
 import json
 from dataclasses import replace
@@ -100,7 +100,7 @@ def test_of_several_attempts_the_last_that_measured_is_taken_key_by_key(run):
     record = read_run(run)
     assert (record.gpu_util_mean, record.sources["gpu_util_mean"]) == (60.0, "attempts/2/measured.json")
     assert (record.allocator_retries, record.sources["allocator_retries"]) == (3, "attempts/1/measured.json")
-    # Each attempt's count goes on from the one before.
+    # Each attempt's count continues that of the one before.
     assert "4 damaged shards of the data skipped" in record.flags
 
 

@@ -55,7 +55,7 @@ def test_megatron_of_64_gpus(runs):
     assert (record.engine, record.dtype, record.recompute, record.seq) == ("megatron-lm", "fp16", "full", 1024)
     assert (record.layers, record.hidden, record.heads, record.vocab) == (64, 8192, 32, 50688)
     assert (record.ended, record.cause) == ("unknown", "the log ends at step 3 of 1000")
-    # The clock stands in the log until training begins: 413.4 s of steps are not in it.
+    # The log has times of day only until training begins: 413.4 s of steps are not in it.
     assert record.gpu_hours == pytest.approx(64 * (155.4838 + 129.0288 + 128.8915) / 3600)
     assert record.device is None
     assert record.mfu is None
@@ -71,7 +71,7 @@ def test_zero_of_64_gpus(records):
     # The program says 52.005e9, which counts what each of the four tensor-parallel ranks holds four times.
     assert record.params == 51_970_064_384
     assert flags_with(record, "counts 52,005,000,000 parameters")
-    assert flags_with(record, "51,970,064,384: what every one of 4 tensor-parallel ranks holds counts 4 times")
+    assert flags_with(record, "51,970,064,384: what each of 4 tensor-parallel ranks holds counts 4 times")
     assert record.tflops_printed == pytest.approx((40.6 + 41.26) / 2)
     assert record.memory_allocated_gib == [pytest.approx(26118.2294921875 / 1024)]
     assert record.memory_reserved_gib == [pytest.approx(28234 / 1024)]
@@ -92,7 +92,7 @@ def test_hugging_face_of_16_gpus(runs):
     assert (record.steps_used, record.warmup_steps) == (16, 0)
     assert "warm-up included" in record.sources["step_s"]
     assert flags_with(record, "warm-up included")
-    assert flags_with(record, "counts 1000 samples, where 16 x 64 = 1024 were run")
+    assert flags_with(record, "counts 1000 samples, but 16 x 64 = 1024 were run")
     assert (record.layers, record.hidden, record.heads) == (40, 7168, 32)
     assert (record.seq, record.vocab) == (1024, 50257)
     # The script's 23B is in units of 2^30.

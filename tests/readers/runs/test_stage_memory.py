@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs.part import Memory, Part, Place
-from hpc_gpt.readers.runs.derived import add_memory
+from hpc_gpt.readers.logs import Memory, Part, Place
 from hpc_gpt.readers.runs.draft import Draft
+from hpc_gpt.readers.runs.foreign_run import add_memory
 
 
 def settled(peaks, arguments=None, **layout):

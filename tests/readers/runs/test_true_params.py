@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs.part import Fact, Part, Place
+from hpc_gpt.readers.logs import Fact, Part, Place
+from hpc_gpt.readers.runs.derived import Architecture, add_params, architecture
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.true_params import Architecture, add_params, architecture
 from hpc_gpt.settings.model_shape import ModelShape, stage_params
 
 LLAMA = {"gated": True, "biases": False, "qkv_biases": False, "learned_positions": False, "rms_norm": True}
@@ -70,7 +70,7 @@ TRUE = 51_970_064_384
             "prints a size of 48B (a.log:9), the shape gives 51,970,064,384 parameters: it divides by 2^30",
         ),
         (48e9, 1, "counts 48,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384: it divides by 2^30"),
-        (52.005e9, 4, "what every one of 4 tensor-parallel ranks holds counts 4 times"),
+        (52.005e9, 4, "what each of 4 tensor-parallel ranks holds counts 4 times"),
         (0, 1, "sharded by ZeRO-3 count as none"),
         (30e9, 1, "counts 30,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.audit import audit
 from hpc_gpt.runs.record import Record
 from tests.report.step_tables import step_table

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.readers.logs.part import Failure, Place
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.logs import Failure, Place
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.runs.record import Record
 from tests.report.step_tables import step_table
 

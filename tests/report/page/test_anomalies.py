@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_gpt.readers.logs.part import Failure, Place
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.logs import Failure, Place
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
 from hpc_gpt.runs.state import ENDED
 from tests.report.page.page_runs import curve, megatron, usual_runs
@@ -46,11 +46,11 @@ def test_of_two_failures_the_costlier_stands_first():
         ("tp8-pp4-dp4 cannot exist on 64 GPUs", DOUBT),
         ("faster than the peak of v100-32g: the device or a size is wrong", DOUBT),
         ("layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)", DOUBT),
-        ("the program counts 1000 samples, where 16 x 64 = 1024 were run", DOUBT),
+        ("the program counts 1000 samples, but 16 x 64 = 1024 were run", DOUBT),
         ("8 x 2 x 4 = 64, but the global batch is 128 (a.out:9)", DOUBT),
         ("hf_trainer: the program counts trainable parameters only", KNOW),
         ("the first cause is not certain: its rank's clock", KNOW),
-        ("every step was skipped: step_s holds forward and backward only", DOUBT),
+        ("every step was skipped: step_s includes forward and backward only", DOUBT),
         ("3 lines of metrics.jsonl cannot be read and were left out", LOOK),
         ("the loss did not fall", LOOK),
         ("no peaks known for device mi300x: mfu and hfu are null", KNOW),

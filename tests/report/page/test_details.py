@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import trained_again
 from hpc_gpt.report.page.details import overlaid, run_figures, samples

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs.part import Failure, Place
-from hpc_gpt.readers.runs.run_read import RunRead
+from hpc_gpt.readers.logs import Failure, Place
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.svg import safe
 from hpc_gpt.runs.record import Record
