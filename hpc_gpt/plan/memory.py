@@ -192,17 +192,16 @@ def logit_bytes(training: Training) -> float:
 
     Megatron: 2 + 4 + 4, 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the last
     micro-batch's loss with all it hangs on, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4; compiled, one of those less.
-    transformers' own stays in 16 bits: logits, their shifted copy, log-softmax and two gradients. A kernel of its own:
-    logits and gradients, 2 + 2.
+    PyTorch's cross-entropy in fp32: 2 + the log-softmax's 4 and two gradients of 4. transformers' own stays in 16 bits:
+    logits, their shifted copy, log-softmax and two gradients. In a kernel of its own, or compiled, our own loss holds
+    the logits and their gradient alone: 2 + 2, in fp32 4 + 4 (tests/plan/test_memory.py counts what is saved).
     """
-    if training.fused_loss:
-        return 4.0
+    ours_compiled = training.compiled and training.engine not in ("megatron-lm", "hf-deepspeed")
+    if training.fused_loss or ours_compiled:
+        return 8.0 if training.dtype == "fp32" else 4.0
     if training.dtype == "fp32":
         return 16.0
-    if training.engine in ("megatron-lm", "hf-deepspeed"):
-        return 10.0
-    return 10.0 if training.compiled and training.engine in ("fsdp", "ddp") else 14.0
+    return 10.0 if training.engine in ("megatron-lm", "hf-deepspeed") else 14.0
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

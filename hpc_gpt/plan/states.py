@@ -18,7 +18,7 @@ fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO has master weights of its own, 
 Under our own configuration ZeRO-3 keeps its gradients' sums from step to step (grad_partitions_flat_buffer). Of what
 is offloaded the host has master weights, moments and fp32 gradients, 16; with ZeRO-1 and -2 also a copy of the weights
 on its way back and the sums of a step, with ZeRO-3 in fp16 the sums a second time (stage_1_and_2.py, stage3.py; of bf16
-and fp32 train/engines/zero_sums.py; measured as `memory.zero_buffers` was).
+and fp32 train/engines/zero_step.py; measured as `memory.zero_buffers` was).
 
 The optimizer's update needs more for a moment (`update_bytes`). torch 2.13's AdamW (torch/optim/adam.py): fused kernels
 keep everything in registers. foreach makes the square roots of all second moments at once, 4 bytes each. for-loop does
@@ -181,7 +181,7 @@ def update_bytes(training: Training, params: float, matrix: float, table: float)
 def _with_flat_gradients(training: Training, made: float) -> float:
     """Bytes a parameter of a rank's share: what the update makes, and the gradients laid end to end for it.
 
-    ZeRO-3's sums are what its update reads (train/engines/zero_sums.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients,
+    ZeRO-3's sums are what its update reads (train/engines/zero_step.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients,
     and free the parameters' own before the update; bf16's sums are flat already.
     """
     if training.zero_stage == 3 or training.dtype == "bf16":

@@ -13,7 +13,8 @@ ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
 # What a bucket holds at the most. With one data-parallel rank nothing is sent, and a bucket only takes memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
-# ZeRO-3 updates its states in groups of so many numbers; `offload_ratio` deals whole groups out to device and host.
+# ZeRO-3 updates its states in groups of so many numbers. Offloaded, a group is a layer, as DeepSpeed builds a group's
+# states twice for a moment; `offload_ratio` deals whole groups out to device and host.
 SUB_GROUP_ELEMENTS = 1_000_000_000
 _SUB_GROUPS_TO_DEAL_OUT = 32
 # Of ZeRO-3's weights: those gathered ahead of their use, and those that may be whole at once.
@@ -157,7 +158,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     }
     if stage == 3:
         zero |= {
-            "sub_group_size": _sub_group_elements(resolved),
+            "sub_group_size": sub_group_elements(resolved),
             "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
             # Norms and biases, the longest of 4 hidden, stay whole on every rank; every matrix is split, if there is
             # another rank for a part of it.
@@ -197,11 +198,16 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     return zero
 
 
-def _sub_group_elements(resolved: Resolved) -> int:
-    if resolved.engine.offload_ratio == 1:
+def sub_group_elements(resolved: Resolved) -> int:
+    """Numbers of one group of ZeRO-3's states on a rank. DeepSpeed's own loading needs the groups of the checkpoint."""
+    engine, model = resolved.engine, resolved.model
+    if engine.offload == "none":
         return SUB_GROUP_ELEMENTS
-    own = resolved.model.params // (resolved.layout.tp * resolved.layout.dp)
-    return min(SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_DEAL_OUT))
+    ranks = resolved.layout.tp * resolved.layout.dp
+    limits = [SUB_GROUP_ELEMENTS, model.block_params // ranks]
+    if engine.offload_ratio < 1:
+        limits.append(model.params // ranks // _SUB_GROUPS_TO_DEAL_OUT)
+    return max(1, min(limits))
 
 
 def _place(resolved: Resolved) -> dict[str, Any]:

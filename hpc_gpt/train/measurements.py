@@ -224,12 +224,13 @@ def write_measured(
     skipped_shards: dict[int, int],
     rate: MatmulRate,
     tenth_step: float | None,
+    attention: str | None,
 ) -> None:
     """Collective: every rank's figures into the attempt's measured.json; skipped shards by data-parallel rank.
 
     Of the devices' own rates the slowest rank's is written: the others wait for it in every step. `tenth_step`: when
     it ended, in epoch seconds. It is written as seconds since the attempt's start, which the script knows to a second,
-    less what measuring the rate took.
+    less what measuring the rate took. `attention`: the kernel that ran, on rank 0.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -247,6 +248,7 @@ def write_measured(
         "matmul_tflops_before": min(before) if None not in before else None,
         "matmul_tflops_after": min(after) if None not in after else None,
         "matmul": rate.product,
+        "attention_used": attention,
         "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
     }
     path = attempt.folder / "measured.json"
