@@ -6,17 +6,17 @@ micro-batch, the user's. Tokens are always random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from hpc_gpt.bench.this_machine import has_compiler
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.prepare import Prepared, as_row, faults_of_rows, finish, folder_beside, load_row, shrunken
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile
-from hpc_gpt.settings.engines import OFFERS, has_zero
-from hpc_gpt.settings.experiment import EngineName, Experiment
+from hpc_gpt.settings.engines import OFFERS, Fault, has_zero, optimizer_faults
+from hpc_gpt.settings.experiment import Engine, EngineName, Experiment
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.resolve import Resolved, folder_name, resolve
@@ -219,19 +219,35 @@ def _of_rung(asked: Asked, file: ExperimentFile, row: str | None) -> dict[str, A
 
 def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experiment:
     """The experiment without what its engine or this machine lacks: compilation, unless the user asks for it, and the
-    bench's own settings that Megatron-LM does not have."""
+    bench's own settings that Megatron-LM does not have.
+
+    A setting that the user asks for is left out for an engine that lacks it if another engine of the table has it. If
+    none has it, it stays, and is refused.
+    """
     engine, train = experiment.engine, experiment.train
+    others = [replace(engine, name=cast(EngineName, part.partition(":")[0])) for part in asked.engines]
+
+    def is_lacking(key: str, lacks: Callable[[Engine], object]) -> bool:
+        return bool(lacks(engine)) and (key not in asked.overrides or not all(map(lacks, others or [engine])))
+
+    def optimizer_fault(engine: Engine) -> Fault | None:
+        return next(optimizer_faults(engine, train), None)
+
     lacks_compiler = engine.compile_backend == "inductor" and not asked.has_gpu and not has_compiler()
     if engine.name == MEGATRON_LM:
         train = replace(train, save_last=True, matmul_rate=False)
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
-    if engine.compile != "none" and "engine.compile" not in asked.overrides:
-        if "compile" not in OFFERS[engine.name].switches:
+    if engine.compile != "none":
+        if is_lacking("engine.compile", lambda each: "compile" not in OFFERS[each.name].switches):
             engine = replace(engine, compile="none")
-            notes.append(f"engine.compile is none: engine {engine.name} does not have it")
-        elif lacks_compiler:
+            notes.append(f"engine.compile is none for engine {engine.name}, which does not have it")
+        elif lacks_compiler and "engine.compile" not in asked.overrides:
             engine = replace(engine, compile="none")
             notes.append(f"engine.compile is none: {_NO_COMPILER}")
+    fault = optimizer_fault(engine)
+    if train.optimizer_mode == "compiled" and fault and is_lacking("train.optimizer_mode", optimizer_fault):
+        train = replace(train, optimizer_mode=None)
+        notes.append(f"train.optimizer_mode is left out for engine {engine.name}: {fault.message}")
     if lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in asked.overrides:
         train = replace(train, optimizer_mode=None)
         notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")

@@ -18,7 +18,7 @@ fp32: 4 + 4 + 8, sharded by the ZeRO stage; ZeRO adds master weights, 4 more.
 In our own configuration ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer). With
 offload the host has master weights, moments and fp32 gradients, 16; under ZeRO-1 and -2 also a copy of the weights that
 is sent back and the sums of a step, under ZeRO-3 in fp16 the sums twice (stage_1_and_2.py, stage3.py; for bf16 and fp32
-train/engines/zero_sums.py; measured like `memory.zero_buffers`).
+train/engines/zero_step.py; measured like `memory.zero_buffers`).
 
 The optimizer's update needs temporaries (`update_bytes`). torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep
 everything in registers. foreach computes the square roots of all second moments at once, 4 bytes each. for-loop does
@@ -182,7 +182,7 @@ def update_bytes(training: Training, params: float, matrix: float, table: float)
 def _with_flat_gradients(training: Training, made: float) -> float:
     """Bytes a parameter of a rank's share: the `made` temporaries, and the gradients flattened for the update.
 
-    ZeRO-3's update reads its sums (train/engines/zero_sums.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and free
+    ZeRO-3's update reads its sums (train/engines/zero_step.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and free
     the parameters' own before the update; in bf16 the sums are flat already.
     """
     if training.zero_stage == 3 or training.dtype == "bf16":

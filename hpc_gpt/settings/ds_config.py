@@ -13,7 +13,8 @@ ENGINES = frozenset({"deepspeed-3d", "deepspeed-zero", "hf-deepspeed"})
 # The most elements of a bucket. With one data-parallel rank nothing is sent, and a bucket only takes memory.
 BUCKET_ELEMENTS = 500_000_000
 BUCKET_ELEMENTS_ALONE = 50_000_000
-# ZeRO-3 updates its states in groups of so many elements; `offload_ratio` places whole groups on device or host.
+# ZeRO-3 updates its states in groups of so many elements. If they are offloaded, a group is a layer, as DeepSpeed
+# briefly holds a group's states twice; `offload_ratio` places whole groups on device or host.
 SUB_GROUP_ELEMENTS = 1_000_000_000
 _SUB_GROUPS_TO_PLACE = 32
 # Elements of ZeRO-3's weights that are gathered ahead of their use, and that may be gathered at once.
@@ -157,7 +158,7 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     }
     if stage == 3:
         zero |= {
-            "sub_group_size": _sub_group_elements(resolved),
+            "sub_group_size": sub_group_elements(resolved),
             "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
             # Norms and biases (4 hidden at most) stay whole on every rank. Every matrix is split if there is more
             # than one rank.
@@ -197,11 +198,16 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
     return zero
 
 
-def _sub_group_elements(resolved: Resolved) -> int:
-    if resolved.engine.offload_ratio == 1:
+def sub_group_elements(resolved: Resolved) -> int:
+    """Elements of one group of ZeRO-3's states on a rank. DeepSpeed only loads a checkpoint with the same groups."""
+    engine, model = resolved.engine, resolved.model
+    if engine.offload == "none":
         return SUB_GROUP_ELEMENTS
-    own = resolved.model.params // (resolved.layout.tp * resolved.layout.dp)
-    return min(SUB_GROUP_ELEMENTS, max(1, own // _SUB_GROUPS_TO_PLACE))
+    ranks = resolved.layout.tp * resolved.layout.dp
+    limits = [SUB_GROUP_ELEMENTS, model.block_params // ranks]
+    if engine.offload_ratio < 1:
+        limits.append(model.params // ranks // _SUB_GROUPS_TO_PLACE)
+    return max(1, min(limits))
 
 
 def _place(resolved: Resolved) -> dict[str, Any]:

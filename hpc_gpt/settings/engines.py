@@ -93,7 +93,7 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
     engine = replace(engine, zero_stage=offer.zero_stage if engine.zero_stage is None else engine.zero_stage)
     faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout)]
     faults += _offload_faults(engine, train)
-    faults += _optimizer_faults(engine, train)
+    faults += optimizer_faults(engine, train)
     faults += _size_faults(engine, layout, shape)
     if faults:
         kind = LayoutError if faults[0].of_layout else ConfigError
@@ -199,7 +199,8 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
 
 
-def _optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    """Why `train.optimizer_mode = "compiled"` cannot run under the engine; nothing for another mode."""
     if train.optimizer_mode != "compiled":
         return
     if engine.name != "ddp":

@@ -223,12 +223,13 @@ def write_measured(
     skipped_shards: dict[int, int],
     rate: MatmulRate,
     tenth_step: float | None,
+    attention: str | None,
 ) -> None:
     """Writes every rank's figures into the attempt's measured.json. Collective. `skipped_shards` by dp rank.
 
     Of the devices' rates the slowest is written: the other ranks wait for it in every step. `tenth_step` is the end of
     that step in epoch seconds. It is written as seconds since the attempt's start, which is known to a second, less the
-    time that measuring the rate took.
+    time that measuring the rate took. `attention` is the kernel that ran on rank 0.
     """
     retries: int | None = None
     if device.type == "cuda":
@@ -246,6 +247,7 @@ def write_measured(
         "matmul_tflops_before": min(before) if None not in before else None,
         "matmul_tflops_after": min(after) if None not in after else None,
         "matmul": rate.product,
+        "attention_used": attention,
         "tenth_step_s": _since_start(attempt, tenth_step, rate.before_s),
     }
     path = attempt.folder / "measured.json"

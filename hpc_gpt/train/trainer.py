@@ -20,7 +20,7 @@ from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.ending import is_preemption, write_end
-from hpc_gpt.train.engines.kernels import attention_used
+from hpc_gpt.train.engines.kernels import AttentionRead, attention_chosen
 from hpc_gpt.train.engines.protocol import Engine, build_engine
 from hpc_gpt.train.full_disk import reserve, when_there_is_room
 from hpc_gpt.train.heartbeat import STARTING, Heartbeat
@@ -75,6 +75,7 @@ class Trainer:
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         heart.enter(STARTING)
         engine = build_engine(resolved, device)
+        attention = AttentionRead(engine.module)
         heart.enter(STARTING)
         checkpoints = Checkpoints(
             self._run.checkpoints,
@@ -111,7 +112,16 @@ class Trainer:
             write_end(self._run, self._attempt, end, self.step)
         watch.end()
         rate.measure_after()
-        write_measured(self._attempt, ranks, watch, device, self._loop.skipped_shards, rate, self._loop.tenth_step)
+        write_measured(
+            self._attempt,
+            ranks,
+            watch,
+            device,
+            self._loop.skipped_shards,
+            rate,
+            self._loop.tenth_step,
+            attention.kernel,
+        )
         if not hurry and ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)
         if ranks.is_first and end.leaves_time and not self._signals.terminated:
@@ -169,7 +179,7 @@ class Trainer:
         self, resolved: Resolved, device: torch.device, progress: Progress, samples: Samples | ShardSet
     ) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        attention = attention_used(resolved, device)
+        attention = attention_chosen(resolved, device)
         start = {
             "device": name,
             "host": platform.node(),

@@ -90,6 +90,24 @@ def test_an_engine_without_a_compiler_is_measured_without(engine):
     assert any("engine.compile is none" in note for note in found.notes)
 
 
+def test_a_setting_that_an_engine_lacks_is_left_out_if_another_engine_has_it():
+    compiled = {"train.optimizer_mode": "compiled"}
+    found = prepare_cells(Asked("bench", LOCAL, compiled, engines=["ddp", "deepspeed-zero:1", "fsdp"]))
+    modes = [cell.prepared.resolved.train.optimizer_mode for cell in found.cells]
+    assert modes == ["compiled", "fused", "fused"]
+    for engine in ("deepspeed-zero", "fsdp"):
+        left_out = f"train.optimizer_mode is left out for engine {engine}: "
+        assert any(note.startswith(left_out) and engine in note[len(left_out) :] for note in found.notes)
+    with pytest.raises(UserError, match=r"train\.optimizer_mode is compiled, which engine fsdp does not have"):
+        prepare_cells(Asked("bench", LOCAL, compiled, engines=["deepspeed-zero:1", "fsdp"]))
+    with pytest.raises(UserError, match=r"train\.dtype is fp32"):
+        prepare_cells(Asked("bench", LOCAL, {**compiled, "train.dtype": "fp32"}, engines=["ddp", "fsdp"]))
+    # The bench's own choice gives way to what is asked for.
+    found = prepare_cells(Asked("bench", LOCAL, {"train.dtype": "fp32"}))
+    assert found.cells[0].prepared.resolved.train.optimizer_mode == "fused"
+    assert any(note.startswith("train.optimizer_mode is left out for engine ddp: ") for note in found.notes)
+
+
 def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.model.gpt import Gpt, TileLinear
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
+from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelLoss, full_name
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.whole_parameters import merge_pieces, piece_of
@@ -233,3 +233,24 @@ def test_all_of_them_together_are_the_model() -> None:
     again, together, _ = train(Gpt(SMALL, 1, techniques=everything))
     torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
     assert_same(together, gradients, atol=1e-6)
+
+
+def test_the_compiled_loss_keeps_the_logits_alone() -> None:
+    """What `plan.memory.logit_bytes` rests on: nothing else as large is kept for the backward pass."""
+    torch._dynamo.reset()
+    loss = VocabParallelLoss(250, 256, TensorParallel())
+    # Decompositions and partition as Inductor has them, without its compiler.
+    loss.forward = torch.compile(loss.forward, backend="aot_eager_decomp_partition", dynamic=False)  # type: ignore[method-assign]
+    logits = torch.randn(2, 32, 256, dtype=torch.bfloat16, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = loss(logits, torch.randint(0, 250, (2, 32)))
+    assert sum(kept.values()) < 1.1 * logits.nbytes
+    value.backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16

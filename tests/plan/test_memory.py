@@ -93,18 +93,33 @@ def test_a_larger_micro_batch_or_sequence_never_needs_less(training: Training, m
 
 
 def test_a_loss_in_chunks_keeps_one_chunks_logits_and_makes_each_twice() -> None:
-    """124M, 16 samples of 1024: 7.7 GiB of logits at 10 bytes become an eighth; an H200 makes the head's product again,
+    """124M, 16 samples of 1024: 10.7 GiB of logits at 14 bytes become an eighth; an H200 makes the product again,
     2 x 16384 x 768 x 50304 FLOPs, 1.3 TFLOP of the step's 14."""
-    plain = Training(
-        ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=16, engine="ddp", flash=True, compiled=True
-    )
+    plain = Training(ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=16, engine="ddp", flash=True)
     chunks = replace(plain, loss_chunks=8)
     whole, eighth = predict_memory(plain).stages[0], predict_memory(chunks).stages[0]
-    assert whole.logits == pytest.approx(16 * 1024 * 50304 * 10 / 2**30)
+    assert whole.logits == pytest.approx(16 * 1024 * 50304 * 14 / 2**30)
     assert eighth.allocated < whole.allocated - 5
     machine = machine_named("h200", 8, "infiniband 8x200G")
     times = [predict_step(each, machine).step_s for each in (plain, chunks)]
     assert 1.03 < times[1] / times[0] < 1.3
+
+
+def test_a_compiled_loss_holds_logits_and_their_gradient_alone() -> None:
+    """124M at micro-batch 32: 26 GiB with the fp32 copies that torch's own loss makes, 17 without."""
+    eager = Training(
+        ModelShape(768, 12, 12, vocab=50304, seq=1024),
+        micro_batch=32,
+        engine="ddp",
+        flash=True,
+        optimizer_mode="compiled",
+    )
+    compiled = replace(eager, compiled=True)
+    assert predict_memory(compiled).stages[0].logits == pytest.approx(32 * 1024 * 50304 * 4 / GIB)
+    assert 16 < peak(compiled) < 18
+    assert predict_memory(replace(eager, engine="hf-deepspeed", compiled=True)).stages[0].logits * GIB == pytest.approx(
+        32 * 1024 * 50304 * 10
+    )
 
 
 @given(trainings())

@@ -72,6 +72,28 @@ def test_a_checkpoint_is_taken_up_by_a_run_of_today(made, name):
     assert [line["step"] for line in lines] == [7, 8]
 
 
+def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal(tmp_path, monkeypatch):
+    """ZeRO-3, its optimizer offloaded, in groups of 10^9 numbers; a group is a layer today. Trained to step 8, its
+    newest checkpoint is that of step 6."""
+    with tarfile.open(ARCHIVE.with_name("offloaded_at_b498b09.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    [parent] = (tmp_path / "logs" / "offloaded").iterdir()
+    done = hpc_gpt("submit", "--resume", parent, "--until", "steps=9", "--wait")
+    assert done.code == 0, done.stderr
+    [child] = [run for run in (tmp_path / "logs").glob("*/*") if run != parent]
+    assert json.loads((child / "ds_config.json").read_text())["zero_optimization"]["sub_group_size"] < 10**4
+
+    def losses(run: Path) -> dict[int, float]:
+        lines = (run / "attempts" / "1" / "metrics.jsonl").read_text().splitlines()
+        return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+
+    before, after = losses(parent), losses(child)
+    assert sorted(after) == [7, 8, 9]
+    assert [after[7], after[8]] == pytest.approx([before[7], before[8]], rel=1e-6)
+
+
 def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made):
     run = run_of(made, "stopped")
     resolved = json.loads((run / "resolved.json").read_text())

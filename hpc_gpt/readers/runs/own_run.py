@@ -154,7 +154,16 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
 
 # Keys of measured.json that go into the record.
 _RATES = ("matmul_tflops_before", "matmul_tflops_after")
-_MEASURED = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w", "compile_s", "allocator_retries", *_RATES)
+_MEASURED = (
+    "attention_used",
+    "gpu_util_mean",
+    "gpu_util_spread",
+    "sm_clock_mhz",
+    "power_w",
+    "compile_s",
+    "allocator_retries",
+    *_RATES,
+)
 
 
 def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
@@ -167,6 +176,8 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
             where = f"attempts/{read.attempt.number}/{name}.json"
             for key in keys:
                 if tables.get(key) is not None:
+                    if key == "attention_used" and read.trainer.get(key) not in (None, tables[key]):
+                        draft.flag(f"attention: torch chose {read.trainer[key]}, but {tables[key]} ran")
                     rate = f": {tables.get('matmul')}, the slowest rank's" if key in _RATES else ""
                     draft.set(key, tables[key], where + rate)
     # The count continues over all attempts, like the positions of the streams.

@@ -20,20 +20,24 @@ from torch import nn
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.settings.ds_config import SUB_GROUP_ELEMENTS, sub_group_elements, zero_stage
 from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
 
 NAME = "model.json"
+# Of ZeRO-3 only: its states are saved in such groups.
+SUB_GROUP = "engine.sub_group_elements"
 # The values of keys that the first checkpoints did not have yet.
-_BEFORE = {"engine.partition": "layers", "engine.tiles": 1}
+_BEFORE = {"engine.partition": "layers", "engine.tiles": 1, SUB_GROUP: SUB_GROUP_ELEMENTS}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
     """The settings that must agree for a checkpoint to be loaded, by the keys of an experiment."""
     engine = resolved.engine
     partition = engine.partition
+    groups = {SUB_GROUP: sub_group_elements(resolved)} if zero_stage(resolved) == 3 else {}
     return {
         **{f"model.{key}": value for key, value in asdict(resolved.model).items()},
         **{f"layout.{key}": value for key, value in asdict(resolved.layout).items()},
@@ -43,6 +47,7 @@ def identity(resolved: Resolved) -> dict[str, Any]:
         "engine.tiles": engine.tiles,
         "train.dtype": resolved.train.dtype,
         "train.optimizer": resolved.train.optimizer,
+        **groups,
     }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, cast
 
@@ -52,15 +52,16 @@ class Groups:
         self.get_data_parallel_world_size = lambda: layout.dp
 
 
-# Host buffers above this size are pinned in just that size. It is less than the states of a layer that is worth
-# offloading, and more than a micro-batch of tokens.
-EXACT_FROM_MIB = 64
-# In the order in which torch reads them.
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# A smaller buffer shares its pages with others, which can be pinned once only.
+_WORTH_PINNING = 1 << 20
 
 
 class DeepspeedZero(DeepspeedEngine):
-    """See `hpc_gpt.train.engines.protocol.Engine`."""
+    """See `hpc_gpt.train.engines.protocol.Engine`.
+
+    Under ZeRO-3 on a GPU the host waits for the device after every backward pass: DeepSpeed 0.19.8 synchronises there
+    (stage3.py), and no profile on a CPU shows it. So the host cannot launch the next micro-batch ahead.
+    """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         layout, engine = resolved.layout, resolved.engine
@@ -69,9 +70,10 @@ class DeepspeedZero(DeepspeedEngine):
             check_offload_path(engine.offload_path)
         super().__init__(resolved, device)
         partitioned = zero_stage(resolved) == 3
-        if partitioned and engine.offload != "none" and not engine.activation_offload:
-            pin_exact_sizes(device)
-        with quiet():
+        # NVMe needs DeepSpeed's own pinned buffers.
+        pins = partitioned and engine.offload != "none" and engine.offload_path is None
+        pins = pins and private_parts.can_use(private_parts.PINNED)
+        with quiet(), pinning_nothing(self._deepspeed) if pins else contextlib.nullcontext():
             self._groups = Groups(layout, dist.get_rank())
             self._dp_group = self._groups.get_data_parallel_group()
             tp = TensorParallel(self.tp_rank, layout.tp, self._groups.get_model_parallel_group())
@@ -85,6 +87,9 @@ class DeepspeedZero(DeepspeedEngine):
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
             optimizer = _build_optimizer(resolved, list(self.module.parameters()))
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
+        if pins and device.type == "cuda":
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            pin_what_stays(self._engine.optimizer, lambda address, count: cudart.cudaHostRegister(address, count, 0))
 
     def _build_model(self, tp: TensorParallel) -> Any:
         """The model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
@@ -153,23 +158,42 @@ def check_compiler() -> None:
         )
 
 
-def pin_exact_sizes(device: torch.device) -> None:
-    """Makes torch pin large host buffers in just their size from now on.
+@contextlib.contextmanager
+def pinning_nothing(deepspeed: Any) -> Iterator[None]:
+    """Keeps DeepSpeed from pinning host memory while it builds; `pin_what_stays` pins afterwards.
 
-    torch allocates pinned memory in powers of two and keeps freed memory for the next request. That suits short-lived
-    buffers, such as activations. ZeRO-3's states stay, and fill most of a host: 1.2 GiB would take 2 (pytorch/pytorch
-    issue 95823), and memory that DeepSpeed frees while it builds would be lost. torch 2.13 has a setting that turns off
-    both above a size.
+    torch pins a copy, by powers of two, and keeps what is freed for the next request (pytorch/pytorch issue 95823).
+    ZeRO-3 pins a buffer for all gradients that `zero_step.sum_where_read` drops: at 13.0e9 parameters 48 GiB, for which
+    torch 2.11 takes 64 and gives none back.
     """
-    settings = allocator_settings(os.environ)
-    if device.type == "cuda" and settings is not None and private_parts.can_use(private_parts.ALLOCATOR):
-        with contextlib.suppress(RuntimeError):  # an older torch does not know the setting
-            private_parts.set_allocator(settings)
+    accelerator = deepspeed.accelerator.get_accelerator()
+    accelerator.pin_memory = lambda tensor, align_bytes=1: tensor
+    try:
+        yield
+    finally:
+        del accelerator.pin_memory  # the class's own is back
 
 
-def allocator_settings(environment: Mapping[str, str]) -> str | None:
-    """The user's own settings, which would be reset otherwise, with ours; None if the user's have that key already."""
-    own = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
-    if "pinned_max" in own:
-        return None
-    return ",".join(filter(None, [own, f"pinned_max_cached_size_mb:{EXACT_FROM_MIB}"]))
+def pin_what_stays(wrapped: Any, register: Callable[[int, int], int]) -> int:
+    """Pins in place what ZeRO-3's optimizer `wrapped` sends to and from the device: gradients and half weights that are
+    on the host. Returns the bytes pinned.
+
+    `register(address, bytes)` pins, and returns CUDA's error code; `torch.cuda.cudart()` has it. If it fails, copies to
+    the device wait for the host, and one line says so.
+    """
+    buffers = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat]
+    buffers += [wrapped.grad_partitions_flat_buffer, *wrapped.param_groups_fp16_flat_cpu_memory]
+    pinned = 0
+    for buffer in buffers:
+        if buffer is None or buffer.device.type != "cpu" or buffer.nbytes < _WORTH_PINNING:
+            continue
+        if error := int(register(buffer.data_ptr(), buffer.nbytes)):
+            print(
+                f"note: {buffer.nbytes / 2**30:.1f} GiB of the host's memory cannot be pinned (CUDA error {error}): "
+                "copies to and from the GPU are slower; raise the limit on locked memory (ulimit -l)",
+                file=sys.stderr,
+                flush=True,
+            )
+            break
+        pinned += buffer.nbytes
+    return pinned

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.compiler.config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,6 +33,13 @@ _KERNELS = {
     "math": SDPBackend.MATH,
 }
 _NAMES = {kernel.value: name for name, kernel in _KERNELS.items()}
+# What the kernels' operators are called, with a suffix for a device.
+_OPERATORS = {
+    "flash": "_scaled_dot_product_flash_attention",
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "efficient": "_scaled_dot_product_efficient_attention",
+}
+_TAG = " hpc-gpt attention="
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -49,15 +59,86 @@ def attention_kernels(resolved: Resolved, device: torch.device) -> Callable[[], 
             f"engine.attention is {name}, but that kernel cannot run here: {failure}",
             f'use engine.attention = "auto", or {" or ".join(usable)}',
         ) from None
+    _key_compile_cache(kernels)
     return lambda: sdpa_kernel(kernels, set_priority=True)
 
 
-def attention_used(resolved: Resolved, device: torch.device) -> str:
-    """The kernel that SDPA uses under `attention_kernels`: flash, cudnn, efficient or math.
+def attention_chosen(resolved: Resolved, device: torch.device) -> str:
+    """The kernel that SDPA chooses under `attention_kernels`: flash, cudnn, efficient or math.
 
-    torch's own answer for tensors of the model's shape, layout and dtype on this device.
+    torch's own answer for tensors of the model's shape, layout and dtype on this device. `AttentionRead` says what ran.
     """
     return _NAMES[_choose(resolved, device, _allowed(resolved, device))]
+
+
+class AttentionRead:
+    """Reads from a profile which attention kernel a model runs in its second training forward pass.
+
+    A compiled graph runs the kernel that was chosen when the graph was made, perhaps by an earlier process. So torch's
+    choice in this process is no proof, and neither is the first forward pass, in which a compiler tries operators. The
+    second one, of one micro-batch, comes before any step is timed.
+
+    `kernel` is flash, cudnn, efficient or math; None before that pass.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kernel: str | None = None
+        self._passes = 0
+        self._profile: torch.autograd.profiler.profile | None = None
+        self._hooks = [
+            module.register_forward_pre_hook(self._begin),
+            module.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._passes += torch.is_grad_enabled()
+        if torch.is_grad_enabled() and self._passes == 2:
+            # Only operators on the host: they name the kernel, on a GPU as well.
+            self._profile = torch.autograd.profiler.profile(use_kineto=False)
+            with _without_kinetos_notes():
+                self._profile.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._profile is None:
+            return
+        profile, self._profile = self._profile, None
+        with _without_kinetos_notes():
+            profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        operators = {event.name for event in profile.function_events or ()}
+        ran = (name for name, operator in _OPERATORS.items() if any(operator in each for each in operators))
+        # The math kernel is no operator of its own: compiled, it is fused with its neighbours.
+        self.kernel = next(ran, "math")
+
+
+@contextlib.contextmanager
+def _without_kinetos_notes() -> Iterator[None]:
+    """Leaves the lines of torch 2.13's profiler on its start and stop out of stderr; no setting does."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            for line in said:
+                if not line.startswith(b"USDT:"):
+                    os.write(2, line)
+
+
+def _key_compile_cache(kernels: Iterable[SDPBackend]) -> None:
+    """Keeps what is compiled for other attention kernels apart in torch's caches on disk.
+
+    A graph holds the kernel that was allowed when it was made, but the key of AOTAutograd's cache does not. Seen on
+    torch 2.11: after `math` a run with `flash` took the cached graph and ran math.
+    """
+    config = torch.compiler.config
+    users = config.cache_key_tag.partition(_TAG)[0]
+    config.cache_key_tag = users + _TAG + ",".join(_NAMES[kernel.value] for kernel in kernels)
 
 
 def _allowed(resolved: Resolved, device: torch.device) -> list[SDPBackend]:

@@ -285,7 +285,14 @@ class OnePassAdamW(torch.optim.Optimizer):
         for group, settings, (first, second) in zip(masters.groups, self.param_groups, self._moments, strict=True):
             for owner, *moments in zip(settings["params"], group.views(first), group.views(second), strict=True):
                 self.state[owner] = {"step": next(steps), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
-        self._update = torch.compile(_update, backend=engine.compile_backend, dynamic=False, fullgraph=True)
+        self._update = torch.compile(
+            _update,
+            backend=engine.compile_backend,
+            dynamic=False,
+            fullgraph=True,
+            # Trying several block sizes would copy what the kernel writes: at the first step 26 bytes a parameter.
+            options={"triton.autotune_pointwise": False} if engine.compile_backend == "inductor" else None,
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

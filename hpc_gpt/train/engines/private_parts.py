@@ -77,12 +77,6 @@ COALESCED = Use(
     ("torch.distributed.ProcessGroup.allreduce_coalesced",),
     "each gradient has an all-reduce of its own",
 )
-ALLOCATOR = Use(
-    "torch",
-    "pinned memory of just the requested size",
-    ("torch._C._accelerator_setAllocatorSettings",),
-    "large pinned buffers are rounded up to a power of two",
-)
 COMPILE_TIME = Use(
     "torch",
     "the time that compiling took",
@@ -153,6 +147,15 @@ ZERO_3_SUMS = Use(
     ),
     "gradients are kept a second time, 4 bytes a parameter",
 )
+PINNED = Use(
+    "deepspeed",
+    "pinning the host memory that stays",
+    _of(
+        f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3",
+        *("fp32_partitioned_groups_flat", "grad_partitions_flat_buffer", "param_groups_fp16_flat_cpu_memory"),
+    ),
+    "DeepSpeed pins what it builds, by powers of two",
+)
 BUILT_IN_PARTS = Use(
     "deepspeed",
     "splitting a model over the ranks while it is built",
@@ -216,8 +219,8 @@ STATES_3 = Use(
     ),
 )
 OPTIONAL = (
-    *(ATTENTION, FOREACH, FUSED, COALESCED, ALLOCATOR, COMPILE_TIME, FLIGHT_RECORDER),
-    *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
+    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, FLIGHT_RECORDER),
+    *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
 REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
 
@@ -363,8 +366,3 @@ def all_reduce_each(tensors: list[Tensor]) -> torch.futures.Future[Any]:
         together: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
         return together
     return torch.futures.collect_all([dist.all_reduce(one, async_op=True).get_future() for one in tensors])
-
-
-def set_allocator(settings: str) -> None:
-    """Replaces PYTORCH_ALLOC_CONF from now on. Raises RuntimeError if this torch does not know a setting."""
-    torch._C._accelerator_setAllocatorSettings(settings)

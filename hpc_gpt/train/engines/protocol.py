@@ -51,6 +51,7 @@ class Engine(Protocol):
     pp_rank: int
     dp_rank: int
     device: torch.device
+    module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
 
     @property
     def step(self) -> int:

@@ -91,6 +91,15 @@ def test_what_an_attempt_measured_beside_its_steps(run):
     assert record.sources["gpu_util_mean"] == "attempts/1/measured.json"
 
 
+def test_the_attention_kernel_that_ran_counts_and_another_choice_is_flagged(run):
+    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+    write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
+    write_once(attempt.folder / "measured.json", json.dumps({"attention_used": "math"}))
+    record = read_run(run)
+    assert (record.attention_used, record.sources["attention_used"]) == ("math", "attempts/1/measured.json")
+    assert "attention: torch chose flash, but math ran" in record.flags
+
+
 def test_of_several_attempts_the_last_that_measured_is_taken_key_by_key(run):
     for number, (util, retries, skipped) in enumerate([(50.0, 3, 1), (60.0, None, 4), (None, None, None)], 1):
         attempt = add_attempt(run, [metrics_line(number)], "walltime" if number < 3 else "done")

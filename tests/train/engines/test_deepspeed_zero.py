@@ -1,34 +1,55 @@
-"""What torch is told of pinned memory, and what it then takes."""
+"""Host memory that ZeRO-3 pins when it offloads: nothing while it builds, then what stays, in place."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import deepspeed
 import pytest
 import torch
 
-from hpc_gpt.train.engines.deepspeed_zero import allocator_settings, pin_exact_sizes
+from hpc_gpt.train.engines.deepspeed_zero import pin_what_stays, pinning_nothing
 
-OURS = "pinned_max_cached_size_mb:64"
-
-
-@pytest.mark.parametrize(
-    ("environment", "settings"),
-    [
-        ({}, OURS),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, f"expandable_segments:True,{OURS}"),
-        ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"}, f"a:1,{OURS}"),
-        ({"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": "b:2"}, f"b:2,{OURS}"),
-        ({"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:1"}, None),
-    ],
-)
-def test_the_users_own_settings_stay(environment: dict[str, str], settings: str | None) -> None:
-    assert allocator_settings(environment) == settings
+MIB = 1 << 20
 
 
-@pytest.mark.gpu
-def test_a_large_buffer_takes_what_it_has_and_gives_it_back() -> None:
-    pin_exact_sizes(torch.device("cuda"))
-    before = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
-    buffer = torch.empty(150 << 20, dtype=torch.uint8, pin_memory=True)
-    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before == 150 << 20
-    del buffer
-    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == before
+def test_nothing_is_pinned_meanwhile() -> None:
+    accelerator = deepspeed.accelerator.get_accelerator()
+    tensor, own = torch.zeros(3), accelerator.pin_memory.__func__
+    with pinning_nothing(deepspeed):
+        assert accelerator.pin_memory(tensor) is tensor
+        assert accelerator.pin_memory(tensor, align_bytes=0) is tensor
+    assert accelerator.pin_memory.__func__ is own
+
+
+def states(*sizes: int, sums: int | None = None) -> SimpleNamespace:
+    """An optimizer with a group of so many bytes each, its gradient beside it."""
+    flats = [torch.zeros(size // 4, requires_grad=True) for size in sizes]
+    for flat in flats:
+        flat.grad = torch.zeros_like(flat)
+    half = [torch.zeros(sum(sizes) // 4, dtype=torch.bfloat16)]
+    return SimpleNamespace(
+        fp32_partitioned_groups_flat=flats,
+        grad_partitions_flat_buffer=None if sums is None else torch.zeros(sums // 4),
+        param_groups_fp16_flat_cpu_memory=half,
+    )
+
+
+def test_what_stays_is_pinned_in_place_and_small_buffers_are_not() -> None:
+    wrapped, registered = states(4 * MIB, 2 * MIB, 4096, sums=None), {}
+
+    def register(address: int, count: int) -> int:
+        registered[address] = count
+        return 0
+
+    assert pin_what_stays(wrapped, register) == 4 * MIB + 2 * MIB + 3 * MIB + 2048
+    gradients = [flat.grad for flat in wrapped.fp32_partitioned_groups_flat[:2]]
+    stay = [*gradients, *wrapped.param_groups_fp16_flat_cpu_memory]
+    assert registered == {one.data_ptr(): one.nbytes for one in stay}
+
+
+def test_a_host_that_pins_no_more_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert pin_what_stays(states(2 * MIB, 2 * MIB), lambda address, count: 2) == 0
+    said = capfd.readouterr().err
+    assert said.startswith("note: 0.0 GiB of the host's memory cannot be pinned (CUDA error 2): ")
+    assert said.count("\n") == 1

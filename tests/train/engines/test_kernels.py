@@ -20,7 +20,13 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.engines.kernels import attention_kernels, attention_used, compile_model, compile_seconds
+from hpc_gpt.train.engines.kernels import (
+    AttentionRead,
+    attention_chosen,
+    attention_kernels,
+    compile_model,
+    compile_seconds,
+)
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train
 from tests.train.launch import settings
@@ -48,7 +54,7 @@ def kernel_that_ran(context: Any) -> str:
 @pytest.mark.parametrize(("asked", "used"), [("auto", "flash"), ("flash", "flash"), ("math", "math")])
 def test_the_kernel_asked_for_runs_and_is_the_one_named(asked: str, used: str) -> None:
     resolved = asking(asked)
-    assert attention_used(resolved, CPU) == used
+    assert attention_chosen(resolved, CPU) == used
     assert kernel_that_ran(attention_kernels(resolved, CPU)) == used
 
 
@@ -63,7 +69,58 @@ def test_a_kernel_that_a_cpu_lacks_is_refused_with_those_it_has(asked: str) -> N
 def test_the_choice_ends_with_the_context() -> None:
     with attention_kernels(asking("math"), CPU)():
         pass
-    assert attention_used(asking("auto"), CPU) == "flash"
+    assert attention_chosen(asking("auto"), CPU) == "flash"
+
+
+def kernel_read(asked: str, mode: str = "none", backend: str = "aot_eager") -> list[str | None]:
+    """What is read before a model's first and after its first, second and third training forward pass."""
+    model, (tokens, targets) = Gpt(SMALL, 1), tokens_of(SMALL)
+    compile_model(model, Engine(compile=mode, compile_backend=backend))  # type: ignore[arg-type]
+    read = AttentionRead(model)
+    with torch.no_grad():
+        model(tokens, targets)
+    found = [read.kernel]
+    context = attention_kernels(asking(asked), CPU)
+    for _ in range(3):
+        with context():
+            model(tokens, targets)
+        found.append(read.kernel)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    return found
+
+
+@pytest.mark.parametrize("mode", ["none", "block", "whole"])
+@pytest.mark.parametrize("asked", ["flash", "math"])
+def test_the_kernel_of_the_second_pass_is_read(asked: str, mode: str) -> None:
+    assert kernel_read(asked, mode) == [None, None, asked, asked]
+
+
+def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    kernel_read("flash")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler for Inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for asked in ("math", "flash", "math"):
+        torch._dynamo.reset()
+        assert kernel_read(asked, "block", "inductor")[-1] == asked
+    # The third model found the first one's graphs.
+    assert torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] > 0
+
+
+def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine")
+    tags = []
+    for asked in ("math", "flash", "math"):
+        attention_kernels(asking(asked), CPU)
+        tags.append(torch.compiler.config.cache_key_tag)
+    assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hpc_gpt
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.kernels import attention_used
+from hpc_gpt.train.engines.kernels import attention_chosen
 from hpc_gpt.train.engines.optimizer import is_fused
 from hpc_gpt.train.engines.private_parts import OPTIONAL, REQUIRED, TESTED, Use, can_use, for_each, require
 from tests.conftest import REPOSITORY
@@ -154,10 +154,10 @@ def test_the_attention_kernel_is_found_by_trying(monkeypatch: pytest.MonkeyPatch
 
     resolved = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1})
     resolved = replace(resolved, engine=replace(resolved.engine, attention=asked))
-    used = attention_used(resolved, torch.device("cpu"))
+    used = attention_chosen(resolved, torch.device("cpu"))
     hide(monkeypatch, "torch._fused_sdp_choice")
     can_use.cache_clear()
-    assert attention_used(resolved, torch.device("cpu")) == used
+    assert attention_chosen(resolved, torch.device("cpu")) == used
 
 
 def test_no_module_touches_a_private_name_that_is_not_listed() -> None:
