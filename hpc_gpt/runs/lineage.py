@@ -25,13 +25,14 @@ from hpc_gpt.tables import check_tables
 
 RESUMED_FROM = "resumed_from.json"
 
-_ZERO = frozenset({"layout.dp", "engine.zero_stage", "engine.sub_group_elements"})
-_ANY_LAYOUT = _ZERO | {"layout.tp", "layout.pp", "engine.partition", "engine.tiles"}
+_ANY_LAYOUT = frozenset(
+    {"layout.tp", "layout.pp", "layout.dp", "engine.zero_stage", "engine.partition", "engine.tiles"}
+)
 # {engine: the keys in which a checkpoint may differ from the run that resumes from it}.
 CONVERTIBLE: dict[str, frozenset[str]] = {
     "deepspeed-3d": _ANY_LAYOUT,
     "deepspeed-zero": _ANY_LAYOUT,
-    "hf-deepspeed": _ZERO,
+    "hf-deepspeed": frozenset({"layout.dp", "engine.zero_stage"}),
     "fsdp": frozenset({"layout.tp", "layout.dp"}),
     "ddp": frozenset({"layout.dp"}),
     "megatron-lm": frozenset(),

@@ -29,7 +29,7 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.safe_load import load_safely
-from hpc_gpt.train.checkpoints.training_state import check_identity, read_identity
+from hpc_gpt.train.checkpoints.training_state import SUB_GROUP, check_identity, read_identity
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 
 SCHEMA = 1
@@ -298,7 +298,7 @@ def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
     """The keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert one."""
     saved = str(read_identity(folder).get("engine.name"))
-    return check_identity(folder, resolved, convertible(saved, resolved.engine.name))
+    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP})
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:
