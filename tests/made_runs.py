@@ -6,13 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.paths import logs_dir
 from hpc_gpt.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.small_files import write_once
 
 STARTED = 1_700_000_000.0
 

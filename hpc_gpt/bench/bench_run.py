@@ -24,13 +24,13 @@ from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.preparation import Cell
 from hpc_gpt.bench.this_machine import advice_on_memory
 from hpc_gpt.errors import JobFailed
+from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.control import GOOD_ENDS
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import DEVICES, ClusterProfile
 from hpc_gpt.settings.resolve import folder_name
-from hpc_gpt.small_files import replace_whole
 
 
 def order_of(cells: int, rounds: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ from hpc_gpt.chain.decisions import MARK, classify, conclude, forget_stop, job_o
 from hpc_gpt.errors import UserError
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
-from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.state import LONGEST_PAUSE_S
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpc_gpt.chain.judge import Past, Rules, Verdict, gpu_hours, judge
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import read_json, write_once
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import NODE
 from hpc_gpt.runs.lineage import newest_step
@@ -24,7 +25,6 @@ from hpc_gpt.runs.standing import read_end, text_of
 from hpc_gpt.runs.state import OF_LOG, OF_NODE, VAGUE, class_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json, write_once
 
 # The line that job.sh reads begins with this.
 MARK = "hpc-gpt-next"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.chain.decisions import gpus_of
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import read_json
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:

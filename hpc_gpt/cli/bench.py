@@ -25,8 +25,8 @@ from hpc_gpt.bench.preparation import (
 from hpc_gpt.bench.this_machine import profile_here
 from hpc_gpt.cli.experiment_options import bench_options, variables_of
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.prepare import Request
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import width

@@ -51,7 +51,7 @@ def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
 
 def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Runs, the sweeps that ship, and files."""
-    from hpc_gpt.paths import experiments_dir
+    from hpc_gpt.files import experiments_dir
     from hpc_gpt.settings.experiment_file import SWEEP_FILE, list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
@@ -101,7 +101,7 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, then sweep ids; job ids if none of these starts with `begun`."""
-    from hpc_gpt.paths import logs_dir
+    from hpc_gpt.files import logs_dir
     from hpc_gpt.runs.run_folder import job_ids, list_runs
 
     with contextlib.suppress(OSError, ValueError):

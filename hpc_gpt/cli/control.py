@@ -7,9 +7,9 @@ import sys
 import click
 
 from hpc_gpt.cli import completion
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import ask_runs, await_answer, cancel_run, describe
 from hpc_gpt.launch.status import read_status
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder, named_runs
 
 _names = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completion.runs)

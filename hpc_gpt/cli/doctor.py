@@ -11,8 +11,8 @@ import click
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.doctor.checks import Check, SlowNode, check_all, slow_nodes_of_runs
 from hpc_gpt.errors import ConfigError, NoSuchRun
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.prepare import Request, choose_profile
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import BadNode, listed
 from hpc_gpt.runs.run_folder import RunFolder, find_run

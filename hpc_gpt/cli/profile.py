@@ -15,7 +15,7 @@ import click
 from hpc_gpt.cli import completion
 from hpc_gpt.doctor.site import choice_lines, choose_partition, profile_text, read_site
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import config_dir
+from hpc_gpt.files import config_dir
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 from hpc_gpt.tables import toml_value
 

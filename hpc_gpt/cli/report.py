@@ -12,7 +12,7 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import logs_dir
+from hpc_gpt.files import logs_dir
 from hpc_gpt.report.seed_tables import SEED_TABLES, SweepLines, lines_in_columns_of, only_sweep, seed_text, sweep_lines
 from hpc_gpt.report.tables import (
     COLUMNS,

@@ -12,9 +12,9 @@ import click
 
 from hpc_gpt.cli import completion
 from hpc_gpt.errors import UserError
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.status import RunStatus, SweepStatus, by_sweep, fold, follow_logs, log_path, read_status, read_tail
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.run_folder import find_run, find_runs, singles_out
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.terminal import Screen

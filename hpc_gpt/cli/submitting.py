@@ -13,6 +13,7 @@ import click
 
 from hpc_gpt.chain.forecast import Forecast
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.control import wait_for, wait_for_all
 from hpc_gpt.launch.prepare import Prepared, PreparedSweep, Request, RowFaults, earlier_runs, prepare, prepare_sweep
 from hpc_gpt.launch.submission import (
@@ -34,7 +35,6 @@ from hpc_gpt.launch.submission import (
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.report.gather import leave_record
 from hpc_gpt.report.plan_table import count_text
 from hpc_gpt.report.tables import print_record

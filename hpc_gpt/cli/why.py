@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completion
-from hpc_gpt.paths import logs_folder
+from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.state import RETRY_WORDS
 
 if TYPE_CHECKING:

@@ -24,17 +24,16 @@ from hpc_gpt.doctor.preflight import Preflight, free_gib, room_needed_gib, write
 from hpc_gpt.doctor.site import Partition, Site, read_site
 from hpc_gpt.doctor.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
 from hpc_gpt.errors import UserError
+from hpc_gpt.files import data_dir, logs_folder, read_json, state_dir, write_once
 from hpc_gpt.launch.prepare import Request, prepare
 from hpc_gpt.launch.slurm import ask, check_reachable
 from hpc_gpt.launch.submission import check_inputs, dry_run
-from hpc_gpt.paths import data_dir, logs_folder, state_dir
 from hpc_gpt.preflight_lines import PREFLIGHT
-from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.runs.live import read_heartbeats, slow_nodes
 from hpc_gpt.runs.provenance import collect, list_gpus
 from hpc_gpt.runs.run_folder import RunFolder, list_runs
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tables import close_matches
 
 Level = Literal["ok", "warn", "fail"]

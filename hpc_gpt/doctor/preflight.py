@@ -31,13 +31,13 @@ from hpc_gpt.doctor.verdict import (
     judge_space,
 )
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import write_once
 from hpc_gpt.preflight_lines import LIMIT, PREFLIGHT, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import write_once
 
 SCHEMA = 1
 GIB = 2**30

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from hpc_gpt.runs.heartbeats import SLOW
+from hpc_gpt.runs.live import SLOW
 
 # Seconds by which a node's clock differs from the others': the first gives a warning, the second a bad node.
 SKEW_WARN_S = 2.0

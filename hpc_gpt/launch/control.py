@@ -21,7 +21,7 @@ from hpc_gpt.launch.slurm import cancel_job, interrupt_job
 from hpc_gpt.launch.status import NO_ANSWER, RunStatus, count_states, read_own_status, read_status
 from hpc_gpt.process import send
 from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.runs.requests import Request, answer_of, ask
+from hpc_gpt.runs.live import Request, answer_of, ask
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.runs.standing import newest_chain, newest_submission
 from hpc_gpt.runs.state import LIVE

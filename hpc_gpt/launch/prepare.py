@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.foresight import Foresight, foresee, plan_open
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.slurm import has_sbatch
 from hpc_gpt.launch.until import Ahead, Until, forecast_chain, length_settings, short_of_time, wants_forecast
-from hpc_gpt.paths import logs_folder
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.runs.run_folder import list_runs
 from hpc_gpt.settings.cluster import DEVICES, FALLBACK, ClusterProfile, list_profiles, load_profile, user_default

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import ConfigError, RenderError
-from hpc_gpt.paths import templates_dir
+from hpc_gpt.files import templates_dir
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved, folder_name
 

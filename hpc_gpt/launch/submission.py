@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.chain.decisions import gpus_of, read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import ConfigError, JobRefused, RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.files import read_json, write_once
 from hpc_gpt.launch.foresight import Foresight
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows, finish
 from hpc_gpt.launch.render import array_script, directives_but_name
@@ -52,7 +53,6 @@ from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.settings.requirements import check_checkout, check_requirements
 from hpc_gpt.settings.resolve import Resolved, experiment_text, folder_name
-from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tokens.run_data import ensure_data, located
 
 if TYPE_CHECKING:

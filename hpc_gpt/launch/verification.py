@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError, UserError
+from hpc_gpt.files import read_json
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import EXPERIMENT_FILE, RunFolder
@@ -21,7 +22,6 @@ from hpc_gpt.runs.snapshot import ARCHIVE, FOLDER, SUMS, code_files, read_archiv
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, load_profile
 from hpc_gpt.settings.experiment_file import find_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, Resolved
-from hpc_gpt.small_files import read_json
 from hpc_gpt.tokens.run_data import data_path, located, open_file, open_shards
 
 # {check: what a difference means for the run}.

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import clusters_dir, config_dir
+from hpc_gpt.files import clusters_dir, config_dir, replace_whole
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.rates import DEFAULT, Constants, constants_from
 from hpc_gpt.plan.rows import Row
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import Training
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.small_files import replace_whole
 from hpc_gpt.tables import close_matches
 
 DATA_SHEET = "data sheets"

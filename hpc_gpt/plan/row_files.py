@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import read_json
 from hpc_gpt.plan.machine import Machine, machine_named, machine_of
 from hpc_gpt.plan.row_fields import OURS
 from hpc_gpt.plan.rows import LeftOut, Rows, row_of
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.small_files import read_json
 
 # Fields of a row that a record has under the same name, and those that it has under another one.
 _SAME = ("gpus", "tp", "pp", "dp", "zero_stage", "hidden", "layers", "heads", "vocab", "seq", "recompute", "dtype")

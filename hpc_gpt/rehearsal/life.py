@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.files import read_json_lines
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.launch.submission import resume_run, submit_run
@@ -27,7 +28,6 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json_lines
 
 # Enough for two interruptions, each followed by a few undisturbed steps.
 STEPS = 24

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import UserError
-from hpc_gpt.paths import experiments_dir
+from hpc_gpt.files import experiments_dir
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.tables import COLUMNS, Column, as_jsonl, column, look_up
 from hpc_gpt.runs.record import SCHEMA, Record

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from hpc_gpt.paths import state_dir
+from hpc_gpt.files import state_dir
 from hpc_gpt.secrets import hide_secrets
 
 # Limits: each run of a sweep on a broken node notes the same failure.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError
+from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.standing import done_by
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -20,7 +21,6 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Experiment, Job, natures
 from hpc_gpt.settings.model_shape import preset
 from hpc_gpt.settings.resolve import Resolved, experiment_tables, resolve
-from hpc_gpt.small_files import read_json
 from hpc_gpt.tables import check_tables
 
 RESUMED_FROM = "resumed_from.json"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import hpc_gpt
+from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.ds_config import ENGINES, deepspeed_config
 from hpc_gpt.settings.resolve import Resolved, experiment_text
-from hpc_gpt.small_files import write_once
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10

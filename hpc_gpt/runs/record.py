@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.small_files import read_json, replace_whole
 
 SCHEMA = 1
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError
+from hpc_gpt.files import append_line, read_json, read_json_lines, write_once
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import append_line, read_json, read_json_lines, write_once
 
 if TYPE_CHECKING:
     from hpc_gpt.runs.snapshot import Snapshot
@@ -71,12 +71,12 @@ class Attempt:
 
     @property
     def asked(self) -> Path:
-        """The requests to the attempt; see `runs.requests`."""
+        """The requests to the attempt; see `runs.live`."""
         return self.folder / "asked"
 
     @property
     def heartbeats(self) -> Path:
-        """The heartbeat of each rank; see `runs.heartbeats`."""
+        """The heartbeat of each rank; see `runs.live`."""
         return self.folder / "beats"
 
     @property

@@ -29,8 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.paths import templates_dir
-from hpc_gpt.small_files import give_name, read_json, write_once
+from hpc_gpt.files import give_name, read_json, templates_dir, write_once
 
 ARCHIVE = "code.tar.gz"
 FOLDER = "code"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import clusters_dir, config_dir
+from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import experiments_dir
+from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.experiment import Experiment, Train
 from hpc_gpt.settings.megatron_lm import NAME as MEGATRON_LM
 from hpc_gpt.tables import check_tables, close_matches, merge_tables, read_toml, set_dotted

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.paths import data_dir
-from hpc_gpt.small_files import give_name
+from hpc_gpt.files import data_dir, give_name
 from hpc_gpt.tokens import megatron
 from hpc_gpt.tokens.sources import file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, TokenWriter, open_tokens

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.small_files import give_name
+from hpc_gpt.files import give_name
 from hpc_gpt.tokens.sources import END
 from hpc_gpt.tokens.token_file import TokenFile
 from hpc_gpt.tokens.tokenizer import Tokenizer

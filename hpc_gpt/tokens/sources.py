@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.paths import data_dir
+from hpc_gpt.files import data_dir
 from hpc_gpt.settings.requirements import check_package
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
-from hpc_gpt.small_files import give_name
+from hpc_gpt.files import give_name
 
 MAGIC = b"HPCGPTTK"
 VERSION = 1

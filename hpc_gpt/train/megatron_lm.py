@@ -21,12 +21,12 @@ from importlib import metadata
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, DataError, LayoutError, RunFolderError
+from hpc_gpt.files import read_json, write_once
 from hpc_gpt.runs.provenance import complete_run, git_state, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.megatron_lm import megatron_arguments, names_of
 from hpc_gpt.settings.requirements import PROGRAM, check_options, check_program, checkout_of
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json, write_once
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located
 from hpc_gpt.train.ending import (
     CANCELLED,

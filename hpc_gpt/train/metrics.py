@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpc_gpt.files import read_json_lines
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import read_json_lines
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.full_disk import KeptLines, Refusal
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import write_once
 
 T = TypeVar("T")
 _MEETING_S = 900

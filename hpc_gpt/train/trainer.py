@@ -10,11 +10,11 @@ import threading
 import torch
 
 from hpc_gpt.errors import CheckpointError, DataError, LayoutError
+from hpc_gpt.files import write_once
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import complete_run
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import write_once
 from hpc_gpt.tokens.run_data import Samples, ensure_data, located, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.files import read_json
+from hpc_gpt.runs.live import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.small_files import read_json
 from hpc_gpt.train.heartbeat import Heartbeat, Seen, Verdict, judge, name_ranks, next_watch_s
 
 _TICK_S = 1.0

@@ -13,13 +13,13 @@ from hpc_gpt.chain.after import decide_next
 from hpc_gpt.chain.before import SlurmStates, may_start, read_slurm
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
+from hpc_gpt.files import replace_whole
 from hpc_gpt.launch import status
 from hpc_gpt.launch.local import by_hand
 from hpc_gpt.launch.status import read_status
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.standing import words_between
-from hpc_gpt.small_files import replace_whole
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin

@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.chain.after import decide_next
 from hpc_gpt.runs import bad_nodes
-from hpc_gpt.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.runs.live import RankHeartbeat, write_heartbeat
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 

@@ -14,7 +14,7 @@ import pytest
 from hpc_gpt.cli.control import _ask
 from hpc_gpt.launch.control import Asked, ask_runs, await_answer
 from hpc_gpt.process import start_time
-from hpc_gpt.runs.requests import VERBS, Request, answer, ask, open_requests
+from hpc_gpt.runs.live import VERBS, Request, answer, ask, open_requests
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.settings.experiment import Engine, LayoutRequest
 from hpc_gpt.train.signals import Inbox

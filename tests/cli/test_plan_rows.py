@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpc_gpt.paths import config_dir
+from hpc_gpt.files import config_dir
 from hpc_gpt.plan.machine import machine_named
 from hpc_gpt.plan.row_files import rows_of
 from hpc_gpt.plan.step_time import predict_step

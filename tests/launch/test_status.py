@@ -11,9 +11,9 @@ import platform
 
 import pytest
 
+from hpc_gpt.files import logs_dir
 from hpc_gpt.launch import slurm, status
 from hpc_gpt.launch.status import read_own_status, read_status
-from hpc_gpt.paths import logs_dir
 from hpc_gpt.process import start_time
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run

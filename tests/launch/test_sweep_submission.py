@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.files import logs_dir
 from hpc_gpt.launch.prepare import Prepared, faults_of_rows
 from hpc_gpt.launch.render import array_script, render_script, script_directives
 from hpc_gpt.launch.submission import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
-from hpc_gpt.paths import logs_dir
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve

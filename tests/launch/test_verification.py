@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.files import experiments_dir
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.verification import MEANS, verify
-from hpc_gpt.paths import experiments_dir
 from hpc_gpt.runs.provenance import collect
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import ARCHIVE, KEY, take_snapshot, unpack

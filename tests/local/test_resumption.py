@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from hpc_gpt.files import read_json_lines
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.small_files import read_json_lines
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import SMALL, newest
 

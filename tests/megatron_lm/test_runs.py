@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.small_files import read_json, read_json_lines
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import clusters_dir, config_dir
+from hpc_gpt.files import clusters_dir, config_dir
 from hpc_gpt.plan import validation
 from hpc_gpt.plan.calibration import (
     Calibrated,

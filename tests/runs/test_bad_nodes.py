@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpc_gpt.paths import state_dir
+from hpc_gpt.files import state_dir
 from hpc_gpt.runs import bad_nodes
 from hpc_gpt.runs.bad_nodes import forgive, left_out, listed, note
 

@@ -8,12 +8,12 @@ import os
 import pytest
 
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
+from hpc_gpt.files import logs_dir
 from hpc_gpt.launch.control import cancel_run, wait_for_all
 from hpc_gpt.launch.prepare import Prepared
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.status import SweepStatus, count_states, fold, read_status
 from hpc_gpt.launch.submission import SubmittedSweep, hold_here, link_runs, start_held, write_sweep
-from hpc_gpt.paths import logs_dir
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
 from hpc_gpt.settings.cluster import load_profile

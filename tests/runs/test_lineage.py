@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
+from hpc_gpt.files import write_once
 from hpc_gpt.runs.lineage import CONVERTIBLE, RESUMED_FROM, convertible, descend, find_ancestors, newest_step, parent_of
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -16,7 +17,6 @@ from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutReq
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import preset
 from hpc_gpt.settings.resolve import Resolved, resolve
-from hpc_gpt.small_files import write_once
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError
+from hpc_gpt.files import append_line, read_json, read_json_lines, replace_whole, write_once
 from hpc_gpt.runs.run_folder import RunFolder, create_run, find_run, find_runs, job_ids, list_runs
 from hpc_gpt.runs.standing import newest_chain
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.small_files import append_line, read_json, read_json_lines, replace_whole, write_once
 from tests.made_runs import make_run
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import read_json
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.snapshot import (
     ARCHIVE,
@@ -31,7 +32,6 @@ from hpc_gpt.runs.snapshot import (
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.small_files import read_json
 from tests.conftest import REPOSITORY
 
 FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/train/a.py": b"", "templates/b.j2": "é {{ c }}\n".encode()}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import experiments_dir
+from hpc_gpt.files import experiments_dir
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment_file import (
     Row,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_gpt.paths import clusters_dir
+from hpc_gpt.files import clusters_dir
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from tests.slurm.cluster import ClusterSpec, Nodes
 

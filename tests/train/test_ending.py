@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
+from hpc_gpt.files import append_line, write_once
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.small_files import append_line, write_once
 from hpc_gpt.train.ending import (
     CANCELLED,
     PREEMPTED,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import read_heartbeats
-from hpc_gpt.runs.requests import ask
+from hpc_gpt.runs.live import ask, read_heartbeats
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
 

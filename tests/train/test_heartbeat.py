@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import RankHeartbeat
+from hpc_gpt.runs.live import RankHeartbeat
 from hpc_gpt.train.heartbeat import (
     COMPILING,
     EVALUATING,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.small_files import write_once
 from hpc_gpt.train.ending import STOPPED, write_end
 from hpc_gpt.train.full_disk import KeptLines, PatientOutput, reserve, when_there_is_room
 from tests.train.filling import fill

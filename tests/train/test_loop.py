@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hpc_gpt.runs.requests import answer_of, ask
+from hpc_gpt.runs.live import answer_of, ask
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.tokens.run_data import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.runs.requests import answer_of, ask, open_requests
+from hpc_gpt.runs.live import answer_of, ask, open_requests
 from tests.train.launch import LOCAL, Launch, lines, new_run, settings
 
 LONG = 1_000_000

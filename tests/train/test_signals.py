@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.requests import ask, open_requests
+from hpc_gpt.runs.live import ask, open_requests
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.train.signals import Inbox, Signals, ask_preemption, says_preemption
 from tests.train.filling import fill

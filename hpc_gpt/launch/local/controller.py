@@ -26,6 +26,7 @@ from submitit.local.local import Controller
 from hpc_gpt.chain.decisions import read_history
 from hpc_gpt.chain.judge import gpu_hours
 from hpc_gpt.errors import JobRefused, RunFolderError
+from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.launch.slurm import job_python, submission_environment
 from hpc_gpt.process import interrupts_wait, start_time
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -33,7 +34,6 @@ from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.runs.state import Facts, class_of
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.small_files import replace_whole, write_once
 
 POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves

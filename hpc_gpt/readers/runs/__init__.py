@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import read_json
 from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.readers.causes import Cause
 from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.settings.cluster import DEVICES, peak_tflops
-from hpc_gpt.small_files import read_json
 
 
 @dataclass(frozen=True)

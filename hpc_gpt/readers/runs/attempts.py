@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.files import read_json
 from hpc_gpt.readers.logs.kept import FAULTS, KeptFile, kept_file
 from hpc_gpt.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.readers.steps import Column, Places, StepTable
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.small_files import read_json
 
 _YEAR_10000 = 253402300800.0
 # Keys of a line of metrics.jsonl, and the columns that they become.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.files import read_json
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, Metrics, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
@@ -22,7 +23,6 @@ from hpc_gpt.settings.cluster import device_named
 from hpc_gpt.settings.ds_config import zero_stage
 from hpc_gpt.settings.engines import has_zero
 from hpc_gpt.settings.resolve import Resolved, config_hash
-from hpc_gpt.small_files import read_json
 
 DIALECT = "hpc-gpt"
 

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.paths import templates_dir
+from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.charts import SERIES
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, table_of
 from hpc_gpt.report.page.svg import Svg, number, safe
-from hpc_gpt.small_files import replace_whole
 from hpc_gpt.words import NOTHING, show_digits
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.

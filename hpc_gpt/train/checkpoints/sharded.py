@@ -32,9 +32,8 @@ from torch.distributed.tensor import DTensor
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, Sums, load_json, load_metadata
 from hpc_gpt.train.checkpoints.rank_files import RankFiles, Sink
-from hpc_gpt.train.checkpoints.safe_load import load_metadata
 from hpc_gpt.train.checkpoints.training_state import set_states
 
 _FOLDER, _PROGRESS = "dcp", "progress.json"

@@ -22,9 +22,8 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.ds_config import SUB_GROUP_ELEMENTS, sub_group_elements, zero_stage
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json
+from hpc_gpt.train.checkpoints.folders import IT_IS_DAMAGED, load_json, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_safely
 
 NAME = "model.json"
 # Of ZeRO-3 only: its states are saved in such groups.

@@ -26,9 +26,8 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.model.tensor_parallel import Split, full_name, split_of, tile_of
 from hpc_gpt.runs.lineage import convertible
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import REMOVE_IT
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.checkpoints.training_state import SUB_GROUP, check_identity, read_identity
 from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
 

@@ -28,9 +28,8 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import full_name
 from hpc_gpt.settings.resolve import Resolved
-from hpc_gpt.train.checkpoints.folders import REMOVE_IT
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.checkpoints.training_state import owned_by, set_states
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW

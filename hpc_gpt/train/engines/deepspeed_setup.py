@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_gpt.settings.layout import Layout
+from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.engines import private_parts
 
 # The folder of DeepSpeed's part of a checkpoint.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.readers.runs import attempts as own_metrics
 from hpc_gpt.readers.runs.attempts import KEYS, Metrics, read_metrics
-from hpc_gpt.small_files import read_json, read_json_lines
 from tests.made_runs import metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))

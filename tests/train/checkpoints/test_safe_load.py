@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from hpc_gpt.errors import CheckpointError
+from hpc_gpt.train.checkpoints.folders import load_metadata, load_safely
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_metadata, load_safely
 from hpc_gpt.train.checkpoints.training_state import load_random_state, put_random_state
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter, split_of
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.checkpoints.folders import load_safely
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.train.checkpoints.safe_load import load_safely
 from hpc_gpt.train.engines.ddp import ReplicatedCheckpoint
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
