@@ -111,7 +111,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
     if per_node % layout.tp and not allow_tp_across_nodes:
         raise LayoutError(
             f"tp {layout.tp} does not divide the {per_node} ranks of a node: a tensor-parallel group would span nodes",
-            f"use a tp that divides {per_node}, or --allow-tp-across-nodes if the slow links are meant",
+            f"use a tp that divides {per_node}, or --allow-tp-across-nodes to accept the slow links",
         )
 
 
