@@ -194,16 +194,19 @@ def logit_bytes(training: Training) -> float:
 
     Megatron: 2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4). DeepSpeed's pipeline keeps the loss
     of the last micro-batch and its graph, 14 bytes, through the step (seed 001's log: 0.68 GiB of the last stage).
-    PyTorch's cross-entropy in fp32: 2 + 4 for the log-softmax and two gradients of 4. transformers' loss stays in 16
-    bits: logits, their shifted copy, log-softmax and two gradients. A fused kernel, and our own loss compiled, hold the
-    logits and their gradient alone: 2 + 2, in fp32 4 + 4 (tests/model/test_techniques.py counts what is kept).
+    PyTorch's cross-entropy in fp32: 2 + 4 for the log-softmax and two gradients of 4; one gradient less in a compiled
+    model of somebody else. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
+    gradients. A fused kernel, and our own loss if it is compiled, hold the logits and their gradient alone: 2 + 2, in
+    fp32 4 + 4 (tests/model/test_techniques.py counts what is kept).
     """
-    ours_compiled = training.compiled and training.engine not in ("megatron-lm", "hf-deepspeed")
-    if training.fused_loss or ours_compiled:
+    if training.fused_loss:
+        return 4.0
+    others = training.engine in ("megatron-lm", "hf-deepspeed")
+    if training.compiled_loss and not others:
         return 8.0 if training.dtype == "fp32" else 4.0
     if training.dtype == "fp32":
         return 16.0
-    return 10.0 if training.engine in ("megatron-lm", "hf-deepspeed") else 14.0
+    return 10.0 if others or training.compiled else 14.0
 
 
 def sent_between_stages(training: Training, layer: LayerBytes, flying: float, stage: int) -> float:

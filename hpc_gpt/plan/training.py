@@ -85,6 +85,7 @@ class Training:
     stage_layers: tuple[int, ...] | None = None  # None: as even as possible
     fused_loss: bool = False  # cross-entropy in one kernel, on 16-bit logits
     compiled: bool = False  # torch.compile fuses the passes over activations
+    compiled_loss: bool = False  # our own loss is compiled, too
     activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
@@ -159,6 +160,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
     return {
         "flash": engine.attention != "math",
         "compiled": engine.compile != "none",
+        "compiled_loss": engine.compile != "none",
         "activations_on_host": engine.activation_offload and "activation_offload" in switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in switches else 1,
     }

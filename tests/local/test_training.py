@@ -92,6 +92,7 @@ def test_two_runs_at_once_one_by_hand_give_the_same_figures(pair):
         # On a CPU there is no GPU to watch, and nothing was compiled.
         measured = read_json(attempt.folder / "measured.json")
         assert measured.pop("skipped_shards") == 0
+        assert measured.pop("attention_used") == "flash"
         assert set(measured.values()) == {None}
     given = REPOSITORY / "experiments" / "demo.toml"
     assert (submitted.path / "experiment.toml").read_bytes() == given.read_bytes(), "the file as the user gave it"

@@ -114,10 +114,10 @@ def test_a_compiled_loss_holds_logits_and_their_gradient_alone() -> None:
         flash=True,
         optimizer_mode="compiled",
     )
-    compiled = replace(eager, compiled=True)
+    compiled = replace(eager, compiled=True, compiled_loss=True)
     assert predict_memory(compiled).stages[0].logits == pytest.approx(32 * 1024 * 50304 * 4 / GIB)
     assert 16 < peak(compiled) < 18
-    assert predict_memory(replace(eager, engine="hf-deepspeed", compiled=True)).stages[0].logits * GIB == pytest.approx(
+    assert predict_memory(replace(compiled, engine="hf-deepspeed")).stages[0].logits * GIB == pytest.approx(
         32 * 1024 * 50304 * 10
     )
 

@@ -173,7 +173,7 @@ def test_what_was_named_and_cannot_be_read_is_told_of_once(logs, tmp_path):
     (tmp_path / "notes.txt").write_text("nothing of a training\n")
     result = call(str(tmp_path / "notes.txt"))
     assert result.exit_code == 1
-    assert result.stderr.count("notes.txt: holds no line") == 1
+    assert result.stderr.count("notes.txt: has no line") == 1
 
 
 def test_a_link_to_nothing_is_called_one(logs, tmp_path):
@@ -223,4 +223,4 @@ def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
     result = call(str(tmp_path), "--format", form)
     told = result.stdout if form.startswith("json") else result.stderr
     assert "step_s rests on 2 steps" in told
-    assert "notes.txt: holds no line" in result.stderr
+    assert "notes.txt: has no line" in result.stderr

@@ -51,11 +51,11 @@ def test_runs_are_shown_reported_verified_and_compared(made):
         assert (status["state"], record["ended"], why["ended"]) == (ended, ended, ended)
         kept.pop("sources")
         assert {key: record[key] for key in kept} == kept  # keys are only ever added
-        # The code of today is another one; nothing else is.
+        # The code of today is another one, and so are the comments and messages of its script; nothing else is.
         differing = [
             line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")
         ]
-        assert set(differing) == {"code"}
+        assert set(differing) == {"code", "script"}
     compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
     assert compared.code == 0, compared.stderr
     assert "ddp -> fsdp" in compared.stdout

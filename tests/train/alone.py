@@ -25,6 +25,7 @@ class CountingEngine:
 
     tp_rank = pp_rank = dp_rank = 0
     device = torch.device("cpu")
+    module = torch.nn.Module()
 
     def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
         self.step = 0

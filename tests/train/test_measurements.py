@@ -77,7 +77,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
         ranks = cast(Ranks, SimpleNamespace(gather=lambda own: said, is_first=is_first))
         rate = MatmulRate(rated, cpu)
         rate.before_s = 1.5
-        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step)
+        write_measured(attempt, ranks, GpuWatch(cpu), cpu, {}, rate, tenth_step, "flash")
 
     write(is_first=False)
     assert not list(tmp_path.iterdir())
@@ -87,6 +87,7 @@ def test_what_all_ranks_saw_is_written_once(tmp_path) -> None:
     # The slowest compiler is what the run has waited for; retries and shards add up.
     assert (found["compile_s"], found["allocator_retries"], found["skipped_shards"]) == (7.25, 7, 5)
     assert found["gpu_util_mean"] == 75.0
+    assert found["attention_used"] == "flash"
     assert (found["matmul_tflops_before"], found["matmul_tflops_after"]) == (750.0, 700.0)
     assert found["matmul"] == "256^3 in fp32"
     (tmp_path / "measured.json").unlink()
