@@ -7,10 +7,10 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -117,7 +117,8 @@ def _without_kinetos_notes() -> Iterator[None]:
     """Leaves the lines of torch 2.13's profiler on its start and stop out of stderr; no setting does."""
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as said:
+    # In memory: a full disk must not end the training.
+    with os.fdopen(os.memfd_create("stderr"), "r+b") if hasattr(os, "memfd_create") else TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
             yield
