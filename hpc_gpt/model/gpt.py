@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, Techniques
+from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, OnePassLoss, Techniques
 from hpc_gpt.model.tensor_parallel import (
     InitialWeights,
     Split,
@@ -281,7 +281,9 @@ class Gpt(nn.Module):
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:
-    """The loss of logits, or with `loss_chunks` the loss of hidden states, to which the head must be attached."""
+    """The loss of logits, or a `ChunkedLoss` of hidden states, to which the head must be attached."""
+    if techniques.one_pass_loss:
+        return OnePassLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
     if techniques.loss_chunks > 1:
         return ChunkedLoss(shape.vocab, shape.padded_vocab, tp, techniques.loss_chunks)
     return VocabParallelLoss(shape.vocab, shape.padded_vocab, tp)

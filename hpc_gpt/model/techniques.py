@@ -1,6 +1,7 @@
 """Techniques that trade time for memory. Results differ by rounding alone.
 
-Recomputation, tiles and sequence parallelism are in the layers. Activation offload and the chunked loss are here.
+Recomputation, tiles and sequence parallelism are in the layers. Activation offload, the chunked loss and the loss in
+one pass are here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelLoss
+from hpc_gpt.model.tensor_parallel import (
+    TensorParallel,
+    VocabParallelEmbedding,
+    VocabParallelLoss,
+    overwrite_with_gradient,
+)
 from hpc_gpt.settings.experiment import Engine, Recompute
+
+# fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
+# 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale comes in the backward pass, in fp32.
+_FP16_FACTOR = 2.0**13
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Techniques:
     (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
     the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
+    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`).
     """
 
     recompute: Recompute = "none"
@@ -32,6 +43,7 @@ class Techniques:
     tiles: int = 1
     activation_offload: bool = False
     loss_chunks: int = 1
+    one_pass_loss: bool = False
 
     @staticmethod
     def of(engine: Engine) -> Techniques:
@@ -42,6 +54,7 @@ class Techniques:
             tiles=engine.tiles,
             activation_offload=engine.activation_offload,
             loss_chunks=engine.loss_chunks,
+            one_pass_loss=engine.one_pass_loss,
         )
 
 
@@ -111,3 +124,79 @@ class ChunkedLoss(VocabParallelLoss):
     def _piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """[tokens, hidden], [tokens] -> the sum of the losses."""
         return self.total(self._scores(tokens), targets)
+
+
+class OnePassLoss(ChunkedLoss):
+    """The loss and its gradients in one pass over the logits, which their gradient overwrites.
+
+    The usual way keeps logits and their gradient, in two bytes each, and reads and writes them in kernels of their own.
+    Here the forward pass also computes the gradients of the hidden states and of the head's weight, for a gradient of
+    the loss of one, and keeps these instead of the logits. The backward pass multiplies them by the loss's true
+    gradient. Each chunk is computed once.
+
+    On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients it is a `ChunkedLoss`.
+    """
+
+    def attach(self, head: VocabParallelEmbedding) -> None:
+        super().attach(head)
+        self._weight = lambda: head.weight  # by name, because engines gather and exchange it
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(hidden, targets)
+        tokens = self._enter(hidden).flatten(0, 1)
+        loss = _OnePass.apply(tokens, self._weight(), targets.flatten(), self)  # type: ignore[no-untyped-call]
+        assert isinstance(loss, Tensor)
+        return loss
+
+
+class _OnePass(torch.autograd.Function):
+    """[tokens, hidden], [rows / tp, hidden], [tokens] -> mean loss, fp32 scalar."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, targets: Tensor, loss: OnePassLoss) -> Tensor:
+        ctx.factor = _FP16_FACTOR if tokens.dtype == torch.float16 else 1.0
+        count, chunks = targets.numel(), loss.chunks
+        elementwise = _elementwise(tokens.device)
+        total = torch.zeros((), dtype=torch.float32, device=tokens.device)
+        of_tokens = torch.empty_like(tokens)
+        of_weight: Tensor | None = None
+        pieces = (each.tensor_split(chunks) for each in (tokens, targets, of_tokens))
+        for own, wanted, slope in zip(*pieces, strict=True):
+            logits = own @ weight.t()
+            total += elementwise.overwrite_with_gradient(
+                logits, wanted, loss.real_rows, loss.tp, ctx.factor / count
+            ).sum()
+            torch.mm(logits, weight, out=slope)
+            product = logits.t() @ own
+            # Several pieces are added in fp32.
+            of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)
+        ctx.save_for_backward(of_tokens, of_weight)
+        ctx.dtype = weight.dtype
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        of_tokens, of_weight = ctx.saved_tensors
+        multiply = _elementwise(of_tokens.device).multiply
+        factor = gradients[0].float() / ctx.factor
+        return multiply(of_tokens, factor, of_tokens.dtype), multiply(of_weight, factor, ctx.dtype), None, None
+
+
+class _Plain:
+    """The element-wise work in plain PyTorch; `triton_kernels` has the same functions."""
+
+    overwrite_with_gradient = staticmethod(overwrite_with_gradient)
+
+    @staticmethod
+    def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product with a scalar tensor of fp32, rounded once: half values times such a scalar round it first."""
+        return (values.float() * factor).to(dtype)
+
+
+def _elementwise(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return _Plain
+    from hpc_gpt.model import triton_kernels
+
+    return triton_kernels

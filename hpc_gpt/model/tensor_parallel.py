@@ -264,7 +264,8 @@ class VocabParallelLoss(nn.Module):
         super().__init__()
         self.tp = tp
         self.vocab = vocab
-        self.rows = rows // tp.size
+        rows //= tp.size
+        self.real_rows = min(rows, max(0, vocab - tp.rank * rows))
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """[batch, seq, rows / tp], [batch, seq] -> scalar in fp32, the same on every rank."""
@@ -280,8 +281,7 @@ class VocabParallelLoss(nn.Module):
 
     def _each(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of every token, in a group of more than one."""
-        real = min(self.rows, max(0, self.vocab - self.tp.rank * self.rows))
-        losses = _SplitCrossEntropy.apply(logits, targets, real, self.tp)  # type: ignore[no-untyped-call]
+        losses = _SplitCrossEntropy.apply(logits, targets, self.real_rows, self.tp)  # type: ignore[no-untyped-call]
         assert isinstance(losses, Tensor)
         return losses
 
@@ -305,21 +305,9 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-        rows = logits.shape[-1]
-        scores = logits.float()
-        # A rank may have only padding.
-        largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
-        tp.all_reduce(largest, dist.ReduceOp.MAX)
-        scores = scores - largest.unsqueeze(-1)
-        index, here = _local_index(targets, tp.rank * rows, rows)
-        target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
-        weights = scores.exp_()
-        weights[..., real:] = 0.0
-        # One all-reduce for both, because each has a latency.
-        total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
-        ctx.save_for_backward(weights, total, index, here)
+        losses, *kept = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
+        ctx.save_for_backward(*kept)
         ctx.dtype = logits.dtype
-        losses: Tensor = total.log() - target_score
         return losses
 
     @staticmethod
@@ -327,8 +315,48 @@ class _SplitCrossEntropy(torch.autograd.Function):
         weights, total, index, here = ctx.saved_tensors
         slope = gradients[0].unsqueeze(-1)
         gradient = weights * (slope / total.unsqueeze(-1))
-        # Each row is written once, so plain indexing is enough, and deterministic on a GPU.
-        flat = gradient.view(-1, gradient.shape[-1])
-        row = torch.arange(flat.shape[0], device=flat.device)
-        flat[row, index.flatten()] -= (slope.squeeze(-1) * here).flatten()
+        _subtract_at_targets(gradient, index, slope.squeeze(-1) * here)
         return gradient.to(ctx.dtype), None, None, None
+
+
+def split_softmax(
+    scores: Tensor, targets: Tensor, real: int, tp: TensorParallel
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(losses, exponentials, their totals, `_local_index` of the targets) of [..., rows / tp] in fp32, [...].
+
+    The exponentials overwrite `scores`, and are zero from row `real` on. The losses and totals are those of the group.
+    """
+    # A rank may have only padding.
+    largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
+    tp.all_reduce(largest, dist.ReduceOp.MAX)
+    scores.sub_(largest.unsqueeze(-1))
+    rows = scores.shape[-1]
+    index, here = _local_index(targets, tp.rank * rows, rows)
+    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
+    weights = scores.exp_()
+    weights[..., real:] = 0.0
+    # One all-reduce for both, because each has a latency.
+    total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
+    return total.log() - target_score, weights, total, index, here
+
+
+def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
+    """Overwrites logits with `slope` times the gradient of the summed losses: [tokens, rows / tp], [tokens] -> losses.
+
+    Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as of `split_softmax`.
+    """
+    scores = logits.float()  # the same tensor if it is fp32
+    losses, weights, total, index, here = split_softmax(scores, targets, real, tp)
+    weights.mul_((slope / total).unsqueeze(-1))
+    _subtract_at_targets(weights, index, slope * here)
+    if weights is not logits:
+        logits.copy_(weights)
+    return losses
+
+
+def _subtract_at_targets(gradient: Tensor, index: Tensor, slopes: Tensor) -> None:
+    """Subtracts one number from each row, in place."""
+    # Each row is written once, so plain indexing is enough, and deterministic on a GPU.
+    flat = gradient.view(-1, gradient.shape[-1])
+    row = torch.arange(flat.shape[0], device=flat.device)
+    flat[row, index.flatten()] -= slopes.flatten()

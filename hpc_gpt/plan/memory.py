@@ -121,11 +121,16 @@ class _Stages(Sequence[StageMemory]):
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
         self._layer_work = layer.kept - kept + gradients_of_layer(layer) + half * self._matrix + gathered_in_layers
         self._loss_work = gathered_in_loss
+        if training.one_pass_loss:
+            # The gradient of the head's weight, made in the forward pass; pieces are added in fp32.
+            self._loss_work += (half if training.loss_chunks == 1 else 4) * rows * shape.hidden
         # The optimizer's fp32 copy of one gradient, while the copy before it is not freed yet.
         self._step_work = 4 * self._matrix if self._held.step_gradients > self._held.gradients else 0.0
         self._logits = shape.seq * training.micro_batch / training.loss_chunks * rows * logit_bytes(training)
-        # DeepSpeed's pipeline keeps the logits until the step; with a loss in chunks there are none to keep.
-        self._keeps_logits = training.engine == "deepspeed-3d" and training.loss_chunks == 1
+        # DeepSpeed's pipeline keeps the logits until the step. A loss of hidden states has none to keep.
+        self._keeps_logits = (
+            training.engine == "deepspeed-3d" and training.loss_chunks == 1 and not training.one_pass_loss
+        )
         self._context = context_gib(training)
         self._table = rows * shape.hidden
         self._lasting_bucket = lasting_bucket(training)
@@ -197,8 +202,10 @@ def logit_bytes(training: Training) -> float:
     PyTorch's cross-entropy in fp32: 2 + 4 for the log-softmax and two gradients of 4; one gradient less in a compiled
     model of somebody else. transformers' loss stays in 16 bits: logits, their shifted copy, log-softmax and two
     gradients. A fused kernel, and our own loss if it is compiled, hold the logits and their gradient alone: 2 + 2, in
-    fp32 4 + 4 (tests/model/test_techniques.py counts what is kept).
+    fp32 4 + 4 (tests/model/test_techniques.py counts what is kept). In one pass the gradient overwrites the logits.
     """
+    if training.one_pass_loss:
+        return 4.0 if training.dtype == "fp32" else 2.0
     if training.fused_loss:
         return 4.0
     others = training.engine in ("megatron-lm", "hf-deepspeed")

@@ -277,13 +277,15 @@ def head_s(training: Training, rates: Rates) -> float:
     """Seconds of the head and its loss for one micro-batch, both passes.
 
     Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient). A
-    loss in chunks computes them again in the backward pass.
+    loss in chunks computes them again in the backward pass. The loss in one pass counts as a compiled one, until a GPU
+    has shown how fast it is.
     """
     shape = training.shape
     tokens = training.micro_batch * shape.seq
     vocab = shape.padded_vocab / training.tp
     product = rates.product_s(tokens, vocab, shape.hidden)
-    logits = tokens * vocab / rates.bytes * (_COMPILED if training.compiled or training.fused_loss else 1)
+    fused = training.compiled or training.fused_loss or training.one_pass_loss
+    logits = tokens * vocab / rates.bytes * (_COMPILED if fused else 1)
     forward = product + 18 * logits
-    again = forward if training.loss_chunks > 1 else 0.0
+    again = forward if training.loss_chunks > 1 and not training.one_pass_loss else 0.0
     return forward + (2 * product + 12 * logits + again)

@@ -89,6 +89,7 @@ class Training:
     activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
+    one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "vp", "micro_batch", "micro_batches", "loss_chunks"):
@@ -163,6 +164,7 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "compiled_loss": engine.compile != "none",
         "activations_on_host": engine.activation_offload and "activation_offload" in switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in switches else 1,
+        "one_pass_loss": engine.one_pass_loss and "one_pass_loss" in switches,
     }
 
 

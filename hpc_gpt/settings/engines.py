@@ -22,7 +22,15 @@ class Offer:
 
 
 # Switches of the model: every engine that trains our own model takes them.
-_MODEL = {"recompute", "attention", "compile", "compile_backend", "activation_offload", "loss_chunks"}
+_MODEL = {
+    "recompute",
+    "attention",
+    "compile",
+    "compile_backend",
+    "activation_offload",
+    "loss_chunks",
+    "one_pass_loss",
+}
 _OFFLOAD = {"offload", "offload_path", "offload_ratio"}
 
 OFFERS = {

@@ -29,12 +29,15 @@ class Nature:
     "nothing" keys are not in `config_hash`.
     `least`: the least value of a number, if nothing else is checked of it.
     `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
+    `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
+    made before keep their hash.
     """
 
     resume: Literal["never", "converted", "free"]
     decides: Literal["speed", "schedule", "nothing"]
     least: int | None = None
     of_site: bool = False
+    unhashed: tuple[Any, ...] = ()
 
 
 def key(
@@ -43,9 +46,10 @@ def key(
     decides: Literal["speed", "schedule", "nothing"],
     least: int | None = None,
     of_site: bool = False,
+    added: bool = False,
 ) -> Any:
-    """A key of a table: its default and its nature."""
-    return field(default=default, metadata={"nature": Nature(resume, decides, least, of_site)})
+    """A key of a table: its default and its nature; `added` if there were runs before the key existed."""
+    return field(default=default, metadata={"nature": Nature(resume, decides, least, of_site, (default,) * added)})
 
 
 def natures(table: Any) -> dict[str, Nature]:
@@ -99,9 +103,10 @@ class Engine:
     `partition` divides the blocks among pipeline stages: evenly, by parameters, or as a list of blocks a stage.
     `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` is the share of the
     optimizer that is offloaded (ZeRO-3). `tiles` splits the outputs of every linear layer (ZeRO-3 gathers one tile at a
-    time). `sharded_optimizer` shards the moments over dp. `prefetch` gathers the next block's weights during the
-    backward pass, `reshard` frees a block's weights after its forward pass. `megatron_args` are further arguments of
-    pretrain_gpt.py.
+    time). `loss_chunks` computes the logits in pieces, and again in the backward pass; `one_pass_loss` computes the
+    loss and its gradients together, each piece once. `sharded_optimizer` shards the moments over dp. `prefetch` gathers
+    the next block's weights during the backward pass, `reshard` frees a block's weights after its forward pass.
+    `megatron_args` are further arguments of pretrain_gpt.py.
     """
 
     __pydantic_config__ = _STRICT
@@ -120,6 +125,7 @@ class Engine:
     tiles: int = key(1, "converted", "speed")
     activation_offload: bool = key(False, "free", "speed")
     loss_chunks: int = key(1, "free", "speed")
+    one_pass_loss: bool = key(False, "free", "speed", added=True)
     sharded_optimizer: bool = key(False, "free", "speed")
     prefetch: bool = key(True, "free", "speed")
     reshard: bool = key(True, "free", "speed")

@@ -131,7 +131,11 @@ def _hash_of(resolved: Resolved, decides: Collection[str]) -> str:
     for name in ("model", "data", "engine", "layout", "batch", "train"):
         of_keys = resolved.natures(name)
         table = vars(getattr(resolved, name))
-        kept[name] = {key: value for key, value in table.items() if of_keys[key].decides in decides}
+        kept[name] = {
+            key: value
+            for key, value in table.items()
+            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
+        }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -7,8 +7,8 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.document import MARKS, document, help_texts
 from tests.cli.command import in_process, without_slurm
+from tests.cli.document import MARKS, document, help_texts
 from tests.conftest import REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -18,8 +18,8 @@ def test_the_readme_is_current(tmp_path):
     # In a Python of its own: click keeps a command's help option as the first context of the process spelled it.
     page = tmp_path / "README.md"
     page.write_bytes(README.read_bytes())
-    subprocess.run([sys.executable, "-m", "hpc_gpt.cli.document", str(page)], check=True, cwd=REPOSITORY)
-    assert page.read_text() == README.read_text(), "run: python -m hpc_gpt.cli.document README.md"
+    subprocess.run([sys.executable, "-m", "tests.cli.document", str(page)], check=True, cwd=REPOSITORY)
+    assert page.read_text() == README.read_text(), "run: python -m tests.cli.document README.md"
 
 
 def test_every_verb_is_in_it():

@@ -8,11 +8,11 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.document import MARKS
 from hpc_gpt.cli.experiment_options import variables_of
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
+from tests.cli.document import MARKS
 from tests.cli.test_variables import options_of
 from tests.conftest import REPOSITORY
 

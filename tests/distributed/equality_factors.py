@@ -39,6 +39,7 @@ FACTORS = {
     "tiles": (1, 2),
     "activation_offload": (False, True),
     "loss_chunks": (1, 2),
+    "one_pass_loss": (False, True),
     "prefetch": (True, False),
     "reshard": (True, False),
     "optimizer": ("adamw", "sgd"),

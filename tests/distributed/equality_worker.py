@@ -7,7 +7,6 @@ no other result with it.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -28,6 +27,7 @@ from hpc_gpt.settings.resolve import Resolved
 from hpc_gpt.train.engines.protocol import MODULES, build_engine
 from tests.distributed.copies import digest
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
+from tests.distributed.groups import forget, meet
 from tests.distributed.mutation import mutate
 from tests.distributed.save_now import save_now
 
@@ -131,27 +131,12 @@ def redirect(file: Path) -> None:
         os.dup2(output.fileno(), 2)
 
 
-def forget() -> None:
-    """Ends every process group and drops what engines keep in their modules, so that the next case finds nothing."""
-    deepspeed = sys.modules.get("deepspeed")
-    if deepspeed is not None and deepspeed.comm.comm.cdb is not None:
-        deepspeed.comm.destroy_process_group()
-    else:
-        dist.destroy_process_group()
-    torch._dynamo.reset()
-    torch.use_deterministic_algorithms(False)
-    gc.collect()
-    # What is left stays: modules, and what libraries keep. Looking at it again took as long as a small case.
-    gc.freeze()
-
-
 def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     plan: Plan = pickle.loads((folder / "plan.pickle").read_bytes())
     for number in range(int((folder / "begin").read_text()), len(plan.names())):
-        meeting = folder / f"meeting-{number}"
         redirect(folder / f"{number}.output-{rank}")
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+        meet(folder, str(number))
         try:
             run_item(plan, number, folder)
             dist.barrier()

@@ -110,7 +110,7 @@ def _no_exchange(engine: Any) -> None:
 
 def _padding_counts(engine: Any) -> None:
     loss = _first(engine, VocabParallelLoss)
-    loss.vocab = loss.rows
+    loss.vocab = engine._resolved.model.padded_vocab
 
 
 def _no_tied_sum(engine: Any) -> None:

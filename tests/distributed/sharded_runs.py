@@ -33,6 +33,7 @@ from hpc_gpt.train.engines.protocol import build_engine
 from tests import without
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
 from tests.distributed.fsdp_placements import describe_placements, up_mixed_up
+from tests.distributed.groups import in_turn, meet
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.save_now import save_now
@@ -358,27 +359,31 @@ def _complaint(engine: Any, folder: Path) -> str:
     return ""
 
 
-def run_all(world: int, folder: Path) -> dict[str, Any]:
-    """Everything of a world size, by "what name"."""
+def tasks(world: int, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Everything of a world size, by "what name", in order: checkpoints of the first are moved by later ones."""
     kept = folder / "checkpoints"
-    found: dict[str, Any] = {}
-    for name, resolved in TRAININGS[world].items():
-        found[f"train {name}"] = train_all(resolved, kept / f"trained {world} {name}")
-    for name, resolved in RESUMED[world].items():
-        found[f"resume {name}"] = resume(resolved, kept / f"{world} {name}")
-    for name, (source, resolved) in MOVED[world].items():
-        found[f"move {name}"] = move(resolved, kept / source)
-    for name, resolved in BROKEN[world].items():
-        found[f"break {name}"] = break_gradient(resolved)
-    for name, resolved in LISTED[world].items():
-        found[f"calls {name}"] = list_calls(resolved)
-    if world == 4:
-        found["placements"] = describe_placements(_build(FSDP(TP2_DP2)))
+    mixed = folder / "mixed" / "checkpoints" / "trained 4 fsdp tp"
+
+    def train_mixed_up() -> Any:
         with up_mixed_up(rows=4 * 30 // 2):
-            mixed = folder / "mixed" / "checkpoints" / "trained 4 fsdp tp"
-            found["mixed"] = train_all(TRAININGS[4]["fsdp tp"], mixed)
+            return train_all(TRAININGS[4]["fsdp tp"], mixed)
+
+    found: dict[str, Callable[[], Any]] = {}
+    for name, resolved in TRAININGS[world].items():
+        found[f"train {name}"] = partial(train_all, resolved, kept / f"trained {world} {name}")
+    for name, resolved in RESUMED[world].items():
+        found[f"resume {name}"] = partial(resume, resolved, kept / f"{world} {name}")
+    for name, (source, resolved) in MOVED[world].items():
+        found[f"move {name}"] = partial(move, resolved, kept / source)
+    for name, resolved in BROKEN[world].items():
+        found[f"break {name}"] = partial(break_gradient, resolved)
+    for name, resolved in LISTED[world].items():
+        found[f"calls {name}"] = partial(list_calls, resolved)
+    if world == 4:
+        found["placements"] = lambda: describe_placements(_build(FSDP(TP2_DP2)))
+        found["mixed"] = train_mixed_up
     if world == 1:
-        found["refuse"] = refuse(kept / "refused")
+        found["refuse"] = partial(refuse, kept / "refused")
     return found
 
 
@@ -395,11 +400,11 @@ def launched(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{world}", rank=rank, world_size=world)
-    found = run_all(world, folder)
-    if rank == 0:
+    world = int(os.environ["WORLD_SIZE"])
+    found = in_turn(folder, str(world), tasks(world, folder))
+    if os.environ["RANK"] == "0":
         (folder / f"{world}.json").write_text(json.dumps(found))
+    meet(folder, f"{world}-end")
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way

@@ -38,6 +38,8 @@ ALL_CASES: dict[str, tuple[ModelShape, Techniques, str]] = {
     "sequence chunks": (UNTIED, replace(SEQUENCE, loss_chunks=3), "none"),
     "sequence tiles": (TIED, replace(SEQUENCE, tiles=3), "none"),
     "chunks": (TIED, Techniques(loss_chunks=5), "none"),
+    "one pass": (TIED, Techniques(one_pass_loss=True), "none"),
+    "sequence one pass chunks": (UNTIED, replace(SEQUENCE, one_pass_loss=True, loss_chunks=3), "none"),
     "selective": (TIED, Techniques(recompute="selective"), "none"),
     "tiles": (TIED, Techniques(tiles=3), "none"),
     "tp block": (TIED, Techniques(), "block"),

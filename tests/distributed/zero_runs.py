@@ -12,8 +12,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from hpc_gpt.train.engines import deepspeed_zero
 from hpc_gpt.train.engines.protocol import build_engine
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import EVALUATION, GLOBAL_BATCH, SEQ, VOCAB, micro_batches, whole_batch
+from tests.distributed.groups import in_turn, meet
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.save_now import save_now
@@ -268,21 +270,22 @@ def run_launches(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     _, takes, leaves = LAUNCHES[folder.name]
     shared = folder.parent / "checkpoints"
-    found: dict[str, Any] = {"taken": {name_of(case): take(case, shared) for case in takes}}
-    for case in leaves:
-        leave(case, shared)
+
+    def each(what: str, cases: Iterable[Resolved], of_one: Callable[[Resolved], Any]) -> dict[str, Any]:
+        """What each case gives, by its name."""
+        return in_turn(folder, what, {name_of(case): partial(of_one, case) for case in cases})
+
+    found: dict[str, Any] = {"taken": each("taken", takes, lambda case: take(case, shared))}
+    each("left", leaves, lambda case: leave(case, shared))
     if folder.name == "two":
-        found["trainings"] = {name_of(case): train_six(case) for case in TRAININGS}
-        found["resumes"] = {name_of(case): resume(case, folder) for case in RESUMES}
-        found["fp16"] = in_fp16(folder)
-        found["refused"] = refusals(shared)
-    dist.barrier()
-    if rank == 0:
+        found["trainings"] = each("trained", TRAININGS, train_six)
+        found["resumes"] = each("resumed", RESUMES, lambda case: resume(case, folder))
+        found |= in_turn(folder, "rest", {"fp16": lambda: in_fp16(folder), "refused": lambda: refusals(shared)})
+    if os.environ["RANK"] == "0":
         (folder / "found.json").write_text(json.dumps(found))
+    meet(folder, "end")
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way

@@ -36,6 +36,7 @@ SWITCHES = {
     "tiles": st.sampled_from([2, 4]),
     "activation_offload": st.just(True),
     "loss_chunks": st.sampled_from([8, 1000]),
+    "one_pass_loss": st.just(True),
     "sharded_optimizer": st.just(True),
     "prefetch": st.just(False),
     "reshard": st.just(False),

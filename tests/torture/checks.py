@@ -17,7 +17,7 @@ from tests.torture.order import SAVE_EVERY, STEPS
 from tests.torture.scene import Scene
 
 # What of a job may still be on its way out when status says that the run is done.
-_LEAVING_S = 20.0
+_LEAVING_S = 120.0
 
 
 def reference_of(scene: Scene) -> dict[int, float]:

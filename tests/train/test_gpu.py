@@ -49,6 +49,7 @@ DDP, FSDP = Engine("ddp"), Engine("fsdp")
 CASES = [
     *(Case(ONE, DDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, DDP, "bf16", clip=0.25, optimizer_mode="compiled"),
+    *(Case(ONE, Engine("ddp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     *(Case(ONE, FSDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, Engine("fsdp", offload="full"), "bf16"),
     *(Case(ONE, Engine(zero_stage=1), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
@@ -163,8 +164,14 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
 
 @pytest.mark.parametrize(
     ("engine", "mode"),
-    [(DDP, None), (Engine("ddp", compile="block"), "compiled"), (FSDP, None), (Engine("deepspeed-zero", 1), None)],
-    ids=["ddp", "ddp compiled", "fsdp", "zero1"],
+    [
+        (DDP, None),
+        (Engine("ddp", compile="block"), "compiled"),
+        (Engine("ddp", compile="block", one_pass_loss=True), "compiled"),
+        (FSDP, None),
+        (Engine("deepspeed-zero", 1), None),
+    ],
+    ids=["ddp", "ddp compiled", "ddp one pass", "fsdp", "zero1"],
 )
 def test_predicted_memory_is_within_a_tenth(engine: Engine, mode: Any, device: torch.device) -> None:
     """GPT-124M in bf16, micro-batch 8: the allocated peak of three steps, less what other tests have left."""

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Block, Gpt
+from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolve import Resolved
@@ -215,11 +216,15 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     By block: each layer's own computation and the loss, without recomputation and activation offload. Blocks are
     alike, so the first one's code serves all of them. `blocks` are those of a model that is not ours. Whole: the
     module's forward, and a pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks
-    cannot be traced.
+    cannot be traced. So does a loss in one pass, which has kernels of its own.
 
     Call it before an engine wraps the model, on the device it will run on. Raises ConfigError if the backend lacks a
-    compiler, or torch is too old for sequence parallelism.
+    compiler, the loss in one pass lacks Triton, or torch is too old for sequence parallelism.
     """
+    if engine.one_pass_loss:
+        check_triton(
+            "engine.one_pass_loss is true", next(module.parameters()).device, "or use engine.one_pass_loss = false"
+        )
     if engine.compile == "none":
         return
     _check_sequences(engine)
@@ -229,7 +234,12 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
     )
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
-    losses = [part for part in module.modules() if isinstance(part, VocabParallelLoss)]
+    losses: list[nn.Module] = []
+    for part in module.modules():
+        if isinstance(part, OnePassLoss):
+            part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign,no-untyped-call]
+        elif isinstance(part, VocabParallelLoss):
+            losses.append(part)
     if engine.compile == "whole":
         # A model of ours calls its loss itself; the loss of a stage is called by DeepSpeed.
         forwards = [module] if isinstance(module, Gpt) else [module, *losses]
@@ -274,15 +284,20 @@ def check_backend(backend: str, device: torch.device, instead: str) -> None:
     if device.type == "cpu":
         wanted, names = "a C++ compiler", [os.environ.get("CXX", "g++")]
     else:
-        if importlib.util.find_spec("triton") is None:
-            raise ConfigError(
-                'engine.compile_backend is "inductor", which needs Triton for a GPU, but it is not installed',
-                f"install torch's CUDA wheel, which brings it, {instead}",
-            )
+        check_triton('engine.compile_backend is "inductor"', device, instead)
         wanted, names = "a C compiler", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(shutil.which(name) for name in names):
         raise ConfigError(
             f'engine.compile_backend is "inductor", which needs {wanted} for a {device.type.upper()}, but there '
             f"is no {' or '.join(names)} on PATH",
             f"put one on PATH or load its module, {instead}",
+        )
+
+
+def check_triton(setting: str, device: torch.device, instead: str) -> None:
+    """Raises ConfigError if the setting lacks Triton for a GPU; `instead` as of `check_backend`."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            f"{setting}, which needs Triton for a GPU, but it is not installed",
+            f"install torch's CUDA wheel, which brings it, {instead}",
         )

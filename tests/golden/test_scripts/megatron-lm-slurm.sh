@@ -102,6 +102,7 @@ keep resolved.json <<'HPC_GPT_RESOLVED' || die "cannot write in $HPC_GPT_RUN" "i
   "tiles": 1,
   "activation_offload": false,
   "loss_chunks": 1,
+  "one_pass_loss": false,
   "sharded_optimizer": false,
   "prefetch": true,
   "reshard": true,

@@ -239,6 +239,8 @@ def test_a_step_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -
     parameters, update, scaler = make("adamw", "fused", clip=1.0, dtype="fp16")
     assert scaler.factor is not None
     give(parameters, 1, float(scaler.factor))
+    update.apply(0.1)  # the first step of a process looks at what torch has
+    give(parameters, 2, float(scaler.factor))
 
     def refuse(*_: Any) -> None:
         raise AssertionError("a number was read from the device")

@@ -1,6 +1,6 @@
 """Writes every verb's `--help` into a page, between two marks.
 
-python -m hpc_gpt.cli.document README.md
+python -m tests.cli.document README.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 from hpc_gpt.cli import group as every_verb
 
 WIDTH = 100
-MARKS = ("<!-- verbs: written by python -m hpc_gpt.cli.document README.md -->", "<!-- end of verbs -->")
+MARKS = ("<!-- verbs: written by python -m tests.cli.document README.md -->", "<!-- end of verbs -->")
 
 
 def document(page: str) -> str:

@@ -1,0 +1,66 @@
+"""The process groups of a launch that trains several engines: each begins with new ones, and the last one's end."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def meet(folder: Path, name: str) -> None:
+    """Makes the group of all ranks; `name` is new in the launch's folder each time."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{name}", rank=rank, world_size=world)
+
+
+def in_turn(folder: Path, name: str, tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each task gives. Each begins with new groups; `name` is new in the launch's folder."""
+    found = {}
+    for number, (of, task) in enumerate(tasks.items()):
+        meet(folder, f"{name}-{number}")
+        found[of] = task()
+        dist.barrier()
+        forget()
+    return found
+
+
+def forget() -> None:
+    """Ends every process group and drops what engines keep in their modules, so that the next case finds nothing."""
+    if "deepspeed" in sys.modules:
+        _drop_deepspeed_engines()
+    else:
+        dist.destroy_process_group()
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+    gc.collect()
+    # What is left stays: modules, and what libraries keep. Looking at it again took as long as a small case.
+    gc.freeze()
+
+
+def _drop_deepspeed_engines() -> None:
+    """Ends DeepSpeed's process groups and lets go of its engines.
+
+    They keep themselves alive by hooks in C++, and those of ZeRO-3 by a list and a cache of DeepSpeed's modules. Each
+    would keep its groups, whose threads look for work 100 times a second: after 60 cases most of the launch's time.
+    """
+    import deepspeed
+    from deepspeed.runtime.zero import parameter_offload, partitioned_param_coordinator
+
+    # By type: isinstance asks what a weak reference points to, which may be gone.
+    for engine in [one for one in gc.get_objects() if issubclass(type(one), deepspeed.DeepSpeedEngine)]:
+        engine.destroy()
+    parameter_offload.FWD_MODULE_STACK.clear()
+    coordinator = partitioned_param_coordinator.PartitionedParameterCoordinator
+    releases = vars(coordinator)["_PartitionedParameterCoordinator__params_to_release"]
+    inspect.getclosurevars(releases).nonlocals["func"].cache_clear()
+    if deepspeed.comm.comm.cdb is not None:
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()

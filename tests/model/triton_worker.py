@@ -1,0 +1,95 @@
+"""One rank of two: the Triton kernels, run by Triton's interpreter, beside the plain path."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_gpt.model import techniques, tensor_parallel
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.tensor_parallel import TensorParallel
+from hpc_gpt.settings.model_shape import ModelShape
+
+SPLIT = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16)  # padded to 64: the second rank has padding
+PADDING = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16, vocab_multiple=128)  # the second has nothing else
+# Of a whole vocabulary: (columns, of them real), by dtype.
+ROWS = ((64, 61), (100, 100), (256, 130))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CASES = [
+    *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS),
+    *(f"multiply {dtype}" for dtype in DTYPES),
+    "split",
+    "padding",
+]
+_BESIDE = Path(sys.prefix) / "triton"  # torch's CPU build comes without Triton, so that its own start stays as it is
+
+
+def has_triton() -> bool:
+    """Whether Triton can be imported, perhaps from the folder where `.ci/make-venv test` installs it."""
+    return importlib.util.find_spec("triton") is not None or _BESIDE.is_dir()
+
+
+def find_triton() -> None:
+    """Adds that folder to the path, for this process."""
+    if importlib.util.find_spec("triton") is None:
+        sys.path.append(str(_BESIDE))
+
+
+def _whole(kernels: Any, dtype: torch.dtype, rows: int, real: int) -> float:
+    logits = (5 * torch.randn(7, rows)).to(dtype)
+    targets = torch.randint(0, real, (7,))
+    ours, plain = logits.clone(), logits.clone()
+    losses = kernels.overwrite_with_gradient(ours, targets, real, TensorParallel(), 0.37)
+    expected = tensor_parallel.overwrite_with_gradient(plain, targets, real, TensorParallel(), 0.37)
+    far = (losses - expected).abs().max() / 10, (ours.float() - plain.float()).abs().max()
+    return float(max(far))
+
+
+def _product(kernels: Any, dtype: torch.dtype) -> float:
+    values, factor = torch.rand(5000).to(dtype), torch.tensor(1 / 3)
+    return float((kernels.multiply(values, factor, torch.float32) - values.float() / 3).abs().max())
+
+
+def _split(kernels: Any, shape: ModelShape, tp: TensorParallel) -> float:
+    """Of a model on both ranks: differences of loss and gradients between the kernels and the plain path."""
+    tokens = torch.randint(0, shape.vocab, (3, shape.seq + 1), generator=torch.Generator().manual_seed(1))
+    found = []
+    for elementwise in (techniques._Plain, kernels):
+        techniques._elementwise = lambda device, chosen=elementwise: chosen  # type: ignore[assignment,misc]
+        model = Gpt(shape, 1, tp, Techniques(one_pass_loss=True))
+        loss = model(tokens[:, :-1], tokens[:, 1:].contiguous())
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    return max(float((ours - plain).abs().max()) for plain, ours in zip(*found, strict=True))
+
+
+def main(folder: Path) -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    find_triton()
+    from hpc_gpt.model import triton_kernels
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.manual_seed(1)
+    tp = TensorParallel(rank, 2, dist.group.WORLD)
+    figures = [_whole(triton_kernels, dtype, *size) for dtype in DTYPES for size in ROWS]
+    figures += [_product(triton_kernels, dtype) for dtype in DTYPES]
+    figures += [_split(triton_kernels, shape, tp) for shape in (SPLIT, PADDING)]
+    worst: list[Any] = [None, None]
+    dist.all_gather_object(worst, figures)
+    if rank == 0:
+        (folder / "results.json").write_text(json.dumps(dict(zip(CASES, map(max, *worst), strict=True))))
+    dist.barrier()
+    os._exit(0)  # see techniques_worker
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
