@@ -239,10 +239,10 @@ def _possible(experiment: Experiment, asked: Asked, notes: list[str]) -> Experim
         notes.append(f"{engine.name} saves as it ends, and the device's own rate is not measured in its processes")
     if engine.compile != "none":
         if is_lacking("engine.compile", lambda each: "compile" not in OFFERS[each.name].switches):
-            engine = replace(engine, compile="none")
+            engine = replace(engine, compile="none", keep_residuals=False)
             notes.append(f"engine.compile is none for engine {engine.name}, which does not have it")
         elif lacks_compiler and "engine.compile" not in asked.overrides:
-            engine = replace(engine, compile="none")
+            engine = replace(engine, compile="none", keep_residuals=False)
             notes.append(f"engine.compile is none: {_NO_COMPILER}")
     fault = optimizer_fault(engine)
     if train.optimizer_mode == "compiled" and fault and is_lacking("train.optimizer_mode", optimizer_fault):

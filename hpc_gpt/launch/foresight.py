@@ -111,12 +111,14 @@ def foresee(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Foresi
 
 def _predict(resolved: Resolved, profile: ClusterProfile) -> _Predicted:
     from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
+
+    machine = machine_of(profile)
+    check_reach(machine, resolved.gpus)
+    # Many profiles name no device: a render then loads no more of the planner.
     from hpc_gpt.plan.memory import fits, predict_memory
     from hpc_gpt.plan.step_time import predict_step
     from hpc_gpt.plan.training import training_of
 
-    machine = machine_of(profile)
-    check_reach(machine, resolved.gpus)
     training = training_of(resolved)
     memory = predict_memory(training, machine)
     step, no_time = None, ""

@@ -7,12 +7,15 @@ All engines share it. Engines without tensor parallelism build `Gpt` with the de
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hpc_gpt.model import bias_gradients
 from hpc_gpt.model.sequence_parallel import SequenceParallel
 from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, OnePassLoss, Techniques
 from hpc_gpt.model.tensor_parallel import (
@@ -71,7 +74,8 @@ class SplitLinear(nn.Module):
 class ColumnParallelLinear(SplitLinear):
     """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
 
-    Each of `parts` equal blocks of the outputs is split by itself (3 for fused QKV).
+    Each of `parts` equal blocks of the outputs is split by itself (3 for fused QKV). `then` is a function of
+    `bias_gradients`, which the outputs go through, and which gives the bias its gradient.
     """
 
     def __init__(
@@ -83,16 +87,21 @@ class ColumnParallelLinear(SplitLinear):
         initial: InitialWeights,
         parts: int = 1,
         tiles: int = 1,
+        then: Callable[[Tensor, Tensor], Any] | None = None,
     ) -> None:
         split = Split(0, parts)
         drawn = initial.normal(f"{name}.weight", (outputs, inputs))
         super().__init__(f"{name}.weight", drawn, split, tp, tiles)
         self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs), split)
+        self.then = then
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor) -> Any:
+        bias = self.bias if self.then is None else self.bias.detach()
         if self.tiles is None:
-            return self.tp.column_linear(hidden, self.weight, self.bias)
-        return self.product(self.tp.enter(hidden)) + self.bias
+            outputs = self.tp.column_linear(hidden, self.weight, bias)
+        else:
+            outputs = self.product(self.tp.enter(hidden)) + bias
+        return outputs if self.then is None else self.then(outputs, self.bias)
 
 
 class RowParallelLinear(SplitLinear):
@@ -159,7 +168,8 @@ class Attention(nn.Module):
         self.head_dim = shape.head_dim
         self.recompute = techniques.recompute == "selective"
         hidden, tiles = shape.hidden, techniques.tiles
-        self.qkv = ColumnParallelLinear(f"{name}.qkv", hidden, 3 * hidden, tp, initial, parts=3, tiles=tiles)
+        then = bias_gradients.split_qkv if techniques.fused_bias_gradients else None
+        self.qkv = ColumnParallelLinear(f"{name}.qkv", hidden, 3 * hidden, tp, initial, parts=3, tiles=tiles, then=then)
         self.projection = RowParallelLinear(f"{name}.projection", hidden, hidden, tp, initial, tiles)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -172,12 +182,12 @@ class Attention(nn.Module):
         projected: Tensor = self.projection(mixed)
         return projected
 
-    def _mix(self, qkv: Tensor) -> Tensor:
-        """[batch, seq, 3 x heads x head_dim] -> [batch, seq, heads x head_dim]: the core of attention."""
-        batch, seq, _ = qkv.shape
+    def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The core of attention: [batch, seq, 3 x width], or three of [batch, seq, width], -> [batch, seq, width]."""
         # Chunks, because one copy concatenates their gradients. A stack of three takes two copies, and compiled each of
         # its elements reads all three.
-        parts = qkv.chunk(3, -1)
+        parts = qkv.chunk(3, -1) if isinstance(qkv, Tensor) else qkv
+        batch, seq, _ = parts[0].shape
         query, key, value = (part.view(batch, seq, self.heads, self.head_dim).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
@@ -186,14 +196,19 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers around a GELU, four times as wide inside."""
 
-    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, tiles: int) -> None:
+    def __init__(
+        self, name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
+    ) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(f"{name}.up", shape.hidden, 4 * shape.hidden, tp, initial, tiles=tiles)
-        self.down = RowParallelLinear(f"{name}.down", 4 * shape.hidden, shape.hidden, tp, initial, tiles)
+        hidden, tiles = shape.hidden, techniques.tiles
+        then = bias_gradients.gelu if techniques.fused_bias_gradients else None
+        self.up = ColumnParallelLinear(f"{name}.up", hidden, 4 * hidden, tp, initial, tiles=tiles, then=then)
+        self.down = RowParallelLinear(f"{name}.down", 4 * hidden, hidden, tp, initial, tiles)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
-        lowered: Tensor = self.down(F.gelu(self.up(hidden), approximate="tanh"))
+        raised = self.up(hidden)
+        lowered: Tensor = self.down(raised if self.up.then else F.gelu(raised, approximate="tanh"))
         return lowered
 
 
@@ -212,7 +227,7 @@ class Block(nn.Module):
         self.norm1 = Norm(f"{name}.norm1", shape.hidden, tp)
         self.attention = Attention(f"{name}.attention", shape, tp, initial, techniques)
         self.norm2 = Norm(f"{name}.norm2", shape.hidden, tp)
-        self.feed_forward = FeedForward(f"{name}.feed_forward", shape, tp, initial, techniques.tiles)
+        self.feed_forward = FeedForward(f"{name}.feed_forward", shape, tp, initial, techniques)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] (or this rank's positions) -> the same shape."""
@@ -261,23 +276,32 @@ class Gpt(nn.Module):
         """The module whose weight makes the logits: the head, or the embedding it is tied to."""
         return self.embedding if self.head is None else self.head
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] token numbers -> the input of the blocks, [batch, seq, hidden] (or this rank's positions)."""
+        hidden: Tensor = self.position(self.embedding(tokens))
+        return hidden
+
     def hidden(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] token numbers -> the input of the head, [batch, seq, hidden] (or this rank's positions)."""
-        hidden = self.position(self.embedding(tokens))
+        """[batch, seq] token numbers -> the output of the blocks, [batch, seq, hidden] (or this rank's positions)."""
+        hidden = self.embed(tokens)
         for block in self.blocks:
             hidden = block(hidden)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return hidden
 
     def logits(self, tokens: Tensor) -> Tensor:
         """[batch, seq] token numbers -> [batch, seq, padded_vocab / tp]; columns from `vocab` on mean nothing."""
-        return self.output_layer.logits(self.hidden(tokens))
+        return self.output_layer.logits(self.norm(self.hidden(tokens)))
+
+    def finish(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The output of the blocks, and the tokens that follow, [batch, seq] -> loss as of `forward`."""
+        normed = self.norm(hidden)
+        scores = normed if isinstance(self.loss, ChunkedLoss) else self.output_layer.logits(normed)
+        loss: Tensor = self.loss(scores, targets)
+        return loss
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Tokens and the tokens that follow them, both [batch, seq] -> mean loss in nats per token, fp32 scalar."""
-        chunked = isinstance(self.loss, ChunkedLoss)
-        loss: Tensor = self.loss(self.hidden(tokens) if chunked else self.logits(tokens), targets)
-        return loss
+        return self.finish(self.hidden(tokens), targets)
 
 
 def loss_of(shape: ModelShape, tp: TensorParallel, techniques: Techniques) -> VocabParallelLoss:

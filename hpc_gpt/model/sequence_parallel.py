@@ -112,12 +112,13 @@ class _GatherLinear(torch.autograd.Function):
         return F.linear(tp.gather(own), weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         own, weight = ctx.saved_tensors
         slope = gradients[0]
         own_gradient = ctx.tp.scatter(slope @ weight)
         flat = slope.flatten(0, 1)
-        return own_gradient, flat.t() @ ctx.tp.gather(own).flatten(0, 1), flat.sum(0), None
+        of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
+        return own_gradient, flat.t() @ ctx.tp.gather(own).flatten(0, 1), of_bias, None
 
 
 class _SumGradients(torch.autograd.Function):

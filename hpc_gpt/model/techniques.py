@@ -35,7 +35,8 @@ class Techniques:
     (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
     the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
-    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`).
+    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
+    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`).
     """
 
     recompute: Recompute = "none"
@@ -44,6 +45,7 @@ class Techniques:
     activation_offload: bool = False
     loss_chunks: int = 1
     one_pass_loss: bool = False
+    fused_bias_gradients: bool = False
 
     @staticmethod
     def of(engine: Engine) -> Techniques:
@@ -55,6 +57,7 @@ class Techniques:
             activation_offload=engine.activation_offload,
             loss_chunks=engine.loss_chunks,
             one_pass_loss=engine.one_pass_loss,
+            fused_bias_gradients=engine.fused_bias_gradients,
         )
 
 

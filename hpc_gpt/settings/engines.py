@@ -27,9 +27,11 @@ _MODEL = {
     "attention",
     "compile",
     "compile_backend",
+    "keep_residuals",
     "activation_offload",
     "loss_chunks",
     "one_pass_loss",
+    "fused_bias_gradients",
 }
 _OFFLOAD = {"offload", "offload_path", "offload_ratio"}
 
@@ -169,6 +171,14 @@ def _switch_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
     if engine.compile == "whole" and engine.zero_stage == 3:
         yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
                     'use engine.compile = "block"')  # fmt: skip
+    if engine.compile == "edges" and (engine.name in ("deepspeed-3d", "hf-deepspeed") or engine.zero_stage == 3):
+        which = "ZeRO-3" if engine.zero_stage == 3 else f"engine {engine.name}"
+        yield Fault(f"engine.compile is edges, but {which} calls the embedding and the head by itself",
+                    'use engine.compile = "block"')  # fmt: skip
+    if engine.keep_residuals and (engine.compile == "none" or engine.compile_backend != "inductor"):
+        what = f"engine.compile is {engine.compile}" if engine.compile == "none" else "the backend is aot_eager"
+        yield Fault(f"engine.keep_residuals is a choice of Inductor's, but {what}",
+                    'use engine.compile = "block", or engine.keep_residuals = false')  # fmt: skip
     if engine.tiles > 1 and engine.zero_stage != 3:
         yield Fault(f"engine.tiles is {engine.tiles}, but only ZeRO-3 gathers weights tile by tile",
                     "use --zero-stage 3, or engine.tiles = 1")  # fmt: skip

@@ -15,6 +15,7 @@ from hpc_gpt.errors import ConfigError
 Dtype = Literal["fp32", "bf16", "fp16"]
 EngineName = Literal["deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed", "megatron-lm"]
 Recompute = Literal["none", "selective", "full"]
+Compile = Literal["none", "block", "edges", "whole"]
 Partition = Literal["layers", "parameters"] | tuple[int, ...]
 _STRICT = {"extra": "forbid"}
 
@@ -103,10 +104,13 @@ class Engine:
     `partition` divides the blocks among pipeline stages: evenly, by parameters, or as a list of blocks a stage.
     `offload_path` is a folder on NVMe to offload to, None the host's memory; `offload_ratio` is the share of the
     optimizer that is offloaded (ZeRO-3). `tiles` splits the outputs of every linear layer (ZeRO-3 gathers one tile at a
-    time). `loss_chunks` computes the logits in pieces, and again in the backward pass; `one_pass_loss` computes the
-    loss and its gradients together, each piece once. `sharded_optimizer` shards the moments over dp. `prefetch` gathers
-    the next block's weights during the backward pass, `reshard` frees a block's weights after its forward pass.
-    `megatron_args` are further arguments of pretrain_gpt.py.
+    time). `compile` compiles each block and the loss (block), also the embedding, the last norm and the head (edges),
+    or the model as one (whole). Compiled, `keep_residuals` keeps the residual after attention instead of computing it
+    again in the backward pass. `loss_chunks` computes the logits in pieces, and again in the backward pass;
+    `one_pass_loss` computes the loss and its gradients together, each piece once; `fused_bias_gradients` computes the
+    gradients of QKV and of GELU together with those of their biases. `sharded_optimizer` shards the moments over dp.
+    `prefetch` gathers the next block's weights during the backward pass, `reshard` frees a block's weights after its
+    forward pass. `megatron_args` are further arguments of pretrain_gpt.py.
     """
 
     __pydantic_config__ = _STRICT
@@ -115,8 +119,9 @@ class Engine:
     zero_stage: int | None = key(None, "converted", "speed")
     recompute: Recompute = key("none", "free", "speed")
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", "free", "speed")
-    compile: Literal["none", "block", "whole"] = key("none", "free", "speed")
+    compile: Compile = key("none", "free", "speed")
     compile_backend: Literal["inductor", "aot_eager"] = key("inductor", "free", "speed")
+    keep_residuals: bool = key(False, "free", "speed", added=True)
     sequence_parallel: bool = key(False, "free", "speed")
     partition: Partition = key("layers", "converted", "speed")
     offload: Literal["none", "optimizer", "full"] = key("none", "free", "speed")
@@ -126,6 +131,7 @@ class Engine:
     activation_offload: bool = key(False, "free", "speed")
     loss_chunks: int = key(1, "free", "speed")
     one_pass_loss: bool = key(False, "free", "speed", added=True)
+    fused_bias_gradients: bool = key(False, "free", "speed", added=True)
     sharded_optimizer: bool = key(False, "free", "speed")
     prefetch: bool = key(True, "free", "speed")
     reshard: bool = key(True, "free", "speed")

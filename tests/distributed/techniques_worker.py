@@ -40,6 +40,13 @@ ALL_CASES: dict[str, tuple[ModelShape, Techniques, str]] = {
     "chunks": (TIED, Techniques(loss_chunks=5), "none"),
     "one pass": (TIED, Techniques(one_pass_loss=True), "none"),
     "sequence one pass chunks": (UNTIED, replace(SEQUENCE, one_pass_loss=True, loss_chunks=3), "none"),
+    "bias gradients": (TIED, Techniques(fused_bias_gradients=True), "none"),
+    "sequence bias gradients tiles": (TIED, replace(SEQUENCE, fused_bias_gradients=True, tiles=3), "none"),
+    "sequence bias gradients block": (
+        TIED,
+        replace(SEQUENCE, fused_bias_gradients=True, recompute="selective"),
+        "block",
+    ),
     "selective": (TIED, Techniques(recompute="selective"), "none"),
     "tiles": (TIED, Techniques(tiles=3), "none"),
     "tp block": (TIED, Techniques(), "block"),
@@ -47,7 +54,9 @@ ALL_CASES: dict[str, tuple[ModelShape, Techniques, str]] = {
     "sequence block": (TIED, replace(SEQUENCE, recompute="full", loss_chunks=2), "block"),
     "sequence whole": (UNTIED, SEQUENCE, "whole"),
 }
-CASES = without(ALL_CASES, "tp block", "sequence whole")  # graphs take most of the time
+CASES = without(
+    ALL_CASES, "tp block", "sequence bias gradients block", "sequence whole"
+)  # graphs take most of the time
 
 
 class Lone(SequenceParallel):

@@ -46,6 +46,8 @@ def main() -> None:
     half = {"REAL": 25105, "ROWS": 25152, "BLOCK": 16384}
     rows = {"tops": "*fp32", "totals": "*fp32"}
     logits = {"logits": "*bf16", "index": "*i64"}
+    tile = {name: value for name, value in triton_kernels._TILE.items() if name != "num_warps"}
+    summed = {"sums": "*fp32", "COUNT": "i32"}
     print(
         json.dumps(
             {
@@ -61,6 +63,20 @@ def main() -> None:
                     triton_kernels._multiply,
                     {"values": "*bf16", "factor": "*fp32", "products": "*bf16", "COUNT": "i32"},
                     {"BLOCK": 4096},
+                    8,
+                ),
+                "gelu": accesses(
+                    triton_kernels._gelu_sums,
+                    dict.fromkeys(("slopes", "outputs", "gradients"), "*bf16") | summed,
+                    tile | {"WIDTH": 3072},
+                    8,
+                ),
+                "join": accesses(
+                    triton_kernels._join_sums,
+                    dict.fromkeys(("query", "key", "value", "joined"), "*bf16")
+                    | dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32")
+                    | summed,
+                    tile | {"WIDTH": 768},
                     8,
                 ),
             }

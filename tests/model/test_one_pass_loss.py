@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +20,6 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import config_hash
 from hpc_gpt.train.engines.kernels import compile_model
 from tests.distributed.equality_cases import Case
-from tests.distributed.ranks import launch_ranks
-from tests.model import triton_worker
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
 
@@ -127,33 +120,3 @@ def test_a_run_with_it_counts_as_another_one() -> None:
     changed = replace(usual, engine=replace(usual.engine, one_pass_loss=True))
     assert config_hash(usual) != config_hash(changed)
     assert natures(Engine)["one_pass_loss"].resume == "free"
-
-
-def need_triton() -> None:
-    if not triton_worker.has_triton():
-        assert os.environ.get("CI") != "true", "Triton is missing; .ci/make-venv test installs it"
-        pytest.skip("Triton is not installed: .ci/make-venv test")
-
-
-@pytest.fixture(scope="module")
-def in_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    need_triton()
-    folder: Path = tmp_path_factory.mktemp("triton")
-    launch_ranks("tests.model.triton_worker", 2, folder)
-    found: dict[str, float] = json.loads((folder / "results.json").read_text())
-    return found
-
-
-@pytest.mark.parametrize("name", triton_worker.CASES)
-def test_the_kernels_compute_the_plain_path(in_triton: dict[str, float], name: str) -> None:
-    # Triton's interpreter cuts bf16 off, so a unit in the last place of a slope up to 1.
-    assert in_triton[name] <= (2**-8 if "bfloat16" in name else 1e-6)
-
-
-def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once() -> None:
-    need_triton()
-    done = subprocess.run([sys.executable, "-m", "tests.model.sm90"], capture_output=True, text=True, check=True)
-    for name, accesses in json.loads(done.stdout).items():
-        assert accesses["16-byte loads"] >= 2, name
-        assert "2-byte stores" not in accesses, name
-        assert accesses.get("2-byte loads", 0) <= 1, name  # the target's logit

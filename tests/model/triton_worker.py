@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from hpc_gpt.model import techniques, tensor_parallel
+from hpc_gpt.model import bias_gradients, techniques, tensor_parallel
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
@@ -26,6 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
     *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS),
     *(f"multiply {dtype}" for dtype in DTYPES),
+    *(f"{name} {dtype}" for dtype in DTYPES for name in ("gelu", "join")),
     "split",
     "padding",
 ]
@@ -58,6 +60,26 @@ def _product(kernels: Any, dtype: torch.dtype) -> float:
     return float((kernels.multiply(values, factor, torch.float32) - values.float() / 3).abs().max())
 
 
+def _far(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> float:
+    """The largest difference of the gradients or, as a part of the number of summands, of the sums."""
+    (gradient, sums), (expected, summed) = ours, plain
+    rows = gradient.numel() // sums.numel()
+    return max(float((gradient.float() - expected.float()).abs().max()), float((sums - summed).abs().max()) / rows)
+
+
+def _gelu(kernels: Any, dtype: torch.dtype) -> float:
+    slopes, outputs = (0.8 * torch.rand(11, 55, 136)).to(dtype), (3 * torch.randn(11, 55, 136)).to(dtype)
+    return _far(kernels.gelu_gradient(slopes, outputs), bias_gradients.gelu_gradient(slopes, outputs))
+
+
+def _join(kernels: Any, dtype: torch.dtype) -> float:
+    """Query as attention's flash kernel gives it, key with heads before positions, value with gaps between rows."""
+    query = torch.rand(11, 55, 4, 34).to(dtype).flatten(2)
+    key = torch.rand(11, 4, 55, 34).to(dtype).transpose(1, 2).flatten(2)
+    value = torch.rand(11, 55, 160).to(dtype)[..., :136]
+    return _far(kernels.join_gradients(query, key, value), bias_gradients.join_gradients(query, key, value))
+
+
 def _split(kernels: Any, shape: ModelShape, tp: TensorParallel) -> float:
     """Of a model on both ranks: differences of loss and gradients between the kernels and the plain path."""
     tokens = torch.randint(0, shape.vocab, (3, shape.seq + 1), generator=torch.Generator().manual_seed(1))
@@ -82,6 +104,7 @@ def main(folder: Path) -> None:
     tp = TensorParallel(rank, 2, dist.group.WORLD)
     figures = [_whole(triton_kernels, dtype, *size) for dtype in DTYPES for size in ROWS]
     figures += [_product(triton_kernels, dtype) for dtype in DTYPES]
+    figures += [far(triton_kernels, dtype) for dtype in DTYPES for far in (_gelu, _join)]
     figures += [_split(triton_kernels, shape, tp) for shape in (SPLIT, PADDING)]
     worst: list[Any] = [None, None]
     dist.all_gather_object(worst, figures)

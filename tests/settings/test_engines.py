@@ -188,7 +188,7 @@ def test_the_optimizers_mode_follows_from_offload():
 SWITCHES = {
     "recompute": ["none", "selective", "full"],
     "attention": ["auto", "math"],
-    "compile": ["none", "block", "whole"],
+    "compile": ["none", "block", "edges", "whole"],
     "sequence_parallel": [False, True],
     "offload": ["none", "optimizer", "full"],
     "tiles": [1, 2],

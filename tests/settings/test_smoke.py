@@ -27,7 +27,7 @@ SIZES = st.sampled_from([1, 2, 3, 4, 8])
 SWITCHES = {
     "recompute": st.sampled_from(["selective", "full"]),
     "attention": st.sampled_from(["flash", "cudnn", "efficient", "math"]),
-    "compile": st.sampled_from(["block", "whole"]),
+    "compile": st.sampled_from(["block", "edges", "whole"]),
     "compile_backend": st.just("aot_eager"),
     "sequence_parallel": st.just(True),
     "offload": st.sampled_from(["optimizer", "full"]),
@@ -36,7 +36,9 @@ SWITCHES = {
     "tiles": st.sampled_from([2, 4]),
     "activation_offload": st.just(True),
     "loss_chunks": st.sampled_from([8, 1000]),
+    "keep_residuals": st.just(True),
     "one_pass_loss": st.just(True),
+    "fused_bias_gradients": st.just(True),
     "sharded_optimizer": st.just(True),
     "prefetch": st.just(False),
     "reshard": st.just(False),

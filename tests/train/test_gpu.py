@@ -50,6 +50,8 @@ CASES = [
     *(Case(ONE, DDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, DDP, "bf16", clip=0.25, optimizer_mode="compiled"),
     *(Case(ONE, Engine("ddp", one_pass_loss=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
+    *(Case(ONE, Engine("ddp", fused_bias_gradients=True), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
+    Case(ONE, Engine("ddp", compile="edges", keep_residuals=True, fused_bias_gradients=True), "bf16", clip=0.25),
     *(Case(ONE, FSDP, dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),
     Case(ONE, Engine("fsdp", offload="full"), "bf16"),
     *(Case(ONE, Engine(zero_stage=1), dtype, clip=0.25) for dtype in ("fp32", "bf16", "fp16")),

@@ -214,17 +214,18 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     """Compiles the model in place as `engine.compile` says; parameters keep their names, modules their hooks.
 
     By block: each layer's own computation and the loss, without recomputation and activation offload. Blocks are
-    alike, so the first one's code serves all of them. `blocks` are those of a model that is not ours. Whole: the
-    module's forward, and a pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks
-    cannot be traced. So does a loss in one pass, which has kernels of its own.
+    alike, so the first one's code serves all of them. `blocks` are those of a model that is not ours. With edges: also
+    embedding and positions together, and the last norm, head and loss together. Whole: the module's forward, and a
+    pipeline stage's loss. Hooks on compiled modules run uncompiled, because an engine's hooks cannot be traced. So does
+    a loss in one pass, which has kernels of its own.
 
     Call it before an engine wraps the model, on the device it will run on. Raises ConfigError if the backend lacks a
-    compiler, the loss in one pass lacks Triton, or torch is too old for sequence parallelism.
+    compiler, a technique lacks Triton, or torch is too old for sequence parallelism.
     """
-    if engine.one_pass_loss:
-        check_triton(
-            "engine.one_pass_loss is true", next(module.parameters()).device, "or use engine.one_pass_loss = false"
-        )
+    for key in ("one_pass_loss", "fused_bias_gradients"):
+        if getattr(engine, key):
+            device = next(module.parameters()).device
+            check_triton(f"engine.{key} is true", device, f"or use engine.{key} = false")
     if engine.compile == "none":
         return
     _check_sequences(engine)
@@ -234,6 +235,8 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         engine.compile_backend, device, 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'
     )
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
+    if engine.keep_residuals and private_parts.can_use(private_parts.KEPT_RESIDUALS):
+        how["options"] = private_parts.keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():
         if isinstance(part, OnePassLoss):
@@ -244,7 +247,13 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         # A model of ours calls its loss itself; the loss of a stage is called by DeepSpeed.
         forwards = [module] if isinstance(module, Gpt) else [module, *losses]
     else:
-        forwards = [*losses, *blocks]
+        forwards = list(blocks)
+        if engine.compile == "edges":
+            assert isinstance(module, Gpt)
+            for name in ("embed", "finish"):
+                setattr(module, name, torch.compile(getattr(module, name), **how))
+        else:
+            forwards += losses
         for block in module.modules():
             if isinstance(block, Block):
                 block.compute = torch.compile(block.compute, **how)  # type: ignore[method-assign]

@@ -83,6 +83,16 @@ COMPILE_TIME = Use(
     ("torch._dynamo.utils.calculate_time_spent",),
     "compile_s is not measured",
 )
+KEPT_RESIDUALS = Use(
+    "torch",
+    "keeping residuals in a compiled model",
+    (
+        "torch._inductor.config.joint_custom_post_pass",
+        "torch._inductor.custom_graph_pass.CustomGraphPass",
+        "torch._functorch.partitioners.CheckpointPolicy",
+    ),
+    "Inductor chooses what it computes again",
+)
 FLIGHT_RECORDER = Use(
     "torch",
     "the record of the last collectives after a hang",
@@ -219,7 +229,7 @@ STATES_3 = Use(
     ),
 )
 OPTIONAL = (
-    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, FLIGHT_RECORDER),
+    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, FLIGHT_RECORDER),
     *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
 REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
@@ -346,6 +356,29 @@ def chosen_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
 def compile_seconds() -> float:
     """Seconds of wall time that torch.compile took in this process."""
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
+
+
+def keep_residuals() -> dict[str, Any]:
+    """Options of torch.compile with which the input of a norm, if it is a sum, is kept for the backward pass.
+
+    Inductor would keep the two summands, or the sum in fp32, and compute the sum again.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    class KeepResiduals(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for norm in graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction):
+                read = norm.args[0]
+                while read.target is torch.ops.prims.convert_element_type.default:
+                    read = read.args[0]
+                if read.target is torch.ops.aten.add.Tensor:
+                    read.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+        def uuid(self) -> str:
+            return "hpc-gpt keep_residuals 1"
+
+    return {"joint_custom_post_pass": KeepResiduals()}
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:

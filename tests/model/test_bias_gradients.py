@@ -1,0 +1,128 @@
+"""Bias gradients computed with those of the outputs; residuals that a compiled model keeps; compiled edges."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.model.bias_gradients import gelu, gelu_gradient, join_gradients, split_qkv
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.train.engines.kernels import compile_model
+from tests.model.test_gpt import SHAPES, SMALL, tokens_of
+from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
+
+FUSED = Techniques(fused_bias_gradients=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("others", [{}, {"recompute": "selective"}, {"recompute": "full"}, {"tiles": 3}])
+def test_gradients_are_those_of_autograd(shape: ModelShape, others: dict[str, Any]) -> None:
+    loss, gradients, usual = train(Gpt(shape, 1, techniques=Techniques(**others)), shape)
+    again, fused, count = train(Gpt(shape, 1, techniques=replace(FUSED, **others)), shape)
+    assert again == loss
+    assert_same(fused, gradients, atol=1e-6)
+    assert count <= usual
+
+
+def test_without_gradients_the_loss_is_the_same() -> None:
+    with torch.no_grad():
+        assert Gpt(SMALL, 1, techniques=FUSED)(*tokens_of(SMALL)) == Gpt(SMALL, 1)(*tokens_of(SMALL))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_sums_are_rounded_once(dtype: torch.dtype) -> None:
+    outputs, bias = torch.randn(40, 9, 24).to(dtype).requires_grad_(), torch.randn(24).to(dtype).requires_grad_()
+    slopes = torch.randn(40, 9, 24).to(dtype)
+    gelu(outputs, bias).backward(slopes)
+    assert bias.grad is not None
+    assert outputs.grad is not None
+    torch.testing.assert_close(
+        bias.grad, outputs.grad.double().sum((0, 1)).to(dtype), rtol=torch.finfo(dtype).eps, atol=0
+    )
+
+
+def test_the_operators_hold_what_torch_asks_of_one() -> None:
+    slopes, outputs = torch.randn(2, 5, 12), torch.randn(2, 5, 12)
+    for operator, given in ((gelu_gradient, (slopes, outputs)), (join_gradients, (slopes, outputs, slopes[..., :12]))):
+        torch.library.opcheck(operator, given)
+
+
+def test_parts_are_views_of_the_outputs() -> None:
+    outputs, bias = torch.randn(2, 5, 12, requires_grad=True), torch.zeros(12, requires_grad=True)
+    assert all(part.untyped_storage().data_ptr() == outputs.untyped_storage().data_ptr()
+               for part in split_qkv(outputs, bias))  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["block", "edges", "whole"])
+def test_compiled_it_is_the_same(how: Any) -> None:
+    torch._dynamo.reset()
+    loss, gradients, _ = train(Gpt(SMALL, 1))
+    model = Gpt(SMALL, 1, techniques=FUSED)
+    names = list(model.state_dict())
+    compile_model(model, Engine(compile=how, compile_backend="aot_eager", fused_bias_gradients=True))
+    assert list(model.state_dict()) == names
+    again, compiled, _ = train(model)
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
+    assert_same(compiled, gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_compiled_edges_are_the_model(chunks: int, one_pass: bool) -> None:
+    torch._dynamo.reset()
+    loss, gradients, _ = train(Gpt(SMALL, 1))
+    model = Gpt(SMALL, 1, techniques=Techniques(loss_chunks=chunks, one_pass_loss=one_pass))
+    compile_model(model, Engine(compile="edges", compile_backend="aot_eager"))
+    again, compiled, _ = train(model)
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
+    assert_same(compiled, gradients, atol=1e-6)
+    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    # Embedding, block, and the end, which a loss in one pass or a recomputed piece of one divides.
+    assert counted >= 3
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(torch.nn.Parameter, "device", torch.device("cuda"))
+    with pytest.raises(ConfigError, match="fused_bias_gradients is true, which needs Triton for a GPU") as refused:
+        compile_model(Gpt(SMALL, 1, techniques=FUSED), Engine(fused_bias_gradients=True))
+    assert "fused_bias_gradients = false" in refused.value.hint
+
+
+def test_a_kept_residual_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler for Inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    shape = replace(SMALL, layers=1)
+    size = BATCH * shape.seq * shape.hidden
+    plain = Gpt(shape, 1).bfloat16()
+    residuals: list[Tensor] = []
+    plain.blocks[0].norm2.register_forward_pre_hook(lambda module, given: residuals.append(given[0].detach()))
+    plain(*tokens_of(shape)).backward()
+    found = []
+    for keep in (False, True):
+        torch._dynamo.reset()
+        model = Gpt(shape, 1).bfloat16()
+        compile_model(model, Engine(compile="block", keep_residuals=keep))
+        with kept() as tensors:
+            loss = model(*tokens_of(shape))
+        loss.backward()
+        near = [one for one in tensors if one.numel() == size and one.dtype == torch.bfloat16
+                and (one.flatten() - residuals[0].flatten()).abs().max() < 0.02]  # fmt: skip
+        found.append((len(near), sum(one.nbytes for one in tensors)))
+        for name, gradient in gradients_of(model).items():
+            torch.testing.assert_close(gradient, gradients_of(plain)[name], atol=0.02, rtol=0.05)
+    (without, bytes_without), (with_it, bytes_with) = found
+    assert (without, with_it) == (0, 1)
+    assert bytes_with <= bytes_without

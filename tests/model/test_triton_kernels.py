@@ -1,0 +1,45 @@
+"""The Triton kernels: their values in Triton's interpreter, and what they are compiled to for an H200."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import launch_ranks
+from tests.model import triton_worker
+
+
+def need_triton() -> None:
+    if not triton_worker.has_triton():
+        assert os.environ.get("CI") != "true", "Triton is missing; .ci/make-venv test installs it"
+        pytest.skip("Triton is not installed: .ci/make-venv test")
+
+
+@pytest.fixture(scope="module")
+def in_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    need_triton()
+    folder: Path = tmp_path_factory.mktemp("triton")
+    launch_ranks("tests.model.triton_worker", 2, folder)
+    found: dict[str, float] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", triton_worker.CASES)
+def test_the_kernels_compute_the_plain_path(in_triton: dict[str, float], name: str) -> None:
+    # A unit in the last place of a slope up to 1: Triton's interpreter cuts bf16 off, and GELU's derivative is rounded.
+    limits = {"gelu torch.float32": 2e-6, "gelu torch.float16": 2**-11}
+    assert in_triton[name] <= (2**-8 if "bfloat16" in name else limits.get(name, 1e-6))
+
+
+def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once() -> None:
+    need_triton()
+    done = subprocess.run([sys.executable, "-m", "tests.model.sm90"], capture_output=True, text=True, check=True)
+    for name, accesses in json.loads(done.stdout).items():
+        assert accesses["16-byte loads"] >= 2, name
+        assert "2-byte stores" not in accesses, name
+        assert accesses.get("2-byte loads", 0) <= 1, name  # the target's logit
