@@ -13,6 +13,9 @@ import pytest
 from tests.distributed.ranks import launch_ranks
 from tests.model import triton_worker
 
+# One worker runs the interpreter for all.
+pytestmark = pytest.mark.xdist_group("triton")
+
 
 def need_triton() -> None:
     if not triton_worker.has_triton():
