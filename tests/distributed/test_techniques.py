@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed.ranks import launch_ranks
 from tests.distributed.techniques_worker import BROKEN, CASES, TIED
@@ -26,6 +27,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize("name", CASES)
 def test_split_over_two_ranks_it_is_the_whole_model(results: Results, name: str) -> None:
+    if name in COMPILED and "sequence" in name and torch.__version__ < "2.13":
+        pytest.skip("torch before 2.13 compiles it to wrong gradients: train.engines.kernels refuses it")
     found = results[name]
     assert found["loss"] <= 1e-6
     assert found["loss_eval"] <= 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(
     hide(monkeypatch, name)
     assert [can_use(use), can_use(use)] == [False, False]
     [line] = capsys.readouterr().err.splitlines()
-    version = TESTED[use.package]
+    version = sys.modules[use.package].__version__
     assert line.startswith(f"note: {use.purpose}: {use.package} {version}")
     assert f"lacks {name}" in line or (use is private_parts.FUSED and name in line)
     assert line.endswith(f"; plain path: {use.plain}")
