@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_gpt.errors import DataError, RunFolderError, UserError
+from hpc_gpt.errors import ConfigError, DataError, RunFolderError, UserError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.train.full_disk import is_disk_full, release
@@ -27,6 +27,9 @@ _LOST_PEER = re.compile(
 )
 # A rank that failed in the rendezvous has lost no other rank.
 _NEVER_MET = re.compile(r"\bfailed to (listen|connect)\b|\btrying to connect\b", re.IGNORECASE)
+# Messages of torch and of CUDA.
+_OLD_DRIVER = re.compile(r"driver on your system is too old|CUDA driver version is insufficient", re.IGNORECASE)
+_COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _PATIENCE_S = 10.0
 
 
@@ -121,6 +124,21 @@ def classify(error: BaseException) -> tuple[str, int]:
     return "error", 1
 
 
+def explain(error: BaseException) -> BaseException:
+    """ConfigError with what to set if torch.compile failed or the GPU's driver is too old; all else as it is."""
+    text = str(error).partition("\nSet TORCHDYNAMO_VERBOSE")[0]
+    said = " ".join(text.split("\n", 2)[:2]).strip() or type(error).__name__
+    if classify(error)[0] != "error" or "out of memory" in said:
+        return error
+    if _OLD_DRIVER.search(said):
+        hint = "update NVIDIA's driver on this node, or use a torch that was built for its version of CUDA"
+        return ConfigError(said, hint)
+    if f"{type(error).__module__}.".startswith(_COMPILERS):
+        hint = 'use engine.compile = "none" and leave train.optimizer_mode out; TORCHDYNAMO_VERBOSE=1 prints more'
+        return ConfigError(f"torch.compile failed: {said}", hint)
+    return error
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether another rank died, and this one only lost its connection."""
     text = str(error)
@@ -134,6 +152,7 @@ def report_failure(error: BaseException, rank: int, attempt: Attempt | None, ste
     The first rank that writes ended.json decides. A rank that only lost its connection first waits for the other rank
     to write, or for the launcher, which knows the dead rank's exit code.
     """
+    error = explain(error)
     ended, code = classify(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"
     if is_lost_peer(error):
