@@ -155,7 +155,7 @@ def test_a_compilation_that_fails_is_one_line_and_what_to_set(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model = Gpt(SMALL, 1)
     compile_model(model, Engine(compile="block"))
-    with pytest.raises(Exception, match="C[+][+] compiler") as failure:
+    with pytest.raises(Exception, match=r"C\+\+ compiler") as failure:
         model(*tokens_of(SMALL))
     attempt = Attempt(tmp_path)
     assert report_failure(failure.value, 0, attempt, 0) == 2
