@@ -9,6 +9,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -80,3 +82,12 @@ def own_folders(
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
     monkeypatch.setenv("HPC_GPT_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Forgets what a test has compiled: a function that was compiled eight times would run as it is from then on."""
+    yield
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+        dynamo.utils.counters.clear()

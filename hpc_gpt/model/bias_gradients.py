@@ -22,18 +22,14 @@ def gelu(outputs: Tensor, bias: Tensor) -> Tensor:
 
     Autograd must see the bias here alone: the layer adds it detached.
     """
-    activated: Tensor = _apply(_Gelu, outputs, bias)
+    activated: Tensor = _Gelu.apply(outputs, bias)  # type: ignore[no-untyped-call]
     return activated
 
 
 def split_qkv(outputs: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[..., 3 x width] -> query, key and value, each [..., width]; the bias as of `gelu`."""
-    parts: tuple[Tensor, Tensor, Tensor] = _apply(_Split, outputs, bias)
+    parts: tuple[Tensor, Tensor, Tensor] = _Split.apply(outputs, bias)  # type: ignore[no-untyped-call]
     return parts
-
-
-def _apply(function: Any, *arguments: Tensor) -> Any:
-    return function.apply(*arguments)
 
 
 class _Gelu(torch.autograd.Function):

@@ -66,7 +66,6 @@ def test_parts_are_views_of_the_outputs() -> None:
 
 @pytest.mark.parametrize("how", ["block", "edges", "whole"])
 def test_compiled_it_is_the_same(how: Any) -> None:
-    torch._dynamo.reset()
     loss, gradients, _ = train(Gpt(SMALL, 1))
     model = Gpt(SMALL, 1, techniques=FUSED)
     names = list(model.state_dict())
@@ -80,7 +79,6 @@ def test_compiled_it_is_the_same(how: Any) -> None:
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("one_pass", [False, True])
 def test_compiled_edges_are_the_model(chunks: int, one_pass: bool) -> None:
-    torch._dynamo.reset()
     loss, gradients, _ = train(Gpt(SMALL, 1))
     model = Gpt(SMALL, 1, techniques=Techniques(loss_chunks=chunks, one_pass_loss=one_pass))
     compile_model(model, Engine(compile="edges", compile_backend="aot_eager"))

@@ -127,7 +127,6 @@ def test_a_compiled_loss_goes_over_the_logits_as_often_as_it_must() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("summed", [False, True])
 def test_a_compiled_loss_is_the_loss(scale: float, dtype: torch.dtype, summed: bool) -> None:
-    torch._dynamo.reset()
     loss, logits, targets = loss_and_arguments()
     found = []
     for compiles in (False, True):

@@ -48,7 +48,6 @@ def test_micro_batches_add_up_each_by_its_own_factor() -> None:
 
 @pytest.mark.parametrize("how", ["block", "whole"])
 def test_a_compiled_model_leaves_it_as_it_is(how: Any) -> None:
-    torch._dynamo.reset()
     loss, gradients, _ = train(Gpt(SMALL, 1))
     techniques = Techniques(one_pass_loss=True)
     model = Gpt(SMALL, 1, techniques=techniques)

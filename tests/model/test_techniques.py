@@ -237,7 +237,6 @@ def test_all_of_them_together_are_the_model() -> None:
 
 def test_the_compiled_loss_keeps_the_logits_alone() -> None:
     """What `plan.memory.logit_bytes` rests on: nothing else as large is kept for the backward pass."""
-    torch._dynamo.reset()
     loss = VocabParallelLoss(250, 256, TensorParallel())
     # Decompositions and partition as Inductor has them, without its compiler.
     loss.forward = torch.compile(loss.forward, backend="aot_eager_decomp_partition", dynamic=False)  # type: ignore[method-assign]

@@ -15,9 +15,7 @@ import torch
 
 from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from hpc_gpt.files import append_line, write_once
-from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.ending import (
     CANCELLED,
     PREEMPTED,
@@ -30,10 +28,8 @@ from hpc_gpt.train.ending import (
     report_failure,
     write_end,
 )
-from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.ranks import RankIdentity, identify
 from tests.made_runs import add_attempt, make_run
-from tests.model.test_gpt import SMALL, tokens_of
 
 NVME = {"engine__name": "deepspeed-zero", "engine__zero_stage": 3, "layout__tp": 1, "layout__pp": 1}
 NVME |= {"engine__offload": "full", "engine__offload_path": "/nvme"}
@@ -146,25 +142,6 @@ def test_a_bug_has_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert report_failure(error, 1, Attempt(tmp_path), 0) == 1
     assert "rank 1 failed:\nTraceback" in capsys.readouterr().out
     assert Attempt(tmp_path).ended()["cause"] == "rank 1: ZeroDivisionError: division by zero"
-
-
-def test_a_compilation_that_fails_is_one_line_and_what_to_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "false")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    model = Gpt(SMALL, 1)
-    compile_model(model, Engine(compile="block"))
-    with pytest.raises(Exception, match=r"C\+\+ compiler") as failure:
-        model(*tokens_of(SMALL))
-    attempt = Attempt(tmp_path)
-    assert report_failure(failure.value, 0, attempt, 0) == 2
-    said = capsys.readouterr().out
-    assert said.startswith("rank 0: Error: torch.compile failed: ")
-    assert 'hint: use engine.compile = "none"' in said
-    assert "Traceback" not in said
-    assert "developer context" not in said
-    assert attempt.ended()["ended"] == "user_error"
 
 
 def test_a_driver_that_is_too_old_is_one_line_and_what_to_do() -> None:

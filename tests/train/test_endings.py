@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment import Engine
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}
@@ -134,4 +135,21 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     done = subprocess.run(command, env=clean | own, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "3 ranks were started, but layout tp1-pp1-dp2 has 2" in done.stdout
+    assert attempt.ended()["ended"] == "user_error"
+
+
+def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, tokens: Path) -> None:
+    """In a process of its own: Inductor looks for a compiler once."""
+    layout, compiled = {"tp": 1, "pp": 1, "dp": 1}, Engine(compile="block")
+    run = new_run(tmp_path, settings(tokens, layout, compiled, steps=2))
+    attempt = run.new_attempt()
+    own = {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": "1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    own |= {"CXX": "false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "hpc_gpt.train"]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout
+    assert "rank 0: Error: torch.compile failed: " in done.stdout
+    assert 'hint: use engine.compile = "none"' in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "developer context" not in done.stdout
     assert attempt.ended()["ended"] == "user_error"

@@ -147,7 +147,6 @@ def test_the_attention_kernel_that_ran_is_the_one_asked_for(
     kernel: Any, dtype: Any, mode: Any, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
     resolved = Case(ONE, Engine("ddp", attention=kernel, compile=mode), dtype).resolved
     engine = build_engine(resolved, device)
     read = AttentionRead(engine.module)

@@ -134,12 +134,6 @@ def test_the_users_own_cache_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tags == [f"mine hpc-gpt attention={kernel}" for kernel in ("math", "flash", "math")]
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 def compiled(
     mode: str, techniques: Techniques | None = None, backend: str = "aot_eager"
 ) -> tuple[Tensor, dict[str, Tensor]]:

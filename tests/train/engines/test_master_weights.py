@@ -86,12 +86,6 @@ TRAIN = Train(dtype="bf16", weight_decay=0.3, clip=0.05)
 _DRAWN = 2.0**-10
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 class Training:
     """A model's weights, their masters and their update, given gradients that are drawn and not computed."""
 
