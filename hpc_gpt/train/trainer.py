@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, backgrou
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.ending import is_preemption, write_end
 from hpc_gpt.train.engines.kernels import AttentionRead, attention_chosen
+from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import Engine, build_engine
 from hpc_gpt.train.full_disk import reserve, when_there_is_room
 from hpc_gpt.train.heartbeat import STARTING, Heartbeat
@@ -74,7 +76,9 @@ class Trainer:
             # It takes 7 minutes on two loaded cores, and silence would look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
         heart.enter(STARTING)
-        engine = build_engine(resolved, device)
+        compiles = resolved.engine.compile != "none" or resolved.train.optimizer_mode == "compiled"
+        with contextlib.nullcontext() if compiles else without_compiler():
+            engine = build_engine(resolved, device)
         attention = AttentionRead(engine.module)
         heart.enter(STARTING)
         checkpoints = Checkpoints(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -139,6 +141,20 @@ def train(run: RunFolder, ranks: int, **environment: str) -> Launch:
     launch = Launch(run, ranks, **environment)
     launch.wait()
     return launch
+
+
+def train_alone(run: RunFolder, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """An attempt of one rank in a Python of its own, which has imported nothing yet; stderr is among stdout."""
+    own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "HPC_GPT_RUN": str(run.path)}
+    own["HPC_GPT_ATTEMPT"] = str(run.new_attempt().number)
+    return subprocess.run(
+        [sys.executable, *options, "-m", "hpc_gpt.train"],
+        env=os.environ | own | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:

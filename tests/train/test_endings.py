@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Engine
-from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train
+from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train, train_alone
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}
 PP2 = {"tp": 1, "pp": 2, "dp": 1}
@@ -140,16 +143,26 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
 
 def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, tokens: Path) -> None:
     """In a process of its own: Inductor looks for a compiler once."""
-    layout, compiled = {"tp": 1, "pp": 1, "dp": 1}, Engine(compile="block")
-    run = new_run(tmp_path, settings(tokens, layout, compiled, steps=2))
-    attempt = run.new_attempt()
-    own = {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": "1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    own |= {"CXX": "false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "hpc_gpt.train"]
-    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, Engine(compile="block"), steps=2))
+    done = train_alone(run, CXX="false", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 2, done.stdout
     assert "rank 0: Error: torch.compile failed: " in done.stdout
     assert 'hint: use engine.compile = "none"' in done.stdout
     assert "Traceback" not in done.stdout
     assert "developer context" not in done.stdout
-    assert attempt.ended()["ended"] == "user_error"
+    assert run.attempts()[-1].ended()["ended"] == "user_error"
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [Engine("ddp"), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3), Engine("deepspeed-3d")],
+    ids=["ddp", "zero-1", "zero-3", "3d"],
+)
+def test_a_rank_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tokens: Path, engine: Engine) -> None:
+    """It is half of a rank's start."""
+    run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, engine, steps=2, dtype="bf16"))
+    done = train_alone(run, "-X", "importtime")
+    assert done.returncode == 0, done.stdout
+    imported = set(re.findall(r"^import time: .*\| +(\S+)$", done.stdout, re.MULTILINE))
+    assert "torch.optim" in imported
+    assert not imported & {"torch._dynamo", "torch._inductor.config", "sympy"}

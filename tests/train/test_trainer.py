@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from dataclasses import replace
@@ -28,6 +29,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_gpt.train.signals.ask_preemption", lambda job_id: job_id == JOB)
     monkeypatch.setattr("hpc_gpt.train.trainer.Ranks", lambda *_: ALONE)
     monkeypatch.setattr("hpc_gpt.train.trainer.build_engine", lambda *_: CountingEngine())
+    monkeypatch.setattr("hpc_gpt.train.trainer.without_compiler", contextlib.nullcontext)
     monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnReport)
 
 

@@ -10,10 +10,12 @@ What uses torch's names is here; what uses DeepSpeed's is in `deepspeed_setup`, 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pkgutil
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -92,6 +94,12 @@ KEPT_RESIDUALS = Use(
         "torch._functorch.partitioners.CheckpointPolicy",
     ),
     "Inductor chooses what it computes again",
+)
+WITHOUT_COMPILER = Use(
+    "torch",
+    "a start without the modules of torch.compile",
+    ("torch._disable_dynamo", "torch.optim.optimizer._use_grad_for_differentiable"),
+    "they are imported",
 )
 FLIGHT_RECORDER = Use(
     "torch",
@@ -229,7 +237,7 @@ STATES_3 = Use(
     ),
 )
 OPTIONAL = (
-    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, FLIGHT_RECORDER),
+    *(ATTENTION, FOREACH, FUSED, COALESCED, COMPILE_TIME, KEPT_RESIDUALS, WITHOUT_COMPILER, FLIGHT_RECORDER),
     *(UNSEEN_STEP_BF16, UNSEEN_STEP_12, UNSEEN_STEP_3, ZERO_3_SUMS, PINNED, BUILT_IN_PARTS, LOGITS, NO_REDUCTION),
 )
 REQUIRED = (CPU_SETUP, PIPELINE, CHECKPOINTS, STATES_BF16, STATES_12, STATES_3)
@@ -351,6 +359,39 @@ def _listed(names: tuple[str, ...]) -> str:
 def chosen_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     """The number of the kernel that SDPA uses for causal attention. Computes nothing."""
     return int(torch._fused_sdp_choice(query, key, value, None, 0.0, True))
+
+
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """A context for building an engine in a process that compiles nothing: torch.compile's modules are not imported.
+
+    They are more than half of the modules, and of the CPU time, of a DeepSpeed rank's start. torch's optimizers import
+    them to do nothing outside a graph, from here to the end of the process no longer; DeepSpeed does to decorate
+    functions that nobody calls. fsdp and transformers import them in any case.
+    """
+    if not can_use(WITHOUT_COMPILER):
+        yield
+        return
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        function = getattr(torch.optim.Optimizer, name).__wrapped__
+        # Where torch keeps what torch._dynamo makes of the function at its first call.
+        vars(function)["__dynamo_disable"] = function
+    kinds: tuple[Any, ...] = (torch.optim.Adam, torch.optim.SGD)
+    for kind in kinds:
+        kind.step = torch.no_grad()(kind.step.__wrapped__)
+    decorators: list[tuple[Any, str]] = [(torch, "compile"), (torch, "_disable_dynamo"), (torch.compiler, "disable")]
+    kept = [getattr(*each) for each in decorators]
+    for each in decorators:
+        setattr(*each, _undecorated)
+    try:
+        yield
+    finally:
+        for each, decorator in zip(decorators, kept, strict=True):
+            setattr(*each, decorator)
+
+
+def _undecorated(function: Any = None, *how: Any, **options: Any) -> Any:
+    return _undecorated if function is None else function
 
 
 def compile_seconds() -> float:
