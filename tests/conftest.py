@@ -85,9 +85,19 @@ def own_folders(
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    """Forgets what a test has compiled: a function that was compiled eight times would run as it is from then on."""
+def unchanged_process() -> Iterator[None]:
+    """No test sees what another one has left in the process.
+
+    What is called in it sets variables, as for a rank of its own. A function that torch has compiled eight times runs
+    as it is from then on.
+    """
+    before = dict(os.environ)
     yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.use_deterministic_algorithms(False)
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.reset()
         dynamo.utils.counters.clear()

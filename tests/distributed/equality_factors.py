@@ -114,7 +114,10 @@ def draw_pairwise() -> list[Combination]:
 
 
 def product() -> list[Case]:
-    """Every combination of the named factors that runs; the other factors' values are drawn, the same each time."""
+    """Every combination of the named factors that runs; the other factors' values are drawn, the same each time.
+
+    Compiled edges are left to the pairwise cases: the rest of such a model is compiled as `block` has it.
+    """
     draw = random.Random(SEED)
     others = [name for name in FACTORS if name not in NAMED_FACTORS]
     cases = []
@@ -122,7 +125,8 @@ def product() -> list[Case]:
         for name in draw.sample(others, len(others)):
             moved = combination | {name: draw.choice(SPACE.factors[name])}
             combination = combination if SPACE.refused(moved) else moved
-        cases.append(case_of(combination))
+        if combination["compile"] != "edges":
+            cases.append(case_of(combination))
     return cases
 
 
