@@ -133,12 +133,10 @@ def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     assert done.returncode == 2
     assert "Error: HPC_GPT_RUN is None, which is not a run folder\n\nhint: " in done.stdout
     run = new_run(tmp_path, settings(tokens, DP2, steps=2))
-    attempt = run.new_attempt()
-    own = {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
-    done = subprocess.run(command, env=clean | own, capture_output=True, text=True, check=False)
+    done = train_alone(run, WORLD_SIZE="3")
     assert done.returncode == 2
     assert "3 ranks were started, but layout tp1-pp1-dp2 has 2" in done.stdout
-    assert attempt.ended()["ended"] == "user_error"
+    assert run.attempts()[-1].ended()["ended"] == "user_error"
 
 
 def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, tokens: Path) -> None:
