@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -189,6 +190,14 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def _opened_as(number: int, descriptor: int) -> bool:
+    """Gives an open file this number, too, unless another has it: `dup2` would take it from a thread that opens one."""
+    got = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, number)
+    if got != number:
+        os.close(got)
+    return got == number
+
+
 def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
     """The number of what a step had open is the next file's as soon as the step is over."""
     with LocalSlurm(1) as slurm:
@@ -196,9 +205,8 @@ def test_its_end_closes_no_file_of_another(tmp_path: Path) -> None:
         job = submitted(slurm, commands, "srun true")
         commands.wait_end(str(job.id))
         (step,) = job.steps
-        commands.wait("its stderr to be closed", lambda: not os.path.exists(f"/proc/self/fd/{step.errors}"))
         with open(tmp_path / "other", "w") as other:
-            os.dup2(other.fileno(), step.errors)
+            commands.wait("the number to be free", lambda: _opened_as(step.errors, other.fileno()))
     os.close(step.errors)
 
 

@@ -233,6 +233,10 @@ class Cluster:
             "ReturnToService=2",
             f"SlurmdTimeout={self.spec.slurmd_timeout_s}",
             f"KillWait={self.spec.kill_wait_s}",
+            # A step that --kill-on-bad-exit ends answers after its end, KillWait at most. slurmctld sends an unanswered
+            # signal again 60 s later: a job requeued in between has a step of the same number, and that one is ended.
+            # Elsewhere cred_expire, 120 s, keeps a requeued job waiting for longer than that.
+            f"MessageTimeout={self.spec.kill_wait_s + 15}",
             "JobRequeue=1",
             f"MinJobAge={self.spec.min_job_age_s}",
             "GresTypes=gpu",
