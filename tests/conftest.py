@@ -7,6 +7,8 @@ import os
 
 # Before anything imports torch: threads that wait for each other on a busy machine take the time of those that work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With an empty cache Inductor first builds a program and runs it to see whether vector instructions work: 5 s of CPU.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import signal
 import sys

@@ -59,7 +59,7 @@ def launches(
             chosen = [case for case in planned if case in cases]
             folder = tmp_path_factory.mktemp(name)
             one = kept[name] = run_launch(world, chosen, scenarios if with_scenarios else [], folder)
-            table(f"{name}: {len(chosen)} cases in {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU")
+            table(f"{name}: {len(chosen)} cases in {one.seconds:.1f} s")
         return kept[name]
 
     return launch

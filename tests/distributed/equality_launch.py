@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import resource
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ class Launch:
     numbers: dict[str, int]
     failures: dict[str, str]
     seconds: float
-    cpu_seconds: float
 
     def output(self, name: str) -> str:
         """What the ranks printed meanwhile."""
@@ -55,7 +53,7 @@ def run_launch(world: int, cases: Iterable[Case], scenarios: Iterable[str], fold
     plan = Plan(tuple(cases), tuple(scenarios), os.environ.get("PATH", ""))
     names = plan.names()
     assert len(set(names)) == len(names)
-    started, used = time.monotonic(), _cpu_seconds()
+    started = time.monotonic()
     (folder / "plan.pickle").write_bytes(pickle.dumps(plan))
     failures: dict[str, str] = {}
     begin = 0
@@ -72,13 +70,7 @@ def run_launch(world: int, cases: Iterable[Case], scenarios: Iterable[str], fold
             texts = dict.fromkeys(file.read_text() for file in said)
             failures[name] = "\n".join(texts)
     numbers = {name: number for number, name in enumerate(names)}
-    return Launch(folder, numbers, failures, time.monotonic() - started, _cpu_seconds() - used)
-
-
-def _cpu_seconds() -> float:
-    """Of all processes that this one has started and that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return Launch(folder, numbers, failures, time.monotonic() - started)
 
 
 def _came(folder: Path, number: int, world: int) -> bool:
